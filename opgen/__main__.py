@@ -1,0 +1,135 @@
+"""The command line: `opgen check | show | grad | fmt | build`.
+
+Exit status: 0 for success, 1 where a spec was refused (or `fmt --check` would change one), 2 for a
+wrong call. Results go to standard output, diagnostics to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from opgen import compiler
+from opgen.derivation import gradient_text
+from opgen.errors import OpgenError, Source
+from opgen.lang.format import format_source
+
+_STAGES: Final = ("syntax", "notation", "adjoint", "tangent", "loops", "c", "cuda", "module")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except OpgenError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except UnicodeDecodeError as error:
+        print(f"opgen: the spec is not UTF-8 text: {error.reason}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 1
+    except OSError as error:
+        print(f"opgen: {error.strerror}: {error.filename}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="opgen", description="Strided tensor ops for PyTorch from index notation."
+    )
+    parser.add_argument("--version", action="version", version=f"opgen {version('opgen')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    check = commands.add_parser("check", help="prove specs, or say what is wrong with them")
+    check.add_argument("specs", nargs="+", type=Path, metavar="SPEC")
+    check.set_defaults(run=_check)
+
+    show = commands.add_parser("show", help="print one stage of the compilation of a spec")
+    show.add_argument("spec", type=Path, metavar="SPEC")
+    show.add_argument("--stage", choices=_STAGES, default="notation")
+    show.set_defaults(run=_show)
+
+    gradient = commands.add_parser("grad", help="print the derived gradients as specs")
+    gradient.add_argument("spec", type=Path, metavar="SPEC")
+    gradient.add_argument("--op", help="only the gradients of this op")
+    gradient.add_argument("--order", type=int, default=1, choices=(1, 2), help="1 or 2")
+    gradient.set_defaults(run=_gradient)
+
+    format_ = commands.add_parser("fmt", help="rewrite specs in the one canonical layout")
+    format_.add_argument("specs", nargs="+", type=Path, metavar="SPEC")
+    format_.add_argument("--check", action="store_true", help="change nothing; exit 1 if it would")
+    format_.set_defaults(run=_format)
+
+    build = commands.add_parser("build", help="write the Python module of a spec")
+    build.add_argument("spec", type=Path, metavar="SPEC")
+    build.add_argument("-o", "--output", type=Path, default=Path("generated"), metavar="DIR")
+    build.set_defaults(run=_build)
+    return parser
+
+
+def _sources(paths: Sequence[Path]) -> Iterator[Source]:
+    for path in paths:
+        yield compiler.read_source(path)
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Check every file, also after one was refused."""
+    status = 0
+    for source in _sources(options.specs):
+        try:
+            ops = compiler.check_source(source)
+        except OpgenError as error:
+            print(error, file=sys.stderr)
+            status = 1
+            continue
+        print(f"{source.name}: {', '.join(op.name for op in ops)}")
+    return status
+
+
+def _show(options: argparse.Namespace) -> int:
+    source = compiler.read_source(options.spec)
+    print(compiler.stage_text(source, options.stage), end="")
+    return 0
+
+
+def _gradient(options: argparse.Namespace) -> int:
+    source = compiler.read_source(options.spec)
+    ops = compiler.check_source(source)
+    if options.op is not None and options.op not in [op.name for op in ops]:
+        names = ", ".join(op.name for op in ops)
+        print(f"opgen: {source.name} defines no op '{options.op}', only {names}", file=sys.stderr)
+        return 2
+    chosen = [op for op in ops if options.op in (None, op.name)]
+    print(gradient_text(chosen, ops, options.order), end="")
+    return 0
+
+
+def _format(options: argparse.Namespace) -> int:
+    status = 0
+    for path, source in zip(options.specs, _sources(options.specs), strict=True):
+        text = format_source(source)
+        if text == source.text:
+            continue
+        if options.check:
+            print(f"{path}: would be changed", file=sys.stderr)
+            status = 1
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(path)
+    return status
+
+
+def _build(options: argparse.Namespace) -> int:
+    print(compiler.build(options.spec, options.output))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

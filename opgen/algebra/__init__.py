@@ -1,0 +1,1 @@
+"""Exact integer algebra of indices. Knows nothing of ops."""

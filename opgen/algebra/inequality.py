@@ -1,0 +1,65 @@
+"""Equivalent forms of `P >= 0`: without floors where possible, and as tight as integers allow."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from opgen.algebra.poly import Kind, Poly
+
+_CLEARING_STEPS: Final = 16
+
+
+def cleared(value: Poly) -> tuple[Poly, ...]:
+    """Inequalities that together say `value >= 0`, with fewer floors, minima and maxima.
+
+    x // y + d >= 0        x + y*d >= 0
+    d - x // y >= 0        y*d + y - 1 - x >= 0
+    c*min(x, ..) + d >= 0  c*x + d >= 0 and ..          c a positive integer
+    d - c*max(x, ..) >= 0  d - c*x >= 0 and ..
+    """
+    pending, out = [tightened(value)], dict[Poly, None]()
+    for _ in range(_CLEARING_STEPS):
+        if not pending:
+            break
+        claim = pending.pop()
+        parts = _clear_one(claim)
+        if parts is None:
+            out[claim] = None
+        else:
+            pending.extend(tightened(part) for part in reversed(parts))
+    for claim in reversed(pending):
+        out[claim] = None
+    return tuple(out)
+
+
+def _clear_one(value: Poly) -> tuple[Poly, ...] | None:
+    for atom in value.atoms():
+        if atom.kind not in (Kind.FLOOR_DIV, Kind.MIN, Kind.MAX):
+            continue
+        split = value.linear_in(atom)
+        if split is None or not split[0].is_constant:
+            continue
+        factor, rest = split[0].constant, split[1]
+        match atom.kind, factor:
+            case Kind.FLOOR_DIV, 1:
+                numerator, divisor = atom.args
+                return (numerator + divisor * rest,)
+            case Kind.FLOOR_DIV, -1:
+                numerator, divisor = atom.args
+                return (divisor * rest + divisor - 1 - numerator,)
+            case (Kind.MIN, _) if factor > 0:
+                return tuple(factor * arg + rest for arg in atom.args)
+            case (Kind.MAX, _) if factor < 0:
+                return tuple(factor * arg + rest for arg in atom.args)
+            case _:
+                continue
+    return None
+
+
+def tightened(value: Poly) -> Poly:
+    """`value >= 0` divided by the integer content of its non-constant part, exactly."""
+    content = math.gcd(*(c for monomial, c in value.terms.items() if monomial))
+    if content <= 1:
+        return value
+    return Poly({m: c // content for m, c in value.terms.items() if c // content})

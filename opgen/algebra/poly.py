@@ -1,0 +1,559 @@
+"""Integer polynomials over interned atoms: the only representation of an index, size or bound.
+
+    Poly = sum of  integer * atom * atom * ...
+    Atom = Symbol name                     size, attribute, iterator or target coordinate
+         | FloorDiv(a, b)                  floor of a / b, b positive
+         | Min(a, ...) | Max(a, ...)
+         | Gcd(a, b) | ModularInverse(a, n)  launch-time constants of the residue rule
+         | SelectZero(t, x, y)             x where t == 0, else y
+         | Load(tensor, indices)           an integer read from a tensor
+
+`a % b` is no atom: it is `a - b * (a // b)`, so `b * (a // b) + a % b` cancels to `a` by
+construction. Equal atoms are one object, and every order is taken from `Atom.key` (the canonical
+text), never from object identity, so results do not depend on the history of the process.
+
+The floor-division rules are those of Granlund and Montgomery's `floor` algebra as used by Halide
+and TVM; each is an identity over the integers, and is tested as such.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Final
+
+
+class Kind(Enum):
+    """What an atom is."""
+
+    SYMBOL = "symbol"
+    FLOOR_DIV = "floordiv"
+    MIN = "min"
+    MAX = "max"
+    GCD = "gcd"
+    MODULAR_INVERSE = "modinv"
+    SELECT_ZERO = "selectzero"
+    LOAD = "load"
+
+
+class Atom:
+    """An indivisible factor of a monomial. Interned: compare with `is` or `==`, they agree."""
+
+    __slots__ = ("args", "key", "kind", "name", "symbols")
+    _table: Final[dict[tuple[Kind, str, tuple[Poly, ...]], Atom]] = {}
+
+    kind: Kind
+    name: str  # the symbol's name, or the loaded tensor's
+    args: tuple[Poly, ...]
+    key: str
+    symbols: frozenset[str]  # every symbol it depends on, however deep
+
+    @staticmethod
+    def make(kind: Kind, name: str = "", args: tuple[Poly, ...] = ()) -> Atom:
+        """The one atom with these parts."""
+        identity = (kind, name, args)
+        atom = Atom._table.get(identity)
+        if atom is None:
+            atom = Atom()
+            atom.kind, atom.name, atom.args = kind, name, args
+            atom.symbols = (
+                frozenset((name,))
+                if kind is Kind.SYMBOL
+                else frozenset[str]().union(*(arg.symbols for arg in args))
+            )
+            atom.key = _atom_text(atom)
+            atom = Atom._table.setdefault(identity, atom)
+        return atom
+
+    def __repr__(self) -> str:
+        return self.key
+
+    def __reduce__(self) -> tuple[Callable[..., Atom], tuple[Kind, str, tuple[Poly, ...]]]:
+        return Atom.make, (self.kind, self.name, self.args)
+
+
+Monomial = tuple[Atom, ...]
+
+
+def _monomial(atoms: Iterable[Atom]) -> Monomial:
+    return tuple(sorted(atoms, key=lambda atom: atom.key))
+
+
+class Poly:
+    """An immutable integer polynomial; `==` is equality of canonical forms.
+
+    Arithmetic accepts plain integers. `//` and `%` are floor operations and `//` simplifies without
+    any knowledge of ranges; `algebra.prove.floor_div` also uses what is known.
+    """
+
+    __slots__ = ("_hash", "_symbols", "terms")
+
+    def __init__(self, terms: dict[Monomial, int]) -> None:
+        self.terms = terms
+        self._hash: int | None = None
+        self._symbols: frozenset[str] | None = None
+
+    # ------------------------------------------------------------------ identity
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(frozenset(self.terms.items()))
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            return self.is_constant and self.constant == other
+        return isinstance(other, Poly) and self.terms == other.terms
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+    # ------------------------------------------------------------------ queries
+    @property
+    def is_constant(self) -> bool:
+        return not self.terms or (len(self.terms) == 1 and () in self.terms)
+
+    @property
+    def constant(self) -> int:
+        """The constant term."""
+        return self.terms.get((), 0)
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """Every symbol it depends on, also inside atoms."""
+        if self._symbols is None:
+            self._symbols = frozenset[str]().union(
+                *(atom.symbols for monomial in self.terms for atom in monomial)
+            )
+        return self._symbols
+
+    @property
+    def symbol(self) -> str | None:
+        """The symbol's name if this is one bare symbol, else None."""
+        if len(self.terms) == 1:
+            ((monomial, coefficient),) = self.terms.items()
+            if coefficient == 1 and len(monomial) == 1 and monomial[0].kind is Kind.SYMBOL:
+                return monomial[0].name
+        return None
+
+    def atoms(self) -> tuple[Atom, ...]:
+        """The atoms that occur as factors, each once, in canonical order."""
+        found = {atom: None for monomial in self.terms for atom in monomial}
+        return tuple(sorted(found, key=lambda atom: atom.key))
+
+    def all_atoms(self) -> Iterator[Atom]:
+        """Every atom, also inside atoms, outermost first; may repeat."""
+        for atom in self.atoms():
+            yield atom
+            for arg in atom.args:
+                yield from arg.all_atoms()
+
+    def linear_in(self, atom: Atom) -> tuple[Poly, Poly] | None:
+        """`(c, rest)` with `self == c * atom + rest`, or None if a higher power occurs."""
+        factor: dict[Monomial, int] = {}
+        rest: dict[Monomial, int] = {}
+        for monomial, coefficient in self.terms.items():
+            match monomial.count(atom):
+                case 0:
+                    rest[monomial] = coefficient
+                case 1:
+                    where = monomial.index(atom)
+                    factor[monomial[:where] + monomial[where + 1 :]] = coefficient
+                case _:
+                    return None
+        return Poly(factor), Poly(rest)
+
+    # ------------------------------------------------------------------ arithmetic
+    def __add__(self, other: Poly | int) -> Poly:
+        terms = dict(self.terms)
+        for monomial, coefficient in poly(other).terms.items():
+            total = terms.get(monomial, 0) + coefficient
+            if total:
+                terms[monomial] = total
+            else:
+                terms.pop(monomial, None)
+        return Poly(terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Poly:
+        return Poly({monomial: -coefficient for monomial, coefficient in self.terms.items()})
+
+    def __sub__(self, other: Poly | int) -> Poly:
+        return self + (-poly(other))
+
+    def __rsub__(self, other: Poly | int) -> Poly:
+        return poly(other) + (-self)
+
+    def __mul__(self, other: Poly | int) -> Poly:
+        other = poly(other)
+        if other.is_constant:
+            scale = other.constant
+            if scale == 0:
+                return ZERO
+            return Poly({monomial: c * scale for monomial, c in self.terms.items()})
+        terms: dict[Monomial, int] = {}
+        for left, a in self.terms.items():
+            for right, b in other.terms.items():
+                monomial = _monomial(left + right)
+                total = terms.get(monomial, 0) + a * b
+                if total:
+                    terms[monomial] = total
+                else:
+                    terms.pop(monomial, None)
+        return Poly(terms)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Poly | int) -> Poly:
+        return floor_div(self, poly(other))
+
+    def __rfloordiv__(self, other: int) -> Poly:
+        return floor_div(poly(other), self)
+
+    def __mod__(self, other: Poly | int) -> Poly:
+        return self - poly(other) * floor_div(self, poly(other))
+
+    # ------------------------------------------------------------------ substitution and value
+    def substitute(self, values: Mapping[str, Poly]) -> Poly:
+        """Replace symbols by polynomials, also inside atoms."""
+        if self.symbols.isdisjoint(values):
+            return self
+        return self.map_atoms(lambda atom: _substitute_atom(atom, values))
+
+    def map_atoms(self, replace: Callable[[Atom], Poly]) -> Poly:
+        """Replace every factor by `replace(atom)`; the callee descends into arguments itself."""
+        cache: dict[Atom, Poly] = {}
+        total = ZERO
+        for monomial, coefficient in self.terms.items():
+            term = poly(coefficient)
+            for atom in monomial:
+                if atom not in cache:
+                    cache[atom] = replace(atom)
+                term = term * cache[atom]
+            total = total + term
+        return total
+
+    def evaluate(
+        self,
+        values: Mapping[str, int],
+        load: Callable[[str, tuple[int, ...]], int] | None = None,
+    ) -> int:
+        """The integer value; `load(tensor, indices)` supplies integer reads.
+
+        Raises KeyError for a symbol without a value and ZeroDivisionError for a zero divisor.
+        """
+        total = 0
+        for monomial, coefficient in self.terms.items():
+            term = coefficient
+            for atom in monomial:
+                term *= _evaluate_atom(atom, values, load)
+            total += term
+        return total
+
+
+def poly(value: Poly | int) -> Poly:
+    """A polynomial from a polynomial or an integer."""
+    if isinstance(value, Poly):
+        return value
+    return Poly({(): int(value)}) if value else ZERO
+
+
+ZERO: Final = Poly({})
+ONE: Final = Poly({(): 1})
+
+
+def of_atom(atom: Atom) -> Poly:
+    """The polynomial that is one atom."""
+    return Poly({(atom,): 1})
+
+
+def symbol(name: str) -> Poly:
+    """The polynomial that is one symbol."""
+    return of_atom(Atom.make(Kind.SYMBOL, name))
+
+
+def symbol_atom(name: str) -> Atom:
+    """The atom of a symbol."""
+    return Atom.make(Kind.SYMBOL, name)
+
+
+# ---------------------------------------------------------------------------- constructors of atoms
+def minimum(*values: Poly | int) -> Poly:
+    """The least of the values; folds constants and repeats."""
+    return _extreme(Kind.MIN, values, min)
+
+
+def maximum(*values: Poly | int) -> Poly:
+    """The greatest of the values; folds constants and repeats."""
+    return _extreme(Kind.MAX, values, max)
+
+
+def _extreme(kind: Kind, values: tuple[Poly | int, ...], fold: Callable[[list[int]], int]) -> Poly:
+    distinct = list(dict.fromkeys(poly(value) for value in values))
+    constants = [value.constant for value in distinct if value.is_constant]
+    rest = [value for value in distinct if not value.is_constant]
+    if constants:
+        rest.append(poly(fold(constants)))
+    if len(rest) == 1:
+        return rest[0]
+    rest.sort(key=str)
+    return of_atom(Atom.make(kind, args=tuple(rest)))
+
+
+def gcd(a: Poly, b: Poly) -> Poly:
+    """Greatest common divisor of two positive values."""
+    if a.is_constant and b.is_constant:
+        return poly(math.gcd(a.constant, b.constant))
+    if a == 1 or b == 1:
+        return ONE
+    if exact_quotient(a, b) is not None:
+        return b
+    if exact_quotient(b, a) is not None:
+        return a
+    first, second = sorted((a, b), key=str)
+    return of_atom(Atom.make(Kind.GCD, args=(first, second)))
+
+
+def modular_inverse(a: Poly, modulus: Poly) -> Poly:
+    """The `x` in `[0, modulus)` with `a * x % modulus == 1 % modulus`; a and modulus coprime."""
+    if modulus == 1:
+        return ZERO
+    if a.is_constant and modulus.is_constant:
+        return poly(pow(a.constant, -1, modulus.constant))
+    return of_atom(Atom.make(Kind.MODULAR_INVERSE, args=(a, modulus)))
+
+
+def select_zero(test: Poly, if_zero: Poly, otherwise: Poly) -> Poly:
+    """`if_zero` where `test == 0`, else `otherwise`."""
+    if if_zero == otherwise:
+        return if_zero
+    if test.is_constant:
+        return if_zero if test.constant == 0 else otherwise
+    return of_atom(Atom.make(Kind.SELECT_ZERO, args=(test, if_zero, otherwise)))
+
+
+def load(tensor: str, indices: Iterable[Poly]) -> Poly:
+    """An integer read from a tensor, as part of an index."""
+    return of_atom(Atom.make(Kind.LOAD, tensor, tuple(indices)))
+
+
+def ceil_div(a: Poly, b: Poly) -> Poly:
+    """Ceiling of a / b, b positive."""
+    return -floor_div(-a, b)
+
+
+# ---------------------------------------------------------------------------- division
+def split_quotient(a: Poly, b: Poly) -> tuple[Poly, Poly]:
+    """`(q, r)` with `a == b * q + r`, moving into q every term that divides.
+
+    Multivariate division with remainder (Cox, Little, O'Shea, chapter 2.3) for one divisor.
+    """
+    if b.is_constant:
+        quotient: dict[Monomial, int] = {}
+        remainder: dict[Monomial, int] = {}
+        for monomial, coefficient in a.terms.items():
+            q, r = divmod(coefficient, b.constant)
+            # Only the constant term may split: 3x // 2 is not x + x // 2 in canonical form.
+            if monomial == () or r == 0:
+                if q:
+                    quotient[monomial] = q
+                if r:
+                    remainder[monomial] = r
+            else:
+                remainder[monomial] = coefficient
+        return Poly(quotient), Poly(remainder)
+    lead = max(b.terms, key=lambda monomial: (len(monomial), [atom.key for atom in monomial]))
+    lead_coefficient = b.terms[lead]
+    quotient_poly, rest, remainder = ZERO, a, {}
+    for _ in range(_DIVISION_STEPS):
+        if not rest.terms:
+            return quotient_poly, Poly(remainder)
+        monomial = max(rest.terms, key=lambda m: (len(m), [atom.key for atom in m]))
+        coefficient = rest.terms[monomial]
+        ratio = _monomial_quotient(monomial, lead)
+        if ratio is not None and coefficient % lead_coefficient == 0:
+            step = Poly({ratio: coefficient // lead_coefficient})
+            quotient_poly, rest = quotient_poly + step, rest - step * b
+        else:
+            remainder[monomial] = coefficient
+            rest = Poly({m: c for m, c in rest.terms.items() if m != monomial})
+    return ZERO, a
+
+
+_DIVISION_STEPS: Final = 200
+
+
+def exact_quotient(a: Poly, b: Poly) -> Poly | None:
+    """a / b if b divides a as a polynomial, else None."""
+    quotient, remainder = split_quotient(a, b)
+    return quotient if not remainder.terms else None
+
+
+def common_factor(values: Iterable[Poly]) -> Poly:
+    """The largest integer times monomial that divides every value; 0 if all are zero."""
+    factor, shared = 0, None
+    for value in values:
+        for monomial, coefficient in value.terms.items():
+            factor = math.gcd(factor, coefficient)
+            count = Counter(monomial)
+            shared = count if shared is None else shared & count
+    if shared is None:
+        return ZERO
+    return Poly({_monomial(shared.elements()): factor})
+
+
+def floor_div(a: Poly, b: Poly) -> Poly:
+    """Floor of a / b for positive b, simplified by identities that need no ranges."""
+    if b == 1:
+        return a
+    if a.is_constant and b.is_constant:
+        return poly(a.constant // b.constant)
+    quotient, remainder = split_quotient(a, b)
+    if not remainder.terms or (remainder.is_constant and b.is_constant):
+        return quotient  # a constant remainder is less than a constant divisor
+    shared = common_factor((remainder, b))
+    if shared != 1:
+        # Sizes, attributes and divisors are positive where a division is evaluated.
+        smaller_a, smaller_b = exact_quotient(remainder, shared), exact_quotient(b, shared)
+        assert smaller_a is not None and smaller_b is not None
+        return quotient + floor_div(smaller_a, smaller_b)
+    constant = remainder.constant
+    if constant and len(remainder.terms) > 1:
+        # (k*z + c) // (k*d) == (z + c//k) // d
+        rest = remainder - constant
+        shared = common_factor((rest, b))
+        if shared.is_constant and shared.constant > 1:
+            k = shared.constant
+            reduced, divisor = exact_quotient(rest, shared), exact_quotient(b, shared)
+            assert reduced is not None and divisor is not None
+            return quotient + floor_div(reduced + constant // k, divisor)
+    if len(remainder.terms) == 1:
+        ((monomial, coefficient),) = remainder.terms.items()
+        if coefficient == 1 and len(monomial) == 1 and monomial[0].kind is Kind.FLOOR_DIV:
+            numerator, divisor = monomial[0].args  # (x // d) // b == x // (d*b)
+            return quotient + floor_div(numerator, divisor * b)
+    return quotient + of_atom(Atom.make(Kind.FLOOR_DIV, args=(remainder, b)))
+
+
+def _monomial_quotient(a: Monomial, b: Monomial) -> Monomial | None:
+    rest = list(a)
+    for atom in b:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    return tuple(rest)
+
+
+# ---------------------------------------------------------------------------- helpers of the class
+def rebuild(atom: Atom, args: tuple[Poly, ...]) -> Poly:
+    """The atom with other arguments, simplified again."""
+    match atom.kind:
+        case Kind.SYMBOL:
+            return of_atom(atom)
+        case Kind.FLOOR_DIV:
+            return floor_div(*args)
+        case Kind.MIN:
+            return minimum(*args)
+        case Kind.MAX:
+            return maximum(*args)
+        case Kind.GCD:
+            return gcd(*args)
+        case Kind.MODULAR_INVERSE:
+            return modular_inverse(*args)
+        case Kind.SELECT_ZERO:
+            return select_zero(*args)
+        case Kind.LOAD:
+            return load(atom.name, args)
+
+
+def _substitute_atom(atom: Atom, values: Mapping[str, Poly]) -> Poly:
+    if atom.kind is Kind.SYMBOL:
+        return values.get(atom.name, of_atom(atom))
+    if atom.symbols.isdisjoint(values):
+        return of_atom(atom)
+    return rebuild(atom, tuple(arg.substitute(values) for arg in atom.args))
+
+
+def _evaluate_atom(
+    atom: Atom,
+    values: Mapping[str, int],
+    load_value: Callable[[str, tuple[int, ...]], int] | None,
+) -> int:
+    if atom.kind is Kind.SYMBOL:
+        return values[atom.name]
+    if atom.kind is Kind.SELECT_ZERO:
+        test, if_zero, otherwise = atom.args
+        chosen = if_zero if test.evaluate(values, load_value) == 0 else otherwise
+        return chosen.evaluate(values, load_value)
+    args = tuple(arg.evaluate(values, load_value) for arg in atom.args)
+    match atom.kind:
+        case Kind.FLOOR_DIV:
+            return args[0] // args[1]
+        case Kind.MIN:
+            return min(args)
+        case Kind.MAX:
+            return max(args)
+        case Kind.GCD:
+            return math.gcd(*args)
+        case Kind.MODULAR_INVERSE:
+            return 0 if args[1] == 1 else pow(args[0], -1, args[1])
+        case Kind.LOAD:
+            if load_value is None:
+                raise KeyError(atom.key)
+            return load_value(atom.name, args)
+
+
+# ---------------------------------------------------------------------------- text
+def _atom_text(atom: Atom) -> str:
+    match atom.kind:
+        case Kind.SYMBOL:
+            return atom.name
+        case Kind.FLOOR_DIV:
+            numerator, divisor = atom.args
+            return f"{_factor_text(numerator)}//{_factor_text(divisor)}"
+        case Kind.MIN | Kind.MAX | Kind.GCD | Kind.MODULAR_INVERSE | Kind.SELECT_ZERO:
+            return f"{atom.kind.value}({', '.join(map(str, atom.args))})"
+        case Kind.LOAD:
+            return f"{atom.name}[{', '.join(map(str, atom.args))}]"
+
+
+def _factor_text(value: Poly) -> str:
+    text = str(value)
+    single = len(value.terms) <= 1 and ("-" not in text and "*" not in text and "//" not in text)
+    return text if single else f"({text})"
+
+
+def to_text(value: Poly) -> str:
+    """Canonical text, with the spelling of the language."""
+    if not value.terms:
+        return "0"
+    ordered = sorted(
+        value.terms.items(),
+        key=lambda item: (item[1] < 0, -len(item[0]), [atom.key for atom in item[0]]),
+    )
+    out = ""
+    for monomial, coefficient in ordered:
+        factors = [
+            f"({atom.key})"
+            if atom.kind is Kind.FLOOR_DIV
+            and (_needs_parentheses(monomial, coefficient) or (coefficient < 0 and not out))
+            else atom.key
+            for atom in monomial
+        ]
+        if abs(coefficient) != 1 or not factors:
+            factors.insert(0, str(abs(coefficient)))
+        sign = "-" if coefficient < 0 else ("+" if out else "")
+        out += f" {sign} " if out else sign
+        out += "*".join(factors)
+    return out
+
+
+def _needs_parentheses(monomial: Monomial, coefficient: int) -> bool:
+    # a * b//c would parse as (a*b)//c, and a//b * c is ugly to read. (The caller adds those that
+    # a leading minus needs: Python reads -a//b as (-a)//b.)
+    return len(monomial) > 1 or abs(coefficient) != 1

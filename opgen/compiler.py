@@ -1,0 +1,163 @@
+"""The stages from spec text to a module, in order. Nothing else knows the order.
+
+text -> syntax -> notation -> adjoint -> loops -> c, cuda, module
+                           -> tangent
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import hashlib
+import linecache
+import os
+import tempfile
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from opgen.emit.c import c_source
+from opgen.emit.cuda import cuda_source
+from opgen.emit.torch_module import Unit, module_source
+from opgen.errors import Source
+from opgen.ir.family import Member
+from opgen.ir.notation import Op
+from opgen.ir.show import show_file
+from opgen.ir.show_loops import show_program
+from opgen.lang.parse import parse
+from opgen.lang.read import read
+from opgen.passes.derive import derive, differentiable, sources
+from opgen.passes.differentiate import adjoint, tangent
+from opgen.passes.gather import gather
+from opgen.passes.gathered_form import gathered_form
+from opgen.passes.schedule import schedule
+from opgen.runtime import Gradient, Operation
+
+ORDERS = 2
+"""How many times the ops of a written module are differentiated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One representation of a spec. `text` prints it."""
+
+    name: str
+    value: object
+    text: Callable[[], str]
+
+
+STAGES = ("syntax", "notation", "adjoint", "tangent", "loops", "c", "cuda", "module")
+"""The names of the stages, in order."""
+
+
+def stages(source: Source, orders: int = ORDERS) -> Iterator[Stage]:
+    """Every representation of a spec, in order; raises OpgenError where the spec is at fault."""
+    tree = parse(source)
+    yield Stage("syntax", tree, lambda: f"{tree}\n")
+    ops = check_source(source)
+    yield Stage("notation", ops, lambda: show_file(ops))
+    members = derive(ops, orders)
+    derived = tuple(member.op for member in members if not member.is_public)
+    yield Stage("adjoint", members, lambda: show_file(map(gathered_form, derived)))
+    yield Stage("tangent", ops, lambda: show_file(map(_tangent, ops)))
+    programs = tuple(schedule(member.op, gather(member.op)) for member in members)
+    yield Stage("loops", programs, lambda: "\n".join(map(show_program, programs)))
+    yield Stage("c", programs, lambda: "\n".join(map(c_source, programs)))
+    yield Stage("cuda", programs, lambda: "\n".join(map(cuda_source, programs)))
+    units = tuple(map(Unit, members, programs))
+    module = module_source(units, source.text, source.name)
+    yield Stage("module", module, lambda: module)
+
+
+def stage_text(source: Source, name: str) -> str:
+    """One representation of a spec as text."""
+    return next(stage for stage in stages(source) if stage.name == name).text()
+
+
+def _tangent(op: Op) -> Op:
+    """The derivative along all inputs that have one."""
+    return tangent(op, tuple(tensor.name for tensor in differentiable(op))).op
+
+
+def read_source(path: str | os.PathLike[str]) -> Source:
+    """The text of a spec file, under the name it is shown with."""
+    return Source(Path(path).read_text(encoding="utf-8"), os.fspath(path))
+
+
+def check_source(source: Source) -> tuple[Op, ...]:
+    """The ops of a spec, proved; raises OpgenError with every fault."""
+    return read(source)
+
+
+# ---------------------------------------------------------------------------- products
+def compile(text: str, name: str = "<spec>") -> types.ModuleType:  # noqa: A001  # opgen.compile
+    """A module with a function and a class for every op of a spec; gradients follow on demand."""
+    return _loaded(_module_text(Source(text, name), orders=0), name)
+
+
+def load(path: str | os.PathLike[str]) -> types.ModuleType:
+    """A spec file as a module; see `compile`."""
+    source = read_source(path)
+    return compile(source.text, source.name)
+
+
+def build(path: str | os.PathLike[str], out_dir: str | os.PathLike[str] = "generated") -> Path:
+    """Write the module of a spec file, with derivatives up to order two, into a directory."""
+    spec = Path(path)
+    # The name alone: the same spec gives the same bytes wherever it lies.
+    text = _module_text(Source(read_source(path).text, spec.name), ORDERS)
+    directory = Path(out_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / f"{spec.stem}.py"
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=directory, prefix=f".{spec.stem}-", delete=False
+    ) as file:
+        file.write(text)
+    Path(file.name).replace(target)
+    return target
+
+
+def _module_text(source: Source, orders: int) -> str:
+    *_, last = stages(source, orders)
+    return last.text()
+
+
+def _loaded(text: str, name: str) -> types.ModuleType:
+    """The module of a generated text; its lines are known to tracebacks."""
+    stem = "".join(c if c.isalnum() else "_" for c in Path(name).stem)
+    filename = f"<opgen {hashlib.sha256(text.encode()).hexdigest()[:12]} {stem}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    module = types.ModuleType(f"opgen_module_{stem}")
+    module.__file__ = filename
+    exec(builtins.compile(text, filename, "exec"), module.__dict__)
+    return module
+
+
+# ---------------------------------------------------------------------------- derivatives on demand
+def derived(text: str, name: str, path: tuple[str, ...]) -> tuple[Operation, Gradient]:
+    """The op at the end of a path of differentiations, and how the one before it calls it.
+
+    `opgen.runtime` comes here for a derivative that a module does not hold.
+    """
+    ops = _checked(text, name)
+    op = ops[path[0]]
+    for step in path[1:]:
+        derivative = adjoint(op, step, ops)
+        op = derivative.op
+    return operation(op, path, text, name), Gradient(op.name, sources(derivative))
+
+
+def operation(
+    op: Op, path: tuple[str, ...] = (), text: str = "", name: str = "<notation>"
+) -> Operation:
+    """One op of the notation as something to call."""
+    unit = Unit(Member(op, path or (op.name,), ()), schedule(op, gather(op)))
+    module = _loaded(module_source((unit,), text, name), name)
+    found: Operation = module.FAMILY.operations[op.name]
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _checked(text: str, name: str) -> dict[str, Op]:
+    return {op.name: op for op in check_source(Source(text, name))}

@@ -1,0 +1,1 @@
+"""Loops to source text, through templates."""

@@ -1,0 +1,271 @@
+"""Polynomials, scalars and tests as C expressions, parenthesised where C needs it.
+
+C and CUDA differ only in the spelling of some primitives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+from opgen.algebra.condition import Condition
+from opgen.algebra.poly import Atom, Poly, poly
+from opgen.algebra.poly import Kind as AtomKind
+from opgen.emit.polynomial import Text, condition_text, sum_text
+from opgen.emit.types import GENERIC, Type, Types
+from opgen.ir import loops
+from opgen.ir.loops import Operand, Program
+from opgen.ir.notation import DType, Table
+from opgen.ir.primitives import PRIMITIVES, Level, Spelling
+
+DIRECT: Final = frozenset({DType.F32, DType.F64, DType.I64})
+"""Types whose elements are computed with as they are stored."""
+
+
+def type_name(operand: Operand) -> str:
+    """The C name of the stored element type."""
+    if operand.widened:
+        if operand.dtype in GENERIC:
+            return "wide"
+        return "int64_t" if operand.dtype.is_integer else "real"
+    if operand.dtype in GENERIC:
+        return "T"
+    if operand.dtype is DType.INT:
+        return f"T_{operand.name}"
+    return "b8" if operand.dtype is DType.BOOL else operand.dtype.value
+
+
+@dataclass(frozen=True)
+class Names:
+    """The identifiers of one C function."""
+
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    strides: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    symbols: dict[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    accumulators: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Printer:
+    """Prints the expressions of one function.
+
+    `bounded` holds (symbol, extent) pairs for which `0 <= symbol < extent` is known.
+    """
+
+    program: Program
+    types: Types
+    names: Names
+    cuda: bool = False
+    helpers: dict[tuple[str, Type], None] = field(default_factory=dict)
+    bounded: set[tuple[Poly, Poly]] = field(default_factory=set)
+
+    # ------------------------------------------------------------ polynomials
+    def poly(self, value: Poly) -> Text:
+        """An integer expression."""
+        return sum_text(value, self._atom)
+
+    def _atom(self, atom: Atom) -> Text:
+        match atom.kind:
+            case AtomKind.SYMBOL:
+                return Text(self.names.symbols[atom.name])
+            case AtomKind.FLOOR_DIV:
+                return self._call("floor_div", atom.args)
+            case AtomKind.MIN:
+                return self._call("least", atom.args)
+            case AtomKind.MAX:
+                return self._call("greatest", atom.args)
+            case AtomKind.GCD:
+                return self._call("gcd", atom.args)
+            case AtomKind.MODULAR_INVERSE:
+                return self._call("modular_inverse", atom.args)
+            case AtomKind.SELECT_ZERO:
+                test, then, otherwise = (self.poly(arg) for arg in atom.args)
+                condition = Text(f"{test.at(Level.RELATIONAL)} == 0", Level.EQUALITY)
+                return _conditional(condition, then, otherwise)
+            case AtomKind.LOAD:
+                return self._integer_load(atom)
+            case unexpected:
+                assert_never(unexpected)
+
+    def _call(self, function: str, args: Sequence[Poly]) -> Text:
+        """A call of a binary function, nested to the left for more arguments."""
+        out = self.poly(args[0]).text
+        for arg in args[1:]:
+            out = f"{function}({out}, {self.poly(arg).text})"
+        return Text(out)
+
+    def _integer_load(self, atom: Atom) -> Text:
+        element = self.loaded(atom.name, atom.args)
+        tests = [
+            self._inside(index, extent)
+            for index, extent in zip(atom.args, self._extents(atom.name), strict=True)
+            if (index, extent) not in self.bounded
+        ]
+        if not tests:
+            return element
+        condition = Text(" && ".join(test.at(Level.EQUALITY) for test in tests), Level.AND)
+        return _conditional(condition, element, Text("0"))
+
+    # ------------------------------------------------------------ cells
+    def _tensor(self, name: str) -> Operand | Table:
+        for table in self.program.tables:
+            if table.name == name:
+                return table
+        return self.program.operand(name)
+
+    def _extents(self, name: str) -> tuple[Poly, ...]:
+        match self._tensor(name):
+            case Table(shape=shape):
+                return tuple(poly(n) for n in shape)
+            case Operand(extents=extents):
+                return extents
+            case unexpected:
+                assert_never(unexpected)
+
+    def cell(self, name: str, indices: Sequence[Poly]) -> str:
+        """The stored element at an index, as an lvalue."""
+        match self._tensor(name):
+            case Table(shape=shape):
+                steps = [str(math.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+            case Operand(rank=rank):
+                steps = [self.names.strides[name, axis] for axis in range(rank)]
+            case unexpected:
+                assert_never(unexpected)
+        terms = []
+        for index, step in zip(indices, steps, strict=True):
+            if index == 0:
+                continue
+            if step == "1":
+                terms.append(self.poly(index).at(Level.ADDITIVE))
+            elif index == 1:
+                terms.append(step)
+            else:
+                terms.append(f"{self.poly(index).at(Level.MULTIPLICATIVE)} * {step}")
+        return f"{self.names.tensors[name]}[{' + '.join(terms) or '0'}]"
+
+    def loaded(self, name: str, indices: Sequence[Poly]) -> Text:
+        """The element at an index in the type it is computed in."""
+        cell = self.cell(name, indices)
+        match self._tensor(name):
+            case Table():
+                return Text(cell)
+            case Operand(widened=widened, dtype=dtype) as operand:
+                if widened or dtype in DIRECT:
+                    return Text(cell)
+                if dtype.is_integer:
+                    return Text(f"(int64_t){cell}", Level.UNARY)
+                return Text(f"from_{type_name(operand)}({cell})")
+            case unexpected:
+                assert_never(unexpected)
+
+    def stored(self, operand: Operand, value: Text) -> str:
+        """The right-hand side of an assignment to an element."""
+        if operand.widened or operand.dtype in DIRECT:
+            return value.text
+        if operand.dtype is DType.BOOL:
+            return f"{value.at(Level.RELATIONAL)} != 0"
+        if operand.dtype.is_integer:
+            return f"({type_name(operand)}){value.at(Level.UNARY)}"
+        return f"to_{type_name(operand)}({value.text})"
+
+    # ------------------------------------------------------------ conditions and tests
+    def condition(self, condition: Condition) -> Text:
+        """A comparison."""
+        return condition_text(condition, self._atom)
+
+    def _inside(self, index: Poly, extent: Poly) -> Text:
+        return Text(f"inside({self.poly(index).text}, {self.poly(extent).text})")
+
+    def test(self, test: loops.Test) -> Text:
+        """A truth value."""
+        match test:
+            case loops.Always():
+                return Text("1")
+            case loops.Inside(index=index, extent=extent, fault=None):
+                return self._inside(index, extent)
+            case loops.Inside(index=index, extent=extent, fault=number):
+                arguments = f"{self.poly(index).text}, {self.poly(extent).text}"
+                return Text(f"inside_or_fault({arguments}, {number}, fault)")
+            case loops.Nonzero(value=value):
+                text = self.scalar(value)
+                if isinstance(value, loops.Call) and text.level in _TRUTH_LEVELS:
+                    return text
+                return Text(f"{text.at(Level.RELATIONAL)} != 0", Level.EQUALITY)
+            case loops.All(tests=tests):
+                return Text(" && ".join(self.test(t).at(Level.EQUALITY) for t in tests), Level.AND)
+            case loops.Any(tests=tests):
+                # Parenthesised although && binds tighter: compilers warn, and readers stumble.
+                return Text(" || ".join(self.test(t).at(Level.EQUALITY) for t in tests), Level.OR)
+            case loops.Either(condition=condition, then=then, otherwise=otherwise):
+                return _conditional(*map(self.test, (condition, then, otherwise)))
+            case unexpected:
+                assert_never(unexpected)
+
+    # ------------------------------------------------------------ scalars
+    def scalar(self, value: loops.Scalar) -> Text:
+        """A number."""
+        match value:
+            case loops.Number(value=number):
+                return _number(number)
+            case loops.Argument(name=name):
+                return Text(f"(real){self.names.numbers[name]}", Level.UNARY)
+            case loops.Integer(value=number):
+                return self.poly(number)
+            case loops.Load(tensor=name, indices=indices):
+                return self.loaded(name, indices)
+            case loops.Call(primitive=name, arguments=arguments):
+                return self._primitive(name, arguments)
+            case loops.Choose(test=test, then=then, otherwise=otherwise):
+                return _conditional(self.test(test), self.scalar(then), self.scalar(otherwise))
+            case loops.Result(accumulator=name):
+                return Text(self.names.accumulators[name])
+            case unexpected:
+                assert_never(unexpected)
+
+    def _primitive(self, name: str, arguments: tuple[loops.Scalar, ...]) -> Text:
+        row = PRIMITIVES[name]
+        kinds = [self.types.of(argument) for argument in arguments]
+        kind = Type.REAL if row.needs_float else Types.joined(*kinds)
+        if row.helper is not None:
+            self.helpers[name, kind] = None
+        spelling: Spelling = row.cuda if self.cuda else row.c
+        texts = []
+        for argument, own, level in zip(arguments, kinds, spelling.arguments, strict=True):
+            text = self.scalar(argument)
+            if row.needs_float and own is not Type.REAL:
+                text = Text(f"(real){text.at(Level.UNARY)}", Level.UNARY)
+            texts.append(text.at(level))
+        form = spelling.text
+        if kind is Type.INTEGER and spelling.integer is not None:
+            form = spelling.integer
+        # No suffix: <tgmath.h> in C, overloads in CUDA.
+        return Text(form.format(*texts, f="", t=kind.tag), spelling.level)
+
+
+_TRUTH_LEVELS: Final = frozenset({Level.OR, Level.AND, Level.EQUALITY, Level.RELATIONAL})
+
+
+def _conditional(test: Text, then: Text, otherwise: Text) -> Text:
+    text = f"{test.at(Level.OR)} ? {then.at(Level.OR)} : {otherwise.at(Level.CONDITIONAL)}"
+    return Text(text, Level.CONDITIONAL)
+
+
+def _integer(value: int) -> str:
+    """A nonnegative literal; beyond 32 bits with a suffix that is right in C and in CUDA."""
+    return str(value) if value < 2**31 else f"{value}LL"
+
+
+def _number(value: int | float) -> Text:
+    if isinstance(value, int):
+        if value >= 0:
+            return Text(_integer(value))
+        return Text(f"-{_integer(-value)}", Level.UNARY)
+    if math.isnan(value):
+        return Text("(real)NAN", Level.UNARY)
+    if math.isinf(value):
+        sign = "-" if value < 0 else ""
+        return Text(f"{sign}(real)INFINITY", Level.UNARY)
+    return Text(f"(real){value!r}", Level.UNARY)

@@ -1,0 +1,119 @@
+"""Names of the notation as identifiers of a target language.
+
+The notation keeps tensors and integers apart (`b[b]` is legal) and has names such as `stride[0]`
+and `...`; a target has one flat namespace and words of its own.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from opgen.ir.notation import BATCH, BATCH_ITERATOR
+
+_C: Final = """
+alignas alignof and asm auto bool break case catch char class const constexpr const_cast continue
+decltype default delete do double dynamic_cast else enum explicit export extern false float for
+friend goto if inline int long mutable namespace new noexcept not nullptr operator or private
+protected public register reinterpret_cast requires restrict return short signed sizeof static
+static_assert static_cast struct switch template this thread_local throw true try typedef typeid
+typename typeof union unsigned using virtual void volatile wchar_t while xor
+complex imaginary I errno main unix linux NULL EOF INFINITY NAN HUGE_VAL M_PI M_E
+threadIdx blockIdx blockDim gridDim warpSize half
+f16 bf16 f32 f64 u8 i8 i16 i32 i64 b8 T real fault gcd inside
+"""
+_FUNCTIONS: Final = """
+abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh div erf erfc exp exp2 expm1
+fabs fdim floor fma fmax fmin fmod frexp gamma hypot j0 j1 jn ldexp labs lgamma llabs log log10
+log1p log2 logb lrint lround max min modf nan nearbyint nextafter pow printf rand remainder rint
+round rsqrt scalbn signbit sin sinh sqrt tan tanh tgamma time trunc y0 y1 yn malloc free memcpy
+memset exit abort assert signal index
+"""
+_OURS: Final = re.compile(r"(opgen|from|to|floor_div|least|greatest|modular_inverse|atomic)(_|$)")
+
+RESERVED_IN_C: Final = frozenset((*_C.split(), *_FUNCTIONS.split()))
+"""Words of C, C++ and CUDA, of their libraries, and of the prelude of `opgen.runtime`."""
+
+
+def is_reserved_in_c(name: str) -> bool:
+    """Whether an identifier has a meaning in generated C or CUDA already."""
+    return (
+        name in RESERVED_IN_C
+        or name.startswith("_")
+        or name.endswith("_t")
+        or _OURS.match(name) is not None
+    )
+
+
+def is_reserved_in_python(name: str) -> bool:
+    """Whether an identifier has a meaning in a generated Python function already."""
+    return keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in _PYTHON
+
+
+_PYTHON: Final = frozenset(
+    (
+        *("torch", "math", "Literal", "Tensor", "SPEC", "FAMILY", "Attribute", "Family", "Fault"),
+        *("Gradient", "Input", "Launch", "Operation", "Output", "Shapes", "Sources", "Temporary"),
+        *("checks", "min", "max", "int", "float", "bool", "str", "tuple", "dict", "super", "self"),
+    )
+)
+"""What the template of a module imports, and the builtins that it uses."""
+
+
+def identifier(name: str) -> str:
+    """A name of the notation with nothing but letters, digits and underscores."""
+    if name in (BATCH, BATCH_ITERATOR):
+        return "batch"
+    return re.sub(r"\W", "", name.replace("[", "_"), flags=re.ASCII)
+
+
+def _without_underscore(name: str) -> str:
+    """As an identifier that C does not reserve by its first character; `_t1` becomes `t1`."""
+    text = identifier(name).lstrip("_")
+    return text if text[:1].isalpha() else f"v{text}"
+
+
+@dataclass
+class CNames:
+    """Unique C identifiers, given out in the order of asking. Scopes nest by `inner`."""
+
+    taken: set[str] = field(default_factory=set)
+
+    def fresh(self, wanted: str) -> str:
+        """An identifier like `wanted` that is not reserved and not taken; it is taken from now."""
+        name = plain = _without_underscore(wanted)
+        number = 1
+        while is_reserved_in_c(name) or name in self.taken:
+            number += 1
+            name = f"{plain}_{number}"
+        self.taken.add(name)
+        return name
+
+    def first_free(self, *wanted: str) -> str:
+        """The first of several candidates that is free, else the last one made unique."""
+        for candidate in wanted:
+            name = _without_underscore(candidate)
+            if not is_reserved_in_c(name) and name not in self.taken:
+                self.taken.add(name)
+                return name
+        return self.fresh(wanted[-1])
+
+    def inner(self) -> CNames:
+        """A scope in which everything taken here is taken too."""
+        return CNames(set(self.taken))
+
+
+def python_names(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
+    """Unique Python identifiers for names, in order, different from those that are taken."""
+    used = set(taken)
+    out: dict[str, str] = {}
+    for name in names:
+        wanted = identifier(name)
+        while is_reserved_in_python(wanted) or wanted in used:
+            wanted += "_"
+        used.add(wanted)
+        out[name] = wanted
+    return out

@@ -1,0 +1,129 @@
+"""Polynomials and conditions in the syntax that C and Python share.
+
+A `Text` carries how tightly its outermost operator binds; the operand on the right of a left
+associative operator is printed one level higher. Atoms are spelled by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from opgen.algebra.condition import Condition, Relation
+from opgen.algebra.poly import Atom, Kind, Monomial, Poly
+from opgen.ir.primitives import Level
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text and the level of its outermost operator."""
+
+    text: str
+    level: Level = Level.PRIMARY
+
+    def at(self, level: Level) -> str:
+        """The text where an operator binds with `level`."""
+        return self.text if self.level >= level else f"({self.text})"
+
+
+Spell = Callable[[Atom], Text]
+
+
+def sum_text(value: Poly, spell: Spell) -> Text:
+    """A polynomial, in the order of `poly.to_text`: positive terms first."""
+    if not value.terms:
+        return Text("0")
+    ordered = sorted(
+        value.terms.items(),
+        key=lambda item: (item[1] < 0, -len(item[0]), [atom.key for atom in item[0]]),
+    )
+    (monomial, coefficient), *rest = ordered
+    first = _term(monomial, abs(coefficient), spell)
+    if coefficient < 0:
+        first = Text(f"-{first.at(Level.UNARY)}", Level.UNARY)
+    if not rest:
+        return first
+    out = first.at(Level.ADDITIVE)
+    for monomial, coefficient in rest:
+        sign = "-" if coefficient < 0 else "+"
+        out += f" {sign} {_term(monomial, abs(coefficient), spell).at(Level.MULTIPLICATIVE)}"
+    return Text(out, Level.ADDITIVE)
+
+
+def _term(monomial: Monomial, coefficient: int, spell: Spell) -> Text:
+    factors = [spell(atom) for atom in monomial]
+    if coefficient != 1 or not factors:
+        # Beyond 32 bits C and CUDA need a suffix; indices never get there in Python.
+        suffix = "LL" if coefficient >= 2**31 else ""
+        factors.insert(0, Text(f"{coefficient}{suffix}"))
+    first, *rest = factors
+    if not rest:
+        return first
+    out = first.at(Level.MULTIPLICATIVE)
+    for factor in rest:
+        out += f" * {factor.at(Level.UNARY)}"
+    return Text(out, Level.MULTIPLICATIVE)
+
+
+def condition_text(condition: Condition, spell: Spell) -> Text:
+    """A comparison with all negative terms on the right: `a > b` rather than `a - b - 1 >= 0`."""
+    left = Poly({m: c for m, c in condition.value.terms.items() if c > 0})
+    right = Poly({m: -c for m, c in condition.value.terms.items() if c < 0})
+    match condition.relation:
+        case Relation.GE if right.constant == 1 and len(right.terms) > 1:
+            relation, level, right = ">", Level.RELATIONAL, right - 1
+        case Relation.GE:
+            relation, level = ">=", Level.RELATIONAL
+        case Relation.EQ:
+            relation, level = "==", Level.EQUALITY
+        case Relation.NE:
+            relation, level = "!=", Level.EQUALITY
+        case unexpected:
+            assert_never(unexpected)
+    above = Level(level + 1)
+    text = f"{sum_text(left, spell).at(level)} {relation} {sum_text(right, spell).at(above)}"
+    return Text(text, level)
+
+
+# ---------------------------------------------------------------------------- Python
+def python_text(value: Poly, symbol: Callable[[str], str]) -> Text:
+    """A polynomial of sizes and attributes as a Python expression."""
+    return sum_text(value, _python_speller(symbol))
+
+
+def python_condition(condition: Condition, symbol: Callable[[str], str]) -> Text:
+    """A condition on sizes and attributes as a Python expression."""
+    return condition_text(condition, _python_speller(symbol))
+
+
+def _python_speller(symbol: Callable[[str], str]) -> Spell:
+    def spell(atom: Atom) -> Text:
+        args = [sum_text(arg, spell) for arg in atom.args]
+        inner = ", ".join(arg.text for arg in args)
+        match atom.kind:
+            case Kind.SYMBOL:
+                return Text(symbol(atom.name))
+            case Kind.FLOOR_DIV:
+                # `a // b * c` and `c * (a // b)` differ, so a division is no plain factor.
+                a, b = args
+                text = f"{a.at(Level.MULTIPLICATIVE)} // {b.at(Level.UNARY)}"
+                return Text(text, Level.MULTIPLICATIVE)
+            case Kind.MIN:
+                return Text(f"min({inner})")
+            case Kind.MAX:
+                return Text(f"max({inner})")
+            case Kind.GCD:
+                return Text(f"math.gcd({inner})")
+            case Kind.MODULAR_INVERSE:
+                return Text(f"checks.modular_inverse({inner})")
+            case Kind.SELECT_ZERO:
+                test, then, otherwise = args
+                text = f"{then.text} if {test.at(Level.RELATIONAL)} == 0 else {otherwise.text}"
+                return Text(f"({text})")
+            case Kind.LOAD:
+                raise AssertionError(f"{atom.key} in a shape")
+            case unexpected:
+                assert_never(unexpected)
+
+    return spell

@@ -1,0 +1,1 @@
+"""The two intermediate representations and what is defined on them alone."""

@@ -1,0 +1,52 @@
+"""What every call of an op is known to satisfy, as facts for the prover."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opgen.algebra.condition import Condition
+from opgen.algebra.facts import Facts
+from opgen.algebra.poly import poly, symbol
+from opgen.ir.notation import BATCH, AttributeType, Iterator, Op
+
+
+def facts_of(op: Op) -> Facts:
+    """Facts about sizes, attributes and lets of an op: bounds, definitions and constraints.
+
+    Extents of declared tensors are at least 0: the call-time shape check refuses a negative `let`.
+    """
+    parameters: list[tuple[str, int | None]] = [(name, 0) for name in op.sizes]
+    conditions: list[Condition] = []
+    for attribute in op.attributes:
+        match attribute.type:
+            case AttributeType.FLOAT:
+                continue
+            case AttributeType.INT:
+                parameters.extend((name, None) for name in attribute.symbols)
+            case AttributeType.SIZE:
+                parameters.extend((name, 0) for name in attribute.symbols)
+            case AttributeType.BOOL:
+                parameters.append((attribute.name, 0))
+                conditions.append(Condition(poly(1) - symbol(attribute.name)))
+            case AttributeType.CHOICE:
+                parameters.append((attribute.name, 0))
+                last = len(attribute.choices) - 1
+                conditions.append(Condition(poly(last) - symbol(attribute.name)))
+    tensors = (*op.inputs, *op.outputs, *op.temporaries)
+    if any(tensor.batched for tensor in tensors) and BATCH not in op.sizes:
+        parameters.append((BATCH, 0))
+    lets = {let.name for let in op.lets}
+    extents = dict.fromkeys(
+        dim.extent for tensor in (*op.inputs, *op.outputs) for dim in tensor.dims
+    )
+    conditions.extend(Condition(e) for e in extents if not e.symbols.isdisjoint(lets))
+    conditions.extend(constraint.condition for constraint in op.constraints)
+    return Facts.of(parameters, [(let.name, let.value) for let in op.lets], conditions)
+
+
+def with_iterators(facts: Facts, iterators: Iterable[Iterator]) -> Facts:
+    """The facts at one point of a box: every iterator in its range, hence no range empty."""
+    for iterator in iterators:
+        facts = facts.with_bounds(iterator.name, poly(0), iterator.extent - 1)
+        facts = facts.with_conditions(Condition(iterator.extent - 1))
+    return facts

@@ -1,0 +1,34 @@
+"""Ops together with the ops that compute their gradients: what a generated module holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opgen.ir.notation import Op
+
+
+@dataclass(frozen=True, slots=True)
+class GradientLink:
+    """The op `op` computes the gradient of `input`.
+
+    `tensors` says what each of its inputs is for the op that is linked from: `x`, one of its
+    inputs, or `grad y`, the gradient of one of its outputs.
+    """
+
+    input: str
+    op: str
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An op of a family. `path` is the op of the spec, then the input of each differentiation."""
+
+    op: Op
+    path: tuple[str, ...]
+    links: tuple[GradientLink, ...]
+
+    @property
+    def is_public(self) -> bool:
+        """Whether it is an op of the spec."""
+        return len(self.path) == 1

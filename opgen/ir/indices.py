@@ -1,0 +1,73 @@
+"""What an index looks like: a bare iterator, or iterators as the digits of a mixed-radix number.
+
+These are the indices that are in range whatever the sizes are, and that tell their iterators apart:
+`x[n, c]` and `x[n, (g c)]`. Nothing is proved here; the answer "no" only means "not plainly".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from opgen.algebra.poly import ONE, ZERO, Poly, symbol, symbol_atom
+from opgen.ir.notation import Access, Boundary, Iterator
+
+
+def extents_of(iterators: Iterable[Iterator]) -> dict[str, Poly]:
+    """The extent of each iterator by name."""
+    return {iterator.name: iterator.extent for iterator in iterators}
+
+
+def digits(value: Poly, extents: Mapping[str, Poly]) -> tuple[str, ...] | None:
+    """The iterators whose mixed-radix number `value` is, most significant first, else None."""
+    weights: dict[str, Poly] = {}
+    rest = value
+    for name in sorted(value.symbols & extents.keys()):
+        split = rest.linear_in(symbol_atom(name))
+        if split is None or not split[0].symbols.isdisjoint(extents):
+            return None
+        weights[name], rest = split
+    if rest.terms:
+        return None
+    found: list[str] = []
+    weight = ONE
+    while weights:
+        matching = [name for name, other in weights.items() if other == weight]
+        if len(matching) != 1:
+            return None
+        del weights[matching[0]]
+        found.append(matching[0])
+        weight = weight * extents[matching[0]]
+    return tuple(reversed(found))
+
+
+def product(extents: Iterable[Poly]) -> Poly:
+    """The product of extents; 1 for none."""
+    result = ONE
+    for extent in extents:
+        result = result * extent
+    return result
+
+
+def position(names: Iterable[str], extents: Mapping[str, Poly]) -> Poly:
+    """The row-major position of iterators within their box: the inverse of `digits`."""
+    result = ZERO
+    for name in names:
+        result = result * extents[name] + symbol(name)
+    return result
+
+
+def is_plainly_inside(value: Poly, extent: Poly, extents: Mapping[str, Poly]) -> bool:
+    """Whether an index runs over exactly the dim, so that no proof is needed."""
+    if value.is_constant and extent.is_constant:
+        return 0 <= value.constant < extent.constant
+    found = digits(value, extents)
+    return found is not None and product(extents[name] for name in found) == extent
+
+
+def fixed_iterators(target: Access, extents: Mapping[str, Poly]) -> tuple[str, ...]:
+    """The iterators that the written cell determines plainly, in order of the indices."""
+    found: dict[str, None] = {}
+    for index in target.indices:
+        if index.boundary in (Boundary.NONE, Boundary.DROP):
+            found.update(dict.fromkeys(digits(index.value, extents) or ()))
+    return tuple(found)

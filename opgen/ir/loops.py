@@ -1,0 +1,474 @@
+"""Loop nests: *how* it is computed. The second of the two intermediate representations.
+
+    Program = kernels in order, what they share
+    Kernel  = axes in parallel, one execution of the body for each of their points
+    Node    = Define | For | If | Start | Accumulate | Store | AtomicAdd
+    Scalar  = Number | Argument | Integer | Load | Call | Choose | Result
+    Test    = Always | Inside | Nonzero | All | Any | Either
+
+Notation's *absent* values do not exist here: `passes.schedule` turned them into tests, so that an
+element is loaded only where its index is inside, and a term that is absent is not added.
+
+Indices, bounds and sizes are `Poly`; elements are `Scalar`. A kernel is executed by
+`testing.run_loops` and printed by `emit.c` and `emit.cuda`; all three read the meaning from here:
+
+* `For` runs over max(lower) <= name <= min(upper); `If` needs every condition to hold.
+* `Start` sets an accumulator to the identity of its reducer, or to the stated value.
+* `Accumulate` does nothing where `present` fails, except under ASSIGN and MULTIPLY, for which an
+  absent term is 0. MAX, MIN, ARGMAX and ARGMIN prefer NaN, then the better value. Among equals
+  ARGMAX and ARGMIN keep the term whose `order` is lexicographically least, or, where `order` is
+  empty, the one that came first.
+* An `Inside` with a `fault` that fails records the fault; the call then raises an IndexError.
+* `Load` atoms inside a `Poly` are integer reads; outside of their tensor they are 0, because a
+  bound may be evaluated before the condition that makes it meaningful.
+* Likewise `a // b` is 0 where b is not positive: a prologue is evaluated in every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from opgen.algebra.condition import Condition
+from opgen.algebra.poly import Kind, Poly
+from opgen.ir.notation import DType, Reducer, Table
+
+
+# ---------------------------------------------------------------------------- scalars and tests
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A literal."""
+
+    value: int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A float attribute."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """An integer polynomial used as a number."""
+
+    value: Poly
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The element of a tensor or table, in the type it is computed in. The indices are inside."""
+
+    tensor: str
+    indices: tuple[Poly, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A row of the primitive table applied to values."""
+
+    primitive: str
+    arguments: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """`then` where the test holds, else `otherwise`; the other one is not evaluated."""
+
+    test: Test
+    then: Scalar
+    otherwise: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The value of an accumulator."""
+
+    accumulator: str
+
+
+Scalar = Number | Argument | Integer | Load | Call | Choose | Result
+
+
+@dataclass(frozen=True, slots=True)
+class Always:
+    """True."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """`0 <= index < extent`; where it fails, the fault with that number (from 1) is recorded."""
+
+    index: Poly
+    extent: Poly
+    fault: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Nonzero:
+    """The value is not 0."""
+
+    value: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Every test holds; evaluated in order, up to the first that fails."""
+
+    tests: tuple[Test, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Any:
+    """Some test holds."""
+
+    tests: tuple[Test, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """`then` where the condition holds, else `otherwise`."""
+
+    condition: Test
+    then: Test
+    otherwise: Test
+
+
+Test = Always | Inside | Nonzero | All | Any | Either
+
+
+# ---------------------------------------------------------------------------- nodes
+@dataclass(frozen=True, slots=True)
+class Define:
+    """A named integer, constant from here on."""
+
+    name: str
+    value: Poly
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """A sequential loop over `max(lower) <= name <= min(upper)`."""
+
+    name: str
+    lower: tuple[Poly, ...]
+    upper: tuple[Poly, ...]
+    body: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    """The body where every condition and the test hold."""
+
+    conditions: tuple[Condition, ...]
+    body: tuple[Node, ...]
+    test: Test = Always()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin an accumulator for cells of `tensor`; without a value, with the reducer's identity."""
+
+    accumulator: str
+    tensor: str
+    reducer: Reducer
+    value: Scalar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Join a term to an accumulator. `position` and `order` are those of ARGMAX and ARGMIN."""
+
+    accumulator: str
+    reducer: Reducer
+    value: Scalar
+    present: Test = Always()
+    position: Poly | None = None
+    order: tuple[Poly, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write a cell, converted to the tensor's element type."""
+
+    tensor: str
+    indices: tuple[Poly, ...]
+    value: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class AtomicAdd:
+    """Add to a cell that other points of the kernel may add to as well."""
+
+    tensor: str
+    indices: tuple[Poly, ...]
+    value: Scalar
+
+
+Node = Define | For | If | Start | Accumulate | Store | AtomicAdd
+
+
+# ---------------------------------------------------------------------------- kernels
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A parallel index over `[0, extent)`."""
+
+    name: str
+    extent: Poly
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor of a program. A `widened` one is stored in the type it is computed in."""
+
+    name: str
+    dtype: DType
+    extents: tuple[Poly, ...]
+    widened: bool = False
+
+    @property
+    def rank(self) -> int:
+        """The number of dims."""
+        return len(self.extents)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One pass over the points of its axes.
+
+    `written` is the tensor it writes; `prologue` holds what is the same for every point; `spec`
+    are the spec lines it computes.
+    """
+
+    name: str
+    written: str
+    axes: tuple[Axis, ...]
+    prologue: tuple[Define, ...]
+    body: tuple[Node, ...]
+    spec: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether parallel execution always gives the same bits."""
+        return not any(isinstance(node, AtomicAdd) for node in walk(self.body))
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A data-dependent index that may leave its dimension: what the IndexError speaks of."""
+
+    tensor: str
+    axis: int
+    access: str
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A widened copy of an output that several kernels accumulate into."""
+
+    name: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An op as kernels, executed in order.
+
+    `operands` are inputs, outputs, temporaries, workspaces; `integers` are the symbols of sizes,
+    lets and attributes, `numbers` the float attributes, in the order in which a call passes them.
+    """
+
+    name: str
+    operands: tuple[Operand, ...]
+    tables: tuple[Table, ...]
+    integers: tuple[str, ...]
+    numbers: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+    faults: tuple[Fault, ...]
+    workspaces: tuple[Workspace, ...]
+
+    def operand(self, name: str) -> Operand:
+        """The operand of that name; KeyError for a table or an unknown name."""
+        for operand in self.operands:
+            if operand.name == name:
+                return operand
+        raise KeyError(name)
+
+
+# ---------------------------------------------------------------------------- traversal
+def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
+    """Every node, outermost first."""
+    for node in nodes:
+        yield node
+        match node:
+            case For(body=body) | If(body=body):
+                yield from walk(body)
+            case Define() | Start() | Accumulate() | Store() | AtomicAdd():
+                pass
+            case unexpected:
+                assert_never(unexpected)
+
+
+def node_scalars(node: Node) -> tuple[Scalar, ...]:
+    """The scalars a node holds itself."""
+    match node:
+        case Start(value=None) | Define() | For() | If():
+            return ()
+        case Start(value=value) | Store(value=value) | AtomicAdd(value=value):
+            assert value is not None
+            return (value,)
+        case Accumulate(value=value):
+            return (value,)
+        case unexpected:
+            assert_never(unexpected)
+
+
+def node_tests(node: Node) -> tuple[Test, ...]:
+    """The tests a node holds itself."""
+    match node:
+        case If(test=test):
+            return (test,)
+        case Accumulate(present=present):
+            return (present,)
+        case _:
+            return ()
+
+
+def node_polys(node: Node) -> tuple[Poly, ...]:
+    """The polynomials a node holds itself, those of its scalars and tests not counted."""
+    match node:
+        case Define(value=value):
+            return (value,)
+        case For(lower=lower, upper=upper):
+            return (*lower, *upper)
+        case If(conditions=conditions):
+            return tuple(condition.value for condition in conditions)
+        case Start():
+            return ()
+        case Accumulate(position=position, order=order):
+            return order if position is None else (position, *order)
+        case Store(indices=indices) | AtomicAdd(indices=indices):
+            return indices
+        case unexpected:
+            assert_never(unexpected)
+
+
+def visit(
+    node: Node,
+    on_scalar: Callable[[Scalar], None],
+    on_test: Callable[[Test], None],
+    on_poly: Callable[[Poly], None],
+) -> None:
+    """Call back for all scalars, tests and polynomials that a node holds, not for its children."""
+
+    def scalar(value: Scalar) -> None:
+        on_scalar(value)
+        match value:
+            case Integer(value=number):
+                on_poly(number)
+            case Load(indices=indices):
+                for index in indices:
+                    on_poly(index)
+            case Call(arguments=arguments):
+                for argument in arguments:
+                    scalar(argument)
+            case Choose(test=condition, then=then, otherwise=otherwise):
+                test(condition)
+                scalar(then)
+                scalar(otherwise)
+            case Number() | Argument() | Result():
+                pass
+            case unexpected:
+                assert_never(unexpected)
+
+    def test(value: Test) -> None:
+        on_test(value)
+        match value:
+            case Always():
+                pass
+            case Inside(index=index, extent=extent):
+                on_poly(index)
+                on_poly(extent)
+            case Nonzero(value=number):
+                scalar(number)
+            case All(tests=tests) | Any(tests=tests):
+                for each in tests:
+                    test(each)
+            case Either(condition=condition, then=then, otherwise=otherwise):
+                test(condition)
+                test(then)
+                test(otherwise)
+            case unexpected:
+                assert_never(unexpected)
+
+    for number in node_scalars(node):
+        scalar(number)
+    for condition in node_tests(node):
+        test(condition)
+    for value in node_polys(node):
+        on_poly(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What a kernel refers to: names of tensors and tables, symbols, float attributes.
+
+    `loaded` are the tensors that are read as part of an index; `faults` tells whether an index is
+    checked at run time.
+    """
+
+    tensors: frozenset[str]
+    loaded: frozenset[str]
+    symbols: frozenset[str]
+    numbers: frozenset[str]
+    faults: bool
+
+
+def uses(kernel: Kernel) -> Uses:
+    """Everything a kernel refers to; its own axes, loops and definitions are not counted."""
+    tensors = {kernel.written}
+    loaded: set[str] = set()
+    symbols: set[str] = set()
+    numbers: set[str] = set()
+    faults: list[int] = []
+    local = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
+
+    def on_poly(value: Poly) -> None:
+        symbols.update(value.symbols)
+        loaded.update(atom.name for atom in value.all_atoms() if atom.kind is Kind.LOAD)
+
+    def on_scalar(value: Scalar) -> None:
+        match value:
+            case Load(tensor=tensor):
+                tensors.add(tensor)
+            case Argument(name=name):
+                numbers.add(name)
+            case _:
+                pass
+
+    def on_test(value: Test) -> None:
+        if isinstance(value, Inside) and value.fault is not None:
+            faults.append(value.fault)
+
+    for axis in kernel.axes:
+        on_poly(axis.extent)
+    for define in kernel.prologue:
+        on_poly(define.value)
+    for node in walk(kernel.body):
+        visit(node, on_scalar, on_test, on_poly)
+        match node:
+            case Define(name=name) | For(name=name):
+                local.add(name)
+            case Store(tensor=tensor) | AtomicAdd(tensor=tensor) | Start(tensor=tensor):
+                tensors.add(tensor)
+            case _:
+                pass
+    return Uses(
+        frozenset(tensors | loaded),
+        frozenset(loaded),
+        frozenset(symbols - local),
+        frozenset(numbers),
+        bool(faults),
+    )

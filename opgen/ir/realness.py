@@ -1,0 +1,34 @@
+"""Whether a value is real by its own nature, whatever the undeclared tensors of the op hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import assert_never
+
+from opgen.ir.notation import Apply, Constant, DType, Expr, Parameter, Read, Table, Tensor, Value
+from opgen.ir.primitives import PRIMITIVES, Kind
+
+
+def is_real(expr: Expr, tensor: Callable[[str], Tensor | Table]) -> bool:
+    """Whether an op with this body needs its undeclared tensors to be of a floating type."""
+    match expr:
+        case Constant(value=value):
+            return isinstance(value, float)
+        case Parameter():
+            return True
+        case Value():
+            return False
+        case Read(access=access):
+            match tensor(access.tensor):
+                case Table() as table:
+                    return not table.integer
+                case Tensor(dtype=dtype):
+                    return dtype is not DType.SAME and not dtype.is_integer
+        case Apply(primitive=name, arguments=arguments):
+            row = PRIMITIVES[name]
+            if row.kind is Kind.BOOLEAN or row.needs_float:
+                return row.needs_float
+            values = arguments[1:] if name == "select" else arguments
+            return any(is_real(argument, tensor) for argument in values)
+        case unexpected:
+            assert_never(unexpected)

@@ -1,0 +1,113 @@
+"""Kernels as text, for people."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from opgen.algebra.poly import Poly
+from opgen.ir import loops
+from opgen.ir.loops import Kernel, Node, Program
+from opgen.ir.primitives import PRIMITIVES, Precedence
+
+
+def show_program(program: Program) -> str:
+    """All kernels of an op, ending with a newline."""
+    return "\n".join([f"program {program.name}", *map(show_kernel, program.kernels)])
+
+
+def show_kernel(kernel: Kernel) -> str:
+    """A kernel, indented below its parallel axes."""
+    lines = [f"  kernel {kernel.name}", *(f"    # {line}" for line in kernel.spec)]
+    lines += [f"    {define.name} = {define.value}" for define in kernel.prologue]
+    axes = ", ".join(f"{axis.name} < {axis.extent}" for axis in kernel.axes)
+    lines.append(f"    parallel {axes or 'one point'}")
+    lines += _nodes(kernel.body, "      ")
+    return "\n".join(lines) + "\n"
+
+
+def _nodes(nodes: tuple[Node, ...], indent: str) -> list[str]:
+    return [line for node in nodes for line in _node(node, indent)]
+
+
+def _node(node: Node, indent: str) -> list[str]:
+    match node:
+        case loops.Define(name=name, value=value):
+            return [f"{indent}{name} = {value}"]
+        case loops.For(name=name, lower=lower, upper=upper, body=body):
+            head = f"{indent}for {name} in {_extreme('max', lower)} .. {_extreme('min', upper)}"
+            return [head, *_nodes(body, indent + "  ")]
+        case loops.If(conditions=conditions, body=body, test=test):
+            tests = [str(condition) for condition in conditions]
+            tests += [] if test == loops.Always() else [show_test(test)]
+            return [f"{indent}if {' and '.join(tests)}", *_nodes(body, indent + "  ")]
+        case loops.Start(accumulator=name, reducer=reducer, value=value):
+            initial = f"identity of {reducer.name.lower()}" if value is None else show_scalar(value)
+            return [f"{indent}{name} = {initial}"]
+        case loops.Accumulate(accumulator=name, reducer=reducer, value=value):
+            line = f"{indent}{name} {reducer.name.lower()}= {show_scalar(value)}"
+            if node.position is not None:
+                line += f" at {node.position}"
+            if node.order:
+                line += f", ordered by ({', '.join(map(str, node.order))})"
+            if node.present != loops.Always():
+                line += f" if {show_test(node.present)}"
+            return [line]
+        case loops.Store(tensor=tensor, indices=indices, value=value):
+            return [f"{indent}{tensor}[{_list(indices)}] = {show_scalar(value)}"]
+        case loops.AtomicAdd(tensor=tensor, indices=indices, value=value):
+            return [f"{indent}atomic {tensor}[{_list(indices)}] += {show_scalar(value)}"]
+        case unexpected:
+            assert_never(unexpected)
+
+
+def _list(values: tuple[Poly, ...]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _extreme(function: str, bounds: tuple[Poly, ...]) -> str:
+    return str(bounds[0]) if len(bounds) == 1 else f"{function}({_list(bounds)})"
+
+
+def show_scalar(value: loops.Scalar) -> str:
+    """A scalar; operators are parenthesised, since nobody parses this again."""
+    match value:
+        case loops.Number(value=number):
+            return str(number)
+        case loops.Argument(name=name) | loops.Result(accumulator=name):
+            return name
+        case loops.Integer(value=number):
+            return f"({number})" if len(number.terms) > 1 else str(number)
+        case loops.Load(tensor=tensor, indices=indices):
+            return f"{tensor}[{_list(indices)}]"
+        case loops.Call(primitive=name, arguments=arguments):
+            row = PRIMITIVES[name]
+            texts = [show_scalar(argument) for argument in arguments]
+            if row.precedence is Precedence.PRIMARY:
+                return f"{row.symbol}({', '.join(texts)})"
+            if len(texts) == 1:
+                return f"({row.symbol} {texts[0]})"
+            return f"({f' {row.symbol} '.join(texts)})"
+        case loops.Choose(test=test, then=then, otherwise=otherwise):
+            return f"({show_scalar(then)} if {show_test(test)} else {show_scalar(otherwise)})"
+        case unexpected:
+            assert_never(unexpected)
+
+
+def show_test(test: loops.Test) -> str:
+    """A test."""
+    match test:
+        case loops.Always():
+            return "true"
+        case loops.Inside(index=index, extent=extent, fault=fault):
+            checked = "" if fault is None else f" (else fault {fault})"
+            return f"0 <= {index} < {extent}{checked}"
+        case loops.Nonzero(value=value):
+            return f"{show_scalar(value)} != 0"
+        case loops.All(tests=tests):
+            return f"({' and '.join(map(show_test, tests))})"
+        case loops.Any(tests=tests):
+            return f"({' or '.join(map(show_test, tests))})"
+        case loops.Either(condition=condition, then=then, otherwise=otherwise):
+            return f"({show_test(then)} if {show_test(condition)} else {show_test(otherwise)})"
+        case unexpected:
+            assert_never(unexpected)

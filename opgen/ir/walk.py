@@ -1,0 +1,52 @@
+"""What a statement or an expression is made of: nodes, polynomials, tensors that are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from opgen.algebra.poly import Kind, Poly
+from opgen.ir.notation import Access, Apply, Expr, Index, Statement, Value, reads
+
+
+def nodes(expr: Expr) -> Iterator[Expr]:
+    """Every node of an expression, outermost first."""
+    yield expr
+    if isinstance(expr, Apply):
+        for argument in expr.arguments:
+            yield from nodes(argument)
+
+
+def expression_polynomials(expr: Expr) -> Iterator[Poly]:
+    """Every polynomial of an expression: of its indices and of its integer values."""
+    for access in reads(expr):
+        yield from access_polynomials(access)
+    yield from (node.value for node in nodes(expr) if isinstance(node, Value))
+
+
+def access_polynomials(access: Access) -> Iterator[Poly]:
+    """The indices of an access."""
+    return (index.value for index in access.indices)
+
+
+def polynomials(statement: Statement) -> Iterator[Poly]:
+    """Every polynomial of a statement but the extents of its iterators."""
+    yield from access_polynomials(statement.target)
+    for guard in statement.guards:
+        yield guard.value
+    if statement.position is not None:
+        yield statement.position
+    yield from expression_polynomials(statement.body)
+
+
+def loads(value: Poly) -> Iterator[Access]:
+    """The integers that a polynomial reads from tensors, also those inside of others."""
+    for atom in value.all_atoms():
+        if atom.kind is Kind.LOAD:
+            yield Access(atom.name, tuple(Index(arg) for arg in atom.args))
+
+
+def all_reads(statement: Statement) -> Iterator[Access]:
+    """Every access of a statement but its target: of the body, and the loads in polynomials."""
+    yield from reads(statement.body)
+    for value in polynomials(statement):
+        yield from loads(value)

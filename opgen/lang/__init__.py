@@ -1,0 +1,1 @@
+"""Spec text to notation."""

@@ -1,0 +1,260 @@
+"""Syntax to notation: names, ranges, shapes and proofs. Every fault of a file in one error.
+
+Holds afterwards: each `Op` is closed (every name resolved, every temporary declared), every access
+is proved inside its tensor or covered by a constraint that the call checks, every `=` writes each
+cell at most once, every size follows from the input shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from opgen.errors import Diagnostic, OpgenError, Source, Span
+from opgen.ir.context import facts_of
+from opgen.ir.notation import (
+    Constraint,
+    Gradient,
+    Op,
+    Statement,
+)
+from opgen.lang import syntax
+from opgen.lang.dataflow import order_faults
+from opgen.lang.environment import Divisor, Environment, Fault
+from opgen.lang.gradients import gradient_faults
+from opgen.lang.kinds import resolve_types
+from opgen.lang.lower import Lowered, Lowering
+from opgen.lang.obligations import Obligations
+from opgen.lang.prove_accesses import divisors_positive, in_range
+from opgen.lang.prove_writes import disjoint, injective
+from opgen.lang.prove_written import written_before_read
+from opgen.lang.ranges import expand_aliases
+from opgen.lang.repairs import removed
+from opgen.lang.signature import Signature
+
+
+def check(file: syntax.File, source: Source) -> tuple[Op, ...]:
+    """The ops of a file, proved. Raises OpgenError with every fault found."""
+    faults: list[Diagnostic] = []
+    ops: list[Op] = []
+    if not file.definitions:
+        faults.append(
+            Fault(
+                "empty-spec",
+                "the file defines no op",
+                Span(0, 0),
+                advice="an op begins with `op name(x[N]) -> y[N]`",
+            ).diagnostic
+        )
+    seen: dict[str, Span] = {}
+    for definition in file.definitions:
+        name = definition.name
+        if name.text in seen:
+            faults.append(
+                Fault(
+                    "duplicate-name",
+                    f"'{name.text}' is defined twice",
+                    (name.span, "again here"),
+                    (seen[name.text], "first defined here"),
+                    advice="give one of them another name",
+                ).diagnostic
+            )
+        seen.setdefault(name.text, name.span)
+        checker = _Checker(definition, source)
+        op = checker.check()
+        faults.extend(checker.faults)
+        if op is not None:
+            ops.append(op)
+    if not faults:
+        faults.extend(gradient_faults(file, ops, source))
+    if faults:
+        raise OpgenError(faults, source)
+    return tuple(ops)
+
+
+class _Checker:
+    """One definition. Stages stop where a later one would only repeat the faults of an earlier."""
+
+    def __init__(self, definition: syntax.Definition, source: Source) -> None:
+        self.definition = definition
+        self.source = source
+        self.signature = Signature(source)
+        self.faults: list[Diagnostic] = self.signature.faults
+
+    def check(self) -> Op | None:
+        self.signature.environment.failed.update(self.definition.lost)
+        self.signature.read(self.definition)
+        sound = not self.faults and not self.definition.damaged
+        signature_divisors = _take_divisors(self.signature.environment)
+        lowered = self._lower()
+        complete = not self.faults
+        if not sound:
+            return None
+        op = self._assemble([entry.statement for entry, _ in lowered])
+        if complete:
+            entries = [entry for entry, _ in lowered]
+            found = order_faults(op, entries, self.definition, self.signature.environment)
+            self.faults.extend(fault.diagnostic for fault in found)
+        op = self._prove(op, lowered, signature_divisors, complete)
+        if self.faults:
+            return None
+        try:
+            return resolve_types(op, self.signature.environment)
+        except Fault as fault:
+            self.faults.append(fault.diagnostic)
+            return None
+
+    # ------------------------------------------------------------ statements
+    def _lower(self) -> list[tuple[Lowered, tuple[Divisor, ...]]]:
+        """Statements in execution order, each with the divisors that stand in it."""
+        environment = self.signature.environment
+        declared = {tensor.name for tensor in self.signature.temporaries}
+        lowering = Lowering(
+            environment,
+            frozenset(tensor.name for tensor in self.signature.inputs),
+            {name: environment.declared_at[name] for name in declared},
+        )
+        out: list[tuple[Lowered, tuple[Divisor, ...]]] = []
+        for clause in self.definition.clauses:
+            if isinstance(clause, syntax.Statement):
+                name = clause.target.name
+                known = name.text in environment.declared_at or name.text in environment.failed
+                if not known:
+                    environment.later.setdefault(name.text, name.span)
+        aliases: dict[str, syntax.Expression] = {}
+        pending: Span | None = None
+        for clause in self.definition.clauses:
+            try:
+                match clause:
+                    case syntax.With(bindings=bindings):
+                        for binding in bindings:
+                            _refuse_alias(binding, environment)
+                            value = expand_aliases(binding.value, aliases)
+                            aliases[binding.name.text] = value
+                        pending = clause.span
+                    case syntax.Statement():
+                        used, aliases, pending = aliases, {}, None
+                        entries = lowering.lower(clause, used)
+                        divisors = _take_divisors(environment)
+                        out.extend((entry, divisors) for entry in entries)
+                    case _:
+                        pass
+            except Fault as fault:
+                if not fault.consequence:
+                    self.faults.append(fault.diagnostic)
+                if isinstance(clause, syntax.Statement):
+                    environment.failed.add(clause.target.name.text)
+                    environment.later.pop(clause.target.name.text, None)
+                _take_divisors(environment)
+        if pending is not None and not self.definition.damaged:
+            self.faults.append(
+                Fault(
+                    "dangling-with",
+                    "no statement follows this `with`",
+                    pending,
+                    notes=("aliases hold for the next statement only",),
+                    advice="move it before the statement that uses them, or remove it",
+                    replacement=removed(pending, self.source),
+                ).diagnostic
+            )
+        self.signature.temporaries.extend(lowering.temporaries)
+        return out
+
+    def _assemble(self, statements: list[Statement]) -> Op:
+        signature = self.signature
+        return Op(
+            self.definition.name.text,
+            tuple(signature.inputs),
+            tuple(signature.attributes),
+            tuple(signature.outputs),
+            tuple(signature.environment.sizes),
+            tuple(signature.lets),
+            tuple(signature.constraints),
+            tuple(signature.tables),
+            tuple(signature.temporaries),
+            tuple(statements),
+            tuple(
+                Gradient(clause.input.text, clause.op.text)
+                for clause in self.definition.clauses
+                if isinstance(clause, syntax.GradientBy)
+            ),
+            self.definition.doc,
+        )
+
+    # ------------------------------------------------------------ proofs
+    def _prove(
+        self,
+        op: Op,
+        lowered: list[tuple[Lowered, tuple[Divisor, ...]]],
+        signature_divisors: tuple[Divisor, ...],
+        complete: bool,
+    ) -> Op:
+        environment = self.signature.environment
+        found: list[Fault] = []
+        checks: list[Constraint] = []
+        # Divisors first: what a launch check says of them is known in every later proof.
+        obligations = Obligations(facts_of(op), environment, found, checks)
+        divisors_positive(obligations, signature_divisors, obligations.facts)
+        op = replace(op, constraints=(*op.constraints, *checks))
+        obligations = Obligations(facts_of(op), environment, found, checks)
+        dividing: list[Lowered] = []
+        for entry, divisors in lowered:
+            before = len(found)
+            divisors_positive(obligations, divisors, obligations.statement_facts(entry.statement))
+            if len(found) == before:
+                dividing.append(entry)  # else its indices have no value
+        op = replace(op, constraints=_merged(op.constraints, checks))
+        obligations = Obligations(facts_of(op), environment, found, checks)
+        for entry in dividing:
+            in_range(obligations, entry)
+            if entry.exclusive:
+                injective(obligations, entry)
+        self._prove_between([entry for entry, _ in lowered], obligations, complete)
+        self.faults.extend(_distinct(fault.diagnostic for fault in found))
+        return replace(op, constraints=_merged(op.constraints, checks))
+
+    @staticmethod
+    def _prove_between(entries: list[Lowered], obligations: Obligations, complete: bool) -> None:
+        """Obligations between statements: disjoint `=`, and temporaries written before read."""
+        writers: dict[str, list[Statement]] = {}
+        exclusive: dict[str, list[Lowered]] = {}
+        for entry in entries:
+            if complete:  # else the statement that writes it may be the one at fault
+                written_before_read(obligations, entry, writers)
+            name = entry.statement.target.tensor
+            if entry.exclusive:
+                for earlier in exclusive.get(name, []):
+                    disjoint(obligations, earlier, entry)
+                exclusive.setdefault(name, []).append(entry)
+            writers.setdefault(name, []).append(entry.statement)
+
+
+def _take_divisors(environment: Environment) -> tuple[Divisor, ...]:
+    taken = tuple(environment.divisors)
+    environment.divisors.clear()
+    return taken
+
+
+def _merged(
+    constraints: tuple[Constraint, ...], checks: list[Constraint]
+) -> tuple[Constraint, ...]:
+    """The constraints with the launch checks that are new."""
+    return tuple(dict.fromkeys((*constraints, *checks)))
+
+
+def _distinct(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Each fault once: one index expanded from an alias may fail in several places."""
+    return list({(d.code, d.labels): d for d in diagnostics}.values())
+
+
+def _refuse_alias(binding: syntax.Binding, environment: Environment) -> None:
+    name = binding.name
+    if environment.is_known(name.text):
+        raise Fault(
+            "shadowed-name",
+            f"'{name.text}' is already a size or attribute and cannot be an alias",
+            name.span,
+            (environment.declared_at.get(name.text, name.span), "declared here"),
+            advice="give the alias another name",
+            consequence=name.text in environment.failed,
+        )

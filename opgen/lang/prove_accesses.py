@@ -1,0 +1,262 @@
+"""Every access stays inside its tensor, and every divisor is positive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Final, assert_never
+
+from opgen.algebra.condition import Condition, Relation
+from opgen.algebra.facts import Facts
+from opgen.algebra.poly import Kind, Poly, poly, symbol, symbol_atom
+from opgen.algebra.prove import implies
+from opgen.errors import Span
+from opgen.ir.notation import (
+    Access,
+    Apply,
+    Boundary,
+    Constant,
+    Expr,
+    Index,
+    Parameter,
+    Read,
+    Value,
+)
+from opgen.lang.environment import Divisor, Fault
+from opgen.lang.lower import Lowered
+from opgen.lang.obligations import Obligations, loads, opposite, truths
+from opgen.lang.repairs import required
+
+_MOVED: Final = (Boundary.CLAMP, Boundary.WRAP)
+_FREE: Final = (Boundary.ZERO, Boundary.FILL, Boundary.DROP)
+
+
+# ------------------------------------------------------------ divisors
+def divisors_positive(obligations: Obligations, divisors: Iterable[Divisor], facts: Facts) -> None:
+    """Every divisor is positive, or a launch check says so."""
+    for divisor in divisors:
+        positive = Condition(divisor.value - 1)
+        if implies(facts, positive):
+            continue
+        if obligations.is_launch_condition(positive):
+            obligations.launch_check(positive, f"the divisor {divisor.value} must be positive")
+            continue
+        span = divisor.span
+        text = obligations.environment.text(span)
+        obligations.faults.append(
+            Fault(
+                "divisor-not-positive",
+                f"the divisor {divisor.value} is not always positive",
+                divisor.span,
+                notes=(
+                    *obligations.smallest(positive, facts, (("the divisor", divisor.value),)),
+                    "`//` and `%` are floor operations, defined for positive divisors",
+                ),
+                advice=f"make it at least 1, such as max({text}, 1) or {text} + 1",
+                alternatives=((span, f"max({text}, 1)"), (span, f"({text} + 1)")),
+            )
+        )
+
+
+def in_range(obligations: Obligations, lowered: Lowered) -> None:
+    """Every access of a statement stays inside its tensor."""
+    statement = lowered.statement
+    facts = obligations.statement_facts(statement)
+    _access(obligations, statement.target, facts, facts, role=_Role.WRITE)
+    _expression(obligations, statement.body, facts, facts)
+    for access in loads(
+        (*(guard.value for guard in statement.guards), statement.position or poly(0)),
+        statement.span,
+    ):
+        _access(obligations, access, facts, facts, role=_Role.INDEX)
+
+
+class _Role(Enum):
+    READ = "reads"
+    WRITE = "writes"
+    INDEX = "an index reads"  # takes no boundary mode
+
+
+def _expression(obligations: Obligations, expr: Expr, facts: Facts, outer: Facts) -> None:
+    """`facts` may use the presence of sibling factors; `outer` may not (see `_access`)."""
+    match expr:
+        case Read(access=access):
+            _access(obligations, access, facts, outer, role=_Role.READ)
+        case Apply(primitive="mul", arguments=(left, right)):
+            # A product with an absent factor is absent, so the other is read where it is not.
+            _expression(
+                obligations, left, facts.with_conditions(*obligations.presence(right)), outer
+            )
+            _expression(
+                obligations, right, facts.with_conditions(*obligations.presence(left)), outer
+            )
+        case Apply(primitive="select", arguments=(test, chosen, otherwise)):
+            _expression(obligations, test, facts, outer)
+            holds = truths(test)
+            _expression(
+                obligations, chosen, facts.with_conditions(*holds), outer.with_conditions(*holds)
+            )
+            fails = opposite(holds)
+            _expression(
+                obligations, otherwise, facts.with_conditions(*fails), outer.with_conditions(*fails)
+            )
+        case Apply(arguments=arguments):
+            for argument in arguments:
+                _expression(obligations, argument, facts, outer)
+        case Value(value=value):
+            for access in loads((value,)):
+                _access(obligations, access, outer, outer, role=_Role.INDEX)
+        case Constant() | Parameter():
+            pass
+        case unexpected:
+            assert_never(unexpected)
+
+
+def _access(
+    obligations: Obligations, access: Access, facts: Facts, outer: Facts, *, role: _Role
+) -> None:
+    extents = obligations.extents(access)
+    for axis, (index, extent) in enumerate(zip(access.indices, extents, strict=True)):
+        # An index that is itself read from a tensor is evaluated before its siblings are.
+        for inner in loads((index.value,), index.span or access.span):
+            _access(obligations, inner, outer, outer, role=_Role.INDEX)
+        moved = index.boundary in _MOVED
+        if index.boundary in _FREE or (_is_loaded(index.value) and not moved):
+            continue
+        for condition in _bounds(index, extent):
+            if implies(facts, condition):
+                continue
+            if obligations.is_launch_condition(condition):
+                wanted = (
+                    f"`{index.boundary.value}` needs a cell to move to: dim {axis} of "
+                    f"{access.tensor} must not be empty"
+                    if moved
+                    else f"index {index.value} of dim {axis} of {access.tensor} must lie inside "
+                    f"its extent {extent}"
+                )
+                obligations.launch_check(condition, wanted)
+                continue
+            fault = _out_of_range(obligations, access, axis, index, extent, condition, facts, role)
+            obligations.faults.append(fault)
+            break
+
+
+def _out_of_range(
+    obligations: Obligations,
+    access: Access,
+    axis: int,
+    index: Index,
+    extent: Poly,
+    condition: Condition,
+    facts: Facts,
+    role: _Role,
+) -> Fault:
+    environment, name = obligations.environment, access.tensor
+    shown = (("the index", index.value), ("the extent", extent))
+    notes = obligations.smallest(condition, facts, shown)
+    span = index.span or access.span or Span(0, 0)
+    label = environment.dim_label(name, axis, f"dim {axis} has extent {extent}")
+    if index.boundary in (Boundary.REFLECT, Boundary.SYMMETRIC):
+        return _reflected_too_far(obligations, access, axis, index, extent, notes, facts)
+    notes = notes or ("it could not be proved for all sizes",)
+    if environment.is_known(index.value.symbol or ""):
+        notes = (*notes, f"'{index.value}' is a size or attribute here, not an iterator")
+    headline = (
+        f"{role.value} '{name}' outside dim {axis}: {index.value} is not always in [0, {extent})"
+    )
+    if role is _Role.INDEX:
+        clamped = f"max(min({index.value}, {extent - 1}), 0)"
+        advice = f"add a condition after `if`, or clamp by hand: {clamped}"
+        return Fault("out-of-range", headline, span, *label, notes=notes, advice=advice)
+    suffix = "?drop" if role is _Role.WRITE else "?0"
+    return Fault(
+        "out-of-range",
+        headline,
+        span,
+        *label,
+        notes=notes,
+        advice=f"say what happens outside: {index.value} {suffix}"
+        + ("" if role is _Role.WRITE else ", or ?clamp ?reflect ?wrap ?(value)"),
+        replacement=(Span(span.end, span.end), f" {suffix}"),
+    )
+
+
+def _reflected_too_far(
+    obligations: Obligations,
+    access: Access,
+    axis: int,
+    index: Index,
+    extent: Poly,
+    notes: tuple[str, ...],
+    facts: Facts,
+) -> Fault:
+    """The fault of an index more than one extent away; the repair is a `where`, or a clamp."""
+    environment, mode = obligations.environment, index.boundary.value
+    span = index.span or access.span or Span(0, 0)
+    least, greatest = (
+        (1 - extent, 2 * extent - 2)
+        if index.boundary is Boundary.REFLECT
+        else (-extent, 2 * extent - 1)
+    )
+    bounds = [
+        _at_worst(condition.value, obligations, facts) for condition in _bounds(index, extent)
+    ]
+    edits = [required(b, environment) for b in bounds if b is not None and b.symbols]
+    return Fault(
+        "reflected-too-far",
+        f"`{mode}` reaches one reflection: {index.value} is not always in [{least}, {greatest}]",
+        span,
+        *environment.dim_label(access.tensor, axis, f"dim {axis} has extent {extent}"),
+        notes=notes,
+        advice="bound the sizes by a `where`, or continue the edge with ?clamp",
+        alternatives=(
+            *(edit for edit in edits if edit is not None),
+            (Span(span.end - len(mode), span.end), "?clamp"),
+        ),
+    )
+
+
+def _at_worst(value: Poly, obligations: Obligations, facts: Facts) -> Poly | None:
+    """The least value over the iterators, where that is plain: linear, with constant factors."""
+    lets = obligations.environment.lets
+    while not value.symbols.isdisjoint(lets):
+        value = value.substitute(lets)
+    for name in facts.symbols:
+        if name in obligations.facts.symbols or name not in value.symbols:
+            continue
+        split = value.linear_in(symbol_atom(name))
+        if split is None or not split[0].is_constant:
+            return None
+        upper = _upper(name, facts)
+        if split[0].constant < 0 and upper is None:
+            return None
+        value = split[1] if upper is None or split[0].constant > 0 else split[0] * upper + split[1]
+        value = obligations.environment.expand_lets(value)
+    return value
+
+
+def _upper(name: str, facts: Facts) -> Poly | None:
+    """The greatest value of an iterator: one less than its extent."""
+    for condition in facts.conditions:
+        rest = condition.value + symbol(name)
+        if condition.relation is Relation.GE and name not in rest.symbols:
+            return rest
+    return None
+
+
+def _bounds(index: Index, extent: Poly) -> tuple[Condition, ...]:
+    """What an index must satisfy under its boundary mode, which moves it into a cell."""
+    value = index.value
+    match index.boundary:
+        case Boundary.CLAMP | Boundary.WRAP:
+            return (Condition(extent - 1),)
+        case Boundary.REFLECT:
+            return Condition(value + extent - 1), Condition(2 * extent - 2 - value)
+        case Boundary.SYMMETRIC:
+            return Condition(value + extent), Condition(2 * extent - 1 - value)
+        case _:
+            return Condition(value), Condition(extent - 1 - value)
+
+
+def _is_loaded(value: Poly) -> bool:
+    return any(atom.kind is Kind.LOAD for atom in value.all_atoms())

@@ -1,0 +1,196 @@
+"""`=` writes no cell twice: within a statement, and between two statements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from opgen.algebra.condition import Condition, Relation
+from opgen.algebra.facts import Facts
+from opgen.algebra.fibre import Problem, TargetIndex, solve
+from opgen.algebra.poly import Poly, poly, symbol
+from opgen.algebra.prove import implies
+from opgen.errors import Span
+from opgen.ir.context import with_iterators
+from opgen.ir.notation import (
+    Boundary,
+    Statement,
+)
+from opgen.ir.notation import Iterator as BoxIterator
+from opgen.lang.environment import Fault
+from opgen.lang.lower import Lowered
+from opgen.lang.obligations import Obligations, excludes
+from opgen.lang.repairs import accumulated_at
+
+
+def injective(obligations: Obligations, lowered: Lowered) -> None:
+    """`=` writes no cell twice: the fibre of a cell is at most one point."""
+    statement = lowered.statement
+    own = statement.iterators[: lowered.own]
+    names = {iterator.name for iterator in own}
+    reduced = {iterator.name for iterator in statement.iterators[lowered.own :]}
+    guards = tuple(g for g in statement.guards if g.value.symbols.isdisjoint(reduced))
+    extents = obligations.extents(statement.target)
+    indices = statement.target.indices
+    if any(i.boundary not in (Boundary.NONE, Boundary.DROP) for i in indices):
+        obligations.faults.append(
+            Fault(
+                "moved-write",
+                "`=` with a boundary mode that moves the index can write a cell twice",
+                statement.target.span or Span(0, 0),
+                notes=("a moved index is the index of another cell, which has a value of its own",),
+                advice="accumulate with `+=`, or leave out what lies outside with `?drop`",
+                replacement=accumulated_at(statement.target.span, obligations.environment),
+            )
+        )
+        return
+    problem = Problem(
+        tuple((iterator.name, iterator.extent) for iterator in own),
+        guards,
+        tuple(
+            TargetIndex(index.value, extent) for index, extent in zip(indices, extents, strict=True)
+        ),
+        tuple(f"u{axis}" for axis in range(len(indices))),
+        tuple(names),
+    )
+    if solve(problem, obligations.facts).is_injective:
+        return
+    facts = with_iterators(obligations.facts, own).with_conditions(*guards)
+    twin = {iterator.name: symbol(f"{iterator.name}'") for iterator in own}
+    both = with_iterators(facts, (BoxIterator(f"{i.name}'", i.extent) for i in own))
+    both = both.with_conditions(*(guard.substitute(twin) for guard in guards))
+    both = both.with_conditions(
+        *(Condition(i.value - i.value.substitute(twin), Relation.EQ) for i in indices)
+    )
+    span = statement.target.span or Span(0, 0)
+    for iterator in own:
+        same = Condition(symbol(iterator.name) - twin[iterator.name], Relation.EQ)
+        if implies(both, same):
+            continue
+        obligations.faults.append(
+            Fault(
+                "written-twice",
+                f"`=` writes a cell of '{statement.target.tensor}' once for each "
+                f"'{iterator.name}' that leads to it",
+                span,
+                notes=_met_twice(statement, own, same, both, obligations),
+                advice="combine the values with `+=`, `max=` or `min=`",
+                replacement=accumulated_at(statement.target.span, obligations.environment),
+            )
+        )
+        return
+
+
+def _met_twice(
+    statement: Statement,
+    own: Sequence[BoxIterator],
+    same: Condition,
+    both: Facts,
+    obligations: Obligations,
+) -> tuple[str, ...]:
+    """`smallest case: W = 2; w = 0 and w = 1 both write y[0]`."""
+    values = obligations.example(same, both)
+    if values is None:
+        return ("it could not be proved that every cell is written once",)
+    differing = [i.name for i in own if values[i.name] != values[f"{i.name}'"]]
+    one = _point(differing, [values[name] for name in differing])
+    two = _point(differing, [values[f"{name}'"] for name in differing])
+    shapes = _shapes((statement,), values, obligations)
+    return (f"smallest case: {shapes}{one} and {two} both write {_cell(statement, values)}",)
+
+
+def _point(names: Sequence[str], values: Sequence[int]) -> str:
+    """`w = 0` or `(h, w) = (0, 1)`."""
+    if len(names) == 1:
+        return f"{names[0]} = {values[0]}"
+    return f"({', '.join(names)}) = ({', '.join(map(str, values))})"
+
+
+def _cell(statement: Statement, values: Mapping[str, int]) -> str:
+    indices = (index.value.evaluate(values) for index in statement.target.indices)
+    return f"{statement.target.tensor}[{','.join(map(str, indices))}]"
+
+
+def _shapes(
+    statements: Sequence[Statement], values: Mapping[str, int], obligations: Obligations
+) -> str:
+    """The sizes and attributes on which the written cells depend, as `W = 2; `."""
+    polynomials = [
+        polynomial
+        for statement in statements
+        for polynomial in (
+            *(index.value for index in statement.target.indices),
+            *(guard.value for guard in statement.guards),
+            *(iterator.extent for iterator in statement.iterators),
+        )
+    ]
+    used = frozenset[str]().union(*(polynomial.symbols for polynomial in polynomials))
+    known = [name for name in obligations.facts.symbols if name in used and name in values]
+    shown = ", ".join(f"{name} = {values[name]}" for name in known)
+    return f"{shown}; " if shown else ""
+
+
+def disjoint(obligations: Obligations, first: Lowered, second: Lowered) -> None:
+    """Two `=` into one tensor write different cells."""
+    one, two = first.statement, second.statement
+    rename = {i.name: symbol(f"{i.name}'") for i in two.iterators}
+    facts = obligations.statement_facts(one)
+    facts = with_iterators(
+        facts,
+        (BoxIterator(f"{i.name}'", i.extent) for i in two.iterators),
+    )
+    guards = tuple(guard.substitute(rename) for guard in two.guards)
+    if any(excludes(facts, guard) for guard in guards):
+        return
+    facts = facts.with_conditions(*guards)
+    differences = [
+        a.value - b.value.substitute(rename)
+        for a, b in zip(one.target.indices, two.target.indices, strict=True)
+    ]
+    for difference in differences:
+        if implies(facts, Condition(difference - 1)) or implies(facts, Condition(-difference - 1)):
+            return
+        if _never_zero_by_divisibility(difference):
+            return
+    same_cell = facts.with_conditions(*(Condition(d, Relation.EQ) for d in differences))
+    later = accumulated_at(two.target.span, obligations.environment)
+    obligations.faults.append(
+        Fault(
+            "overlapping-writes",
+            f"two statements write the same cells of '{one.target.tensor}' with `=`",
+            (two.target.span or Span(0, 0), "again here"),
+            (one.target.span or Span(0, 0), "first written here"),
+            notes=_met_by_both(one, two, same_cell, obligations),
+            advice="make their indices or conditions exclude each other, or add with `+=`",
+            replacement=later,
+        )
+    )
+
+
+def _met_by_both(
+    one: Statement, two: Statement, same_cell: Facts, obligations: Obligations
+) -> tuple[str, ...]:
+    values = obligations.example(Condition(poly(-1)), same_cell)
+    if values is None:
+        return ("it could not be proved that their cells differ",)
+    names = [iterator.name for iterator in one.iterators]
+    others = [iterator.name for iterator in two.iterators]
+    first = _point(names, [values[name] for name in names]) if names else "once"
+    second = _point(others, [values[f"{name}'"] for name in others]) if others else "once"
+    shapes = _shapes((one, two), values, obligations)
+    return (
+        f"smallest case: {shapes}both write {_cell(one, values)}, the first at {first}, "
+        f"the second at {second}",
+    )
+
+
+def _never_zero_by_divisibility(difference: Poly) -> bool:
+    """Whether the variable part is a multiple of an integer that does not divide the constant."""
+    rest = difference - difference.constant
+    coefficients = list(rest.terms.values())
+    if not coefficients:
+        return difference.constant != 0
+    divisor = 0
+    for coefficient in coefficients:
+        while coefficient:
+            divisor, coefficient = coefficient, divisor % coefficient
+    return abs(divisor) > 1 and difference.constant % abs(divisor) != 0

@@ -1,0 +1,373 @@
+"""The range of every iterator, by a rule that can be followed in one's head.
+
+An iterator runs over `[0, E)` where E is (1) what `in E` says, else (2) its partner in a composite
+dim, or the dim where it stands bare, without boundary suffix. All such places must agree, except
+that a left-hand dim which is a right-hand dim plus more yields to it: concatenation, `y[i] = a[i]`
+into `y[N + M]`, means the range of `a`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from opgen.algebra.poly import Poly, symbol
+from opgen.errors import Edit, Span
+from opgen.ir.notation import BATCH, BATCH_ITERATOR, Table, Tensor
+from opgen.lang import syntax
+from opgen.lang.environment import Environment, Fault, closest
+from opgen.lang.index_faults import data_dependent
+from opgen.lang.indices import composite_extents, size_polynomial
+from opgen.lang.repairs import ranging
+from opgen.lang.scope import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    extent: Poly
+    span: Span
+    left: bool
+    declared: Span | None = None
+
+
+def resolve(
+    names: Sequence[syntax.Domain],
+    statement: syntax.Statement | None,
+    body: Sequence[syntax.Expression],
+    environment: Environment,
+) -> dict[str, Poly]:
+    """The extent of every iterator in `names`, in that order.
+
+    `statement` is the one whose own iterators these are, None for those of a reduction. Raises
+    Fault where an iterator has no range or two different ones.
+    """
+    return {
+        domain.name.text: _explicit(domain, environment)
+        if domain.extent is not None
+        else _inferred(domain, statement, body, environment)
+        for domain in names
+    }
+
+
+def _explicit(domain: syntax.Domain, environment: Environment) -> Poly:
+    assert domain.extent is not None
+    for subscript in subscripts(domain.extent):
+        if subscript.name.text in environment.tensors:
+            raise data_dependent(
+                subscript.name.text, domain.extent.span, _as_condition(domain, environment)
+            )
+    for name, span in free_names(domain.extent, environment):
+        raise unknown_extent(domain, name, span, environment)
+    return size_polynomial(domain.extent, Scope(environment))
+
+
+def unknown_extent(domain: syntax.Domain, name: str, span: Span, environment: Environment) -> Fault:
+    """The fault of a name in the extent of an iterator that is no size."""
+    assert domain.extent is not None
+    close = closest(name, environment.integers()) if len(name) > 2 else None
+    without = Span(domain.name.span.end, environment.enclosed(domain.extent.span).end)
+    return Fault(
+        "unknown-name",
+        f"'{name}' is no size or attribute, and a range is made of those",
+        span,
+        advice=f"did you mean '{close}'?"
+        if close
+        else "leave the range out where the dim tells it, or add a condition: "
+        f"`if {domain.name.text} < {name}`",
+        replacement=(span, close) if close else None,
+        alternatives=[(without, ""), _as_condition(domain, environment)],
+    )
+
+
+def _as_condition(domain: syntax.Domain, environment: Environment) -> Edit:
+    """`sum(k in K)` as `sum(k if k < K)`: the range of `k` is then the dim it stands in."""
+    assert domain.extent is not None
+    name = domain.name.text
+    extent = environment.enclosed(domain.extent.span)
+    return domain.name.span.to(extent), f"{name} if {name} < {environment.text(extent)}"
+
+
+def _inferred(
+    domain: syntax.Domain,
+    statement: syntax.Statement | None,
+    body: Sequence[syntax.Expression],
+    environment: Environment,
+) -> Poly:
+    name = domain.name.text
+    if name == BATCH_ITERATOR:
+        return symbol(BATCH)
+    sites: list[_Site] = []
+    if statement is not None:
+        sites.extend(_sites(name, statement.target, True, environment))
+        body = (*body, *children(statement.target))
+    for expression in body:
+        for subscript in subscripts(expression):
+            sites.extend(_sites(name, subscript, False, environment))
+    if not sites:
+        raise _no_range(domain, statement, body, environment)
+    right = [site for site in sites if not site.left]
+    if right:
+        sites = [
+            site
+            for site in sites
+            if not (site.left and all(_extends(site, part, environment) for part in right))
+        ]
+    first = sites[0]
+    for other in sites[1:]:
+        if environment.expand_lets(other.extent) != environment.expand_lets(first.extent):
+            raise _range_conflict(domain, first, other, statement, environment)
+    return first.extent
+
+
+def _no_range(
+    domain: syntax.Domain,
+    statement: syntax.Statement | None,
+    body: Sequence[syntax.Expression],
+    environment: Environment,
+) -> Fault:
+    """The fault of an iterator without a range, with the dim it stands in but for a suffix."""
+    name, span = domain.name.text, domain.name.span
+    accesses = [statement.target] if statement is not None else []
+    accesses += [access for expression in body for access in subscripts(expression)]
+    likely = [e for access in reversed(accesses) for e in _suffixed(name, access, environment)]
+    if not likely and statement is not None:
+        around = {e for access in accesses for e in _containing(name, access, environment)}
+        likely = list(around) if len(around) == 1 else []
+    extent = str(likely[0]) if likely else None
+    close = closest(name, environment.integers()) if len(name) > 2 else None
+    wanted = f"{name} in {extent or 'N'}"
+    edits = [(span, close)] if close is not None else []
+    if extent is not None:
+        place = (span, wanted)
+        edits.append(place if statement is None else ranging(statement, wanted, environment))
+    return Fault(
+        "no-range",
+        f"'{name}' has no range",
+        span,
+        notes=(
+            "the range of an iterator is the dim where it stands bare, without a boundary mode, "
+            "or is written with `in`",
+        ),
+        advice=(f"did you mean '{close}'? Or " if close else "")
+        + (
+            f"write its extent, such as `{wanted}`"
+            if statement is None
+            else f"end the statement with `for {wanted}`"
+        ),
+        alternatives=edits,
+    )
+
+
+def _suffixed(name: str, access: syntax.Subscript, environment: Environment) -> Iterator[Poly]:
+    """The extents of dims in which a name stands bare, with a boundary mode."""
+    tensor = environment.tensors.get(access.name.text)
+    for axis, item in enumerate(access.indices):
+        match item:
+            case syntax.PlainIndex(value=syntax.NameUse(name=used)) if used == name and tensor:
+                yield _extent(tensor, axis)
+            case _:
+                pass
+
+
+def _containing(name: str, access: syntax.Subscript, environment: Environment) -> Iterator[Poly]:
+    """The extents of dims in whose index a name occurs."""
+    tensor = environment.tensors.get(access.name.text)
+    for axis, item in enumerate(access.indices):
+        if not isinstance(item, syntax.PlainIndex) or tensor is None:
+            continue
+        if any(used == name for used, _ in free_names(item.value, environment)):
+            yield _extent(tensor, axis)
+
+
+def _range_conflict(
+    domain: syntax.Domain,
+    first: _Site,
+    other: _Site,
+    statement: syntax.Statement | None,
+    environment: Environment,
+) -> Fault:
+    name = domain.name.text
+    edits: list[Edit] = []
+    for extent in (first.extent, other.extent):
+        wanted = f"{name} in {extent}"
+        place = (domain.name.span, wanted)
+        edits.append(place if statement is None else ranging(statement, wanted, environment))
+    if other.declared is not None:
+        edits.append((other.declared, str(first.extent)))
+    return Fault(
+        "range-conflict",
+        f"'{name}' has two ranges, {first.extent} and {other.extent}",
+        (first.span, f"{first.extent} here"),
+        (other.span, f"{other.extent} here"),
+        advice=f"say which one is meant, `{name} in {first.extent}`, or declare the dims alike",
+        alternatives=edits,
+    )
+
+
+def _extends(whole: _Site, part: _Site, environment: Environment) -> bool:
+    """Whether a dim is a sum of which another is a part: `N + M` extends `N`, `2*N` does not."""
+    extent = environment.expand_lets(whole.extent)
+    rest = extent - environment.expand_lets(part.extent)
+    return (
+        len(extent.terms) > 1
+        and bool(rest.terms)
+        and all(coefficient > 0 for coefficient in rest.terms.values())
+    )
+
+
+def _sites(
+    name: str, subscript: syntax.Subscript, left: bool, environment: Environment
+) -> Iterator[_Site]:
+    """Where the iterator fixes its range in one access."""
+    tensor = environment.tensors.get(subscript.name.text)
+    if tensor is None:
+        return
+    rank = len(tensor.dims) if isinstance(tensor, Tensor) else len(tensor.shape)
+    if rank != len(subscript.indices):
+        return  # reported where the access is converted
+    for axis, item in enumerate(subscript.indices):
+        match item:
+            case syntax.PlainIndex(value=syntax.NameUse(name=used), boundary="") if used == name:
+                declared = environment.dim_spans.get((tensor.name, axis))
+                yield _Site(_extent(tensor, axis), item.span, left, declared)
+            case syntax.Composite(parts=parts):
+                extents = composite_extents(item, tensor, axis, environment)
+                for part, extent in zip(parts, extents, strict=True):
+                    if isinstance(part, syntax.Name) and part.text == name:
+                        yield _Site(extent, part.span, left)
+            case _:
+                pass
+
+
+def _extent(tensor: Tensor | Table, axis: int) -> Poly:
+    if isinstance(tensor, Table):
+        return Poly({(): tensor.shape[axis]})
+    return tensor.dims[axis].extent
+
+
+# ---------------------------------------------------------------------------- walking syntax
+def children(expression: syntax.Expression) -> Iterator[syntax.Expression]:
+    """The expressions directly inside one."""
+    match expression:
+        case syntax.Subscript(indices=indices):
+            for item in indices:
+                if isinstance(item, syntax.PlainIndex):
+                    yield item.value
+                    if item.fill is not None:
+                        yield item.fill
+        case syntax.Call(arguments=arguments):
+            yield from arguments
+        case syntax.Reduction(domains=domains, condition=condition, position=position, body=body):
+            for domain in domains:
+                if domain.extent is not None:
+                    yield domain.extent
+            for part in (condition, position):
+                if part is not None:
+                    yield part
+            yield body
+        case syntax.Unary(operand=operand):
+            yield operand
+        case syntax.Binary(left=left, right=right):
+            yield left
+            yield right
+        case syntax.Comparison(operands=operands) | syntax.Logical(operands=operands):
+            yield from operands
+        case _:
+            return
+
+
+def subscripts(expression: syntax.Expression) -> Iterator[syntax.Subscript]:
+    """Every access in an expression, outermost first."""
+    if isinstance(expression, syntax.Subscript):
+        yield expression
+    for child in children(expression):
+        yield from subscripts(child)
+
+
+def calls(expression: syntax.Expression) -> Iterator[syntax.Call]:
+    """Every function call in an expression, outermost first."""
+    if isinstance(expression, syntax.Call):
+        yield expression
+    for child in children(expression):
+        yield from calls(child)
+
+
+def free_names(
+    expression: syntax.Expression, environment: Environment
+) -> Iterator[tuple[str, Span]]:
+    """Names that can only be iterators and are not bound by a reduction inside; may repeat."""
+    match expression:
+        case syntax.NameUse(name=name, span=span):
+            if not environment.is_known(name):
+                yield name, span
+        case syntax.Subscript(indices=indices):
+            for item in indices:
+                match item:
+                    case syntax.Composite(parts=parts):
+                        for part in parts:
+                            if isinstance(part, syntax.Name) and not environment.is_known(
+                                part.text
+                            ):
+                                yield part.text, part.span
+                    case syntax.BatchDims(span=span):
+                        yield BATCH_ITERATOR, span
+                    case syntax.PlainIndex(value=value):
+                        yield from free_names(value, environment)
+        case syntax.Reduction(domains=domains):
+            bound = {domain.name.text for domain in domains}
+            for child in children(expression):
+                for name, span in free_names(child, environment):
+                    if name not in bound:
+                        yield name, span
+        case _:
+            for child in children(expression):
+                yield from free_names(child, environment)
+
+
+def expand_aliases(
+    expression: syntax.Expression, aliases: Mapping[str, syntax.Expression]
+) -> syntax.Expression:
+    """The expression with every alias replaced by what it stands for."""
+    if not aliases:
+        return expression
+
+    def expand(node: syntax.Expression) -> syntax.Expression:
+        match node:
+            case syntax.NameUse(name=name):
+                return aliases.get(name, node)
+            case syntax.Subscript(name=name, indices=indices, span=span):
+                return syntax.Subscript(name, tuple(map(expand_index, indices)), span)
+            case syntax.Unary(operand=operand, span=span):
+                return syntax.Unary(expand(operand), span)
+            case syntax.Binary(operator=operator, left=left, right=right, span=span):
+                return syntax.Binary(operator, expand(left), expand(right), span)
+            case syntax.Comparison(operands=operands, operators=operators, span=span):
+                return syntax.Comparison(tuple(map(expand, operands)), operators, span)
+            case syntax.Logical(operator=operator, operands=operands, span=span):
+                return syntax.Logical(operator, tuple(map(expand, operands)), span)
+            case syntax.Call(function=function, arguments=arguments, span=span):
+                return syntax.Call(function, tuple(map(expand, arguments)), span)
+            case syntax.Reduction():
+                return syntax.Reduction(
+                    node.reducer,
+                    tuple(
+                        syntax.Domain(
+                            d.name, None if d.extent is None else expand(d.extent), d.span
+                        )
+                        for d in node.domains
+                    ),
+                    None if node.condition is None else expand(node.condition),
+                    None if node.position is None else expand(node.position),
+                    expand(node.body),
+                    node.head,
+                    node.span,
+                )
+            case _:
+                return node
+
+    def expand_index(item: syntax.IndexItem) -> syntax.IndexItem:
+        if not isinstance(item, syntax.PlainIndex):
+            return item
+        return syntax.PlainIndex(expand(item.value), item.boundary, item.fill, item.span)
+
+    return expand(expression)

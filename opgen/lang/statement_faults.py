@@ -1,0 +1,240 @@
+"""The faults of a statement's iterators and reductions: what was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from opgen.algebra.poly import Poly, symbol, symbol_atom
+from opgen.errors import Edit, Span
+from opgen.ir.indices import position
+from opgen.ir.primitives import PRIMITIVES, Precedence
+from opgen.lang import repairs, syntax
+from opgen.lang.environment import Environment, Fault, closest
+from opgen.lang.index_faults import unknown_name
+from opgen.lang.indices import index_polynomial
+from opgen.lang.ranges import children, free_names, subscripts, unknown_extent
+from opgen.lang.scope import Scope
+
+_FUNCTIONS: Final = frozenset(
+    row.symbol for row in PRIMITIVES.values() if row.precedence is Precedence.PRIMARY
+)
+_OTHER_NAMES: Final = {
+    "add": "sum", "total": "sum", "reduce_sum": "sum", "product": "prod", "mul": "prod",
+    "avg": "mean", "average": "mean", "maximum": "max", "amax": "max", "minimum": "min",
+    "amin": "min",
+}  # fmt: skip
+
+
+def free_iterators(
+    statement: syntax.Statement,
+    free: Mapping[str, Span],
+    own: Iterable[str],
+    environment: Environment,
+) -> Fault:
+    """The fault of names on the right of `=` that are neither on the left nor reduced."""
+    own = list(own)
+    name, span = next(iter(free.items()))
+    for reduction in reductions(statement.value):
+        for domain in reduction.domains:
+            if domain.extent is not None and _within(span, domain.extent.span):
+                return unknown_extent(domain, name, span, environment)
+    indexing = set(_names_in_indices(statement, environment))
+    if name not in indexing:
+        return unknown_name(name, span, Scope(environment, {other: symbol(other) for other in own}))
+    names = [other for other in free if other in indexing]
+    close = closest(name, [*own, *environment.integers()]) if len(name) > 2 else None
+    edits: list[Edit | None] = [None if close is None else (span, close)]
+
+    def mentions(expression: syntax.Expression) -> bool:
+        return any(other in names for other, _ in free_names(expression, environment))
+
+    if statement.condition is None or not mentions(statement.condition):
+        edits.append(repairs.summed(statement, names, mentions, environment))
+    shown = " and ".join(f"'{other}'" for other in names)
+    return Fault(
+        "free-iterator",
+        f"{shown} {'is' if len(names) == 1 else 'are'} neither on the left nor reduced",
+        span,
+        *((free[other], "nor this") for other in names[1:]),
+        notes=("with `=` every iterator of the right stands on the left or in a reduction",),
+        advice=(f"did you mean '{close}'? Or " if close else "")
+        + f"reduce it: sum({','.join(names)}) ...",
+        alternatives=[edit for edit in edits if edit is not None],
+    )
+
+
+def _within(part: Span, whole: Span) -> bool:
+    return whole.start <= part.start and part.end <= whole.end
+
+
+def reductions(expression: syntax.Expression) -> Iterator[syntax.Reduction]:
+    """Every reduction in an expression, outermost first."""
+    if isinstance(expression, syntax.Reduction):
+        yield expression
+    for child in children(expression):
+        yield from reductions(child)
+
+
+def reduced_names(expression: syntax.Expression) -> frozenset[str]:
+    """The iterators of every reduction in an expression."""
+    return frozenset(
+        domain.name.text for reduction in reductions(expression) for domain in reduction.domains
+    )
+
+
+def outside_reduction(
+    statement: syntax.Statement, name: str, span: Span, environment: Environment
+) -> Fault:
+    """The fault of an iterator that is used outside of the reduction that binds it."""
+    bound = next(
+        reduction
+        for reduction in reductions(statement.value)
+        if name in [domain.name.text for domain in reduction.domains]
+    )
+    head = environment.text(bound.head)
+    condition = statement.condition
+    in_condition = condition is not None and condition.span.start <= span.start
+    return Fault(
+        "free-iterator",
+        f"'{name}' is reduced by `{head}` and means nothing outside of it",
+        span,
+        (bound.head, "reduced here"),
+        notes=("a reduction takes the product that follows it, not a sum",),
+        advice="write the condition inside, after the iterators"
+        if in_condition
+        else "write the terms to reduce in parentheses",
+        replacement=repairs.condition_inside(statement, bound, environment)
+        if in_condition
+        else repairs.in_parentheses(statement, bound, environment),
+    )
+
+
+def _names_in_indices(statement: syntax.Statement, environment: Environment) -> Iterator[str]:
+    for part in (statement.value, statement.condition):
+        for subscript in subscripts(part) if part is not None else ():
+            yield from (name for name, _ in free_names(subscript, environment))
+
+
+def unknown_reducer(reduction: syntax.Reduction, environment: Environment) -> Fault:
+    """The fault of `name(k) term` where the name is no reduction."""
+    name, body = reduction.reducer, reduction.body
+    start = environment.enclosed(body.span).start
+    product = (Span(start, start), "* ")
+    if name.text in environment.tensors:
+        inside = environment.text(Span(name.span.end + 1, reduction.head.end - 1))
+        return Fault(
+            "tensor-called",
+            f"'{name.text}' is a tensor, and is read with square brackets",
+            reduction.head,
+            (environment.declared_at[name.text], "declared here"),
+            advice="write the index in square brackets, and an operator after it",
+            replacement=(Span(reduction.head.start, start), f"{name.text}[{inside}] * "),
+        )
+    meant = _OTHER_NAMES.get(name.text.lower()) or closest(name.text, syntax.REDUCERS)
+    if meant is not None:
+        return Fault(
+            "unknown-reducer",
+            f"there is no reduction '{name.text}'",
+            name.span,
+            notes=("the reductions are " + ", ".join(syntax.REDUCERS),),
+            advice=f"did you mean '{meant}'?",
+            replacement=(name.span, meant),
+        )
+    return Fault(
+        "missing-operator",
+        f"an operator is missing between `{environment.text(reduction.head)}` and what follows",
+        (body.span, ""),
+        notes=("only reductions stand before a term: " + ", ".join(syntax.REDUCERS),),
+        advice="a product is written with `*`",
+        replacement=product,
+    )
+
+
+def undeclared_temporary(
+    statement: syntax.Statement,
+    item: syntax.IndexItem,
+    extents: Mapping[str, Poly],
+    environment: Environment,
+) -> Fault:
+    """The fault of a target that is not declared and whose dims cannot be inferred."""
+    name = statement.target.name
+    close = closest(name.text, environment.tensors)
+    dims = _dims_that_hold(statement, extents, environment)
+    edits = [(name.span, close)] if close is not None else []
+    if dims is not None:
+        edits.append(repairs.declared(statement, dims, environment))
+    shown = ",".join(dims) if dims is not None else "..."
+    return Fault(
+        "undeclared-temporary",
+        f"the dims of '{name.text}' do not follow from this index",
+        item.span,
+        notes=("a temporary is inferred where its indices are plain iterators",),
+        advice=(f"did you mean '{close}'? Or " if close else "")
+        + f"declare it: tmp {name.text}[{shown}]",
+        alternatives=edits,
+    )
+
+
+def _dims_that_hold(
+    statement: syntax.Statement, extents: Mapping[str, Poly], environment: Environment
+) -> list[str] | None:
+    """The least extents that hold every index, if all grow with their iterators."""
+    scope = Scope(environment, extents)
+    last = {name: extent - 1 for name, extent in extents.items()}
+    dims: list[str] = []
+    for item in statement.target.indices:
+        if not isinstance(item, syntax.PlainIndex):
+            return None
+        index = index_polynomial(item.value, scope)
+        slopes = (index.linear_in(symbol_atom(name)) for name in index.symbols & extents.keys())
+        if any(s is None or not s[0].is_constant or s[0].constant < 0 for s in slopes):
+            return None
+        dims.append(str(index.substitute(last) + 1))
+    return dims
+
+
+def missing_position(
+    reduction: syntax.Reduction, extents: Mapping[str, Poly], environment: Environment
+) -> Fault:
+    """The fault of an argmax over several iterators without an index to return."""
+    names = [domain.name.text for domain in reduction.domains]
+    flat = str(position(names, extents))
+    last = reduction.condition or reduction.domains[-1]
+    end = environment.enclosed(Span(reduction.head.start, last.span.end)).end - 1
+    return Fault(
+        "missing-position",
+        f"`{reduction.reducer.text}` over {len(names)} iterators does not say which index it "
+        "returns",
+        reduction.head,
+        advice=f"state it after `;`, such as the position in row-major order, {flat}",
+        replacement=(Span(end, end), f"; {flat}"),
+    )
+
+
+def unexpected_position(reduction: syntax.Reduction, environment: Environment) -> Fault:
+    """The fault of an index stated for a reduction that returns none."""
+    assert reduction.position is not None
+    start = environment.source.text.rindex(";", 0, reduction.position.span.start)
+    return Fault(
+        "unexpected-position",
+        f"only argmax and argmin return an index, `{reduction.reducer.text}` does not",
+        reduction.position.span,
+        advice="remove what follows `;`",
+        replacement=(Span(start, reduction.head.end - 1), ""),
+    )
+
+
+def duplicate_iterator(reduction: syntax.Reduction, name: str) -> Fault:
+    """The fault of an iterator that one reduction names twice."""
+    positions = [i for i, domain in enumerate(reduction.domains) if domain.name.text == name]
+    first, last = reduction.domains[positions[0]], reduction.domains[positions[-1]]
+    before = reduction.domains[positions[-1] - 1]
+    return Fault(
+        "duplicate-iterator",
+        f"'{name}' is reduced twice",
+        first.span,
+        (last.span, "again here"),
+        advice="name every iterator once",
+        replacement=(Span(before.span.end, last.span.end), ""),
+    )

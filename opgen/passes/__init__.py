@@ -1,0 +1,1 @@
+"""Passes: a module with one public function from IR to IR."""

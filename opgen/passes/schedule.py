@@ -1,0 +1,314 @@
+"""Gathered statements to kernels: the choice of what runs in parallel and what in a loop.
+
+Before: statements with their fibres. After: a `loops.Program` that computes the same cells from the
+same terms. One rule so far: every cell of a target is one parallel point that runs through its
+fibre; consecutive statements into one tensor share a kernel. A statement whose cells are known only
+at its points runs over the points instead, with atomic additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from opgen.algebra.condition import Condition
+from opgen.algebra.facts import Facts
+from opgen.algebra.poly import ZERO, Poly, symbol
+from opgen.algebra.poly import Kind as AtomKind
+from opgen.ir.context import facts_of
+from opgen.ir.loops import (
+    AtomicAdd,
+    Axis,
+    Define,
+    If,
+    Kernel,
+    Load,
+    Node,
+    Operand,
+    Program,
+    Result,
+    Start,
+    Store,
+    Workspace,
+)
+from opgen.ir.notation import (
+    Access,
+    AttributeType,
+    DType,
+    Index,
+    Iterator,
+    Op,
+    Read,
+    Reducer,
+    Statement,
+    Tensor,
+    reads,
+)
+from opgen.ir.show import StatementPrinter
+from opgen.passes.derive import rename_tensors
+from opgen.passes.gather import GatheredStatement, Kind, fresh_name, gather
+from opgen.passes.lower import Lowering, every
+from opgen.passes.nest import build_nest
+
+_ACCUMULATOR: Final = "total"
+
+
+def schedule(op: Op, gathered: tuple[GatheredStatement, ...]) -> Program:
+    """Kernels for an op, whose statements were gathered in order."""
+    wide, gathered, workspaces = _with_workspaces(op, gathered)
+    scheduler = _Scheduler(wide, {workspace.name: workspace.output for workspace in workspaces})
+    for run in _runs(gathered):
+        scheduler.run(run)
+    narrow = (*op.inputs, *op.outputs)
+    operands = [_operand(wide, tensor, widened=False) for tensor in narrow]
+    operands += [_operand(wide, tensor, widened=True) for tensor in wide.temporaries]
+    return Program(
+        op.name,
+        tuple(operands),
+        op.tables,
+        integers_of(op),
+        tuple(a.name for a in op.attributes if a.type is AttributeType.FLOAT),
+        tuple(scheduler.kernels),
+        tuple(scheduler.lowering.faults),
+        workspaces,
+    )
+
+
+def integers_of(op: Op) -> tuple[str, ...]:
+    """The symbols that a call passes: sizes, lets, integer attributes."""
+    names = [
+        tensor.dims[0].extent.symbol or "" for tensor in (*op.inputs, *op.outputs) if tensor.batched
+    ]
+    names += [*op.sizes, *(let.name for let in op.lets)]
+    for attribute in op.attributes:
+        if attribute.type is not AttributeType.FLOAT:
+            names.extend(attribute.symbols)
+    return tuple(dict.fromkeys(names))
+
+
+def _operand(op: Op, tensor: Tensor, widened: bool) -> Operand:
+    return Operand(tensor.name, tensor.dtype, op.extents(tensor.name), widened)
+
+
+# ---------------------------------------------------------------------------- runs of statements
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Consecutive statements into one tensor that share a kernel."""
+
+    tensor: str
+    parts: tuple[GatheredStatement, ...]
+
+    @property
+    def is_scattered(self) -> bool:
+        return self.parts[0].kind is Kind.SCATTER
+
+
+def _runs(gathered: Sequence[GatheredStatement]) -> tuple[_Run, ...]:
+    runs: list[_Run] = []
+    for part in gathered:
+        tensor = part.statement.target.tensor
+        if (
+            runs
+            and runs[-1].tensor == tensor
+            and not runs[-1].is_scattered
+            and part.kind is not Kind.SCATTER
+            and tensor not in _tensors_read(part.statement)
+        ):
+            runs[-1] = _Run(tensor, (*runs[-1].parts, part))
+        else:
+            runs.append(_Run(tensor, (part,)))
+    return tuple(runs)
+
+
+def _tensors_read(statement: Statement) -> frozenset[str]:
+    accesses = tuple(reads(statement.body))
+    polys = [index.value for a in (*accesses, statement.target) for index in a.indices]
+    polys += [guard.value for guard in statement.guards]
+    loaded = (
+        atom.name for value in polys for atom in value.all_atoms() if atom.kind is AtomKind.LOAD
+    )
+    return frozenset((*(access.tensor for access in accesses), *loaded))
+
+
+# ---------------------------------------------------------------------------- workspaces
+_WIDE: Final = frozenset({DType.F32, DType.F64, DType.I64})
+"""Types that are stored as they are computed."""
+
+
+def _with_workspaces(
+    op: Op, gathered: tuple[GatheredStatement, ...]
+) -> tuple[Op, tuple[GatheredStatement, ...], tuple[Workspace, ...]]:
+    """Let kernels that share an output of a narrow type add up in a wide temporary.
+
+    Otherwise every kernel would round what the one before it left.
+    """
+    kernels = [run.tensor for run in _runs(gathered) for _ in range(2 if run.is_scattered else 1)]
+    shared = [
+        tensor
+        for tensor in op.outputs
+        if kernels.count(tensor.name) > 1 and tensor.dtype not in _WIDE
+    ]
+    if not shared:
+        return op, gathered, ()
+    taken = {tensor.name for tensor in (*op.inputs, *op.outputs, *op.temporaries)}
+    taken.update(table.name for table in op.tables)
+    names = {tensor.name: fresh_name(f"{tensor.name}_total", taken) for tensor in shared}
+    last = {part.statement.target.tensor: at for at, part in enumerate(gathered)}
+    copies = {tensor.name: _copy_statement(tensor, names[tensor.name]) for tensor in shared}
+    temporaries = tuple(replace(tensor, name=names[tensor.name]) for tensor in shared)
+    wide = replace(
+        op,
+        temporaries=(*op.temporaries, *temporaries),
+        statements=tuple(copies.values()),
+    )
+    gathered_copies = dict(zip(copies, gather(wide), strict=True))
+    out: list[GatheredStatement] = []
+    for at, part in enumerate(gathered):
+        open_names = {old: new for old, new in names.items() if last[old] >= at}
+        out.append(replace(part, statement=rename_tensors(part.statement, open_names)))
+        target = part.statement.target.tensor
+        if target in names and last[target] == at:
+            out.append(gathered_copies[target])
+    return wide, tuple(out), tuple(Workspace(new, old) for old, new in names.items())
+
+
+def _copy_statement(tensor: Tensor, source: str) -> Statement:
+    names = tuple(f"i{axis}" for axis in range(len(tensor.dims)))
+    indices = tuple(Index(symbol(name)) for name in names)
+    iterators = tuple(
+        Iterator(name, dim.extent) for name, dim in zip(names, tensor.dims, strict=True)
+    )
+    target, copied = Access(tensor.name, indices), Access(source, indices)
+    return Statement(target, Reducer.ASSIGN, iterators, (), Read(copied))
+
+
+# ---------------------------------------------------------------------------- kernels
+@dataclass
+class _Scheduler:
+    """Collects the kernels of one op."""
+
+    op: Op
+    shown: Mapping[str, str]  # workspaces by the names of their outputs
+    lowering: Lowering = field(init=False)
+    facts: Facts = field(init=False)
+    kernels: list[Kernel] = field(default_factory=list)
+    started: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.lowering = Lowering(self.op, self.shown)
+        self.facts = facts_of(self.op)
+
+    def run(self, run: _Run) -> None:
+        """The kernels of one run."""
+        if run.is_scattered:
+            self._scatter(run)
+        else:
+            self._gather(run)
+
+    def _kernel(
+        self,
+        name: str,
+        written: str,
+        axes: tuple[Axis, ...],
+        body: tuple[Node, ...],
+        spec: tuple[str, ...],
+        prologue: tuple[Define, ...] = (),
+    ) -> None:
+        number, unique = 2, f"{self.op.name}_{name}"
+        while unique in self.taken:
+            number, unique = number + 1, f"{self.op.name}_{name}_{number}"
+        self.taken.add(unique)
+        self.kernels.append(Kernel(unique, written, axes, prologue, body, spec))
+        self.started.add(written)
+
+    def _spec(self, part: GatheredStatement) -> str:
+        """The statement as spec text, for comments."""
+        statement = rename_tensors(part.statement, self.shown)
+        try:
+            return StatementPrinter(self.op, statement).text()
+        except AssertionError:  # not every statement of the notation can be written in a spec
+            cell = ", ".join(str(index.value) for index in statement.target.indices)
+            return f"{statement.target.tensor}[{cell}] by {statement.reducer.name.lower()}"
+
+    def _start(self, tensor: str, reducer: Reducer, cell: tuple[Poly, ...]) -> Start:
+        """The accumulator of a cell: what was stored so far, else the identity."""
+        if tensor not in self.started:
+            return Start(_ACCUMULATOR, tensor, reducer)
+        return Start(_ACCUMULATOR, tensor, reducer, Load(tensor, cell))
+
+    def _gather(self, run: _Run) -> None:
+        """One point for every cell."""
+        names = run.parts[0].coordinates
+        axes, cell = _axes(names, self.op.extents(run.tensor))
+        taken = {*integers_of(self.op), *names}
+        known = _extents_are_positive(self.facts, axes)
+        prologue: list[Define] = []
+        body: list[Node] = [self._start(run.tensor, run.parts[0].statement.reducer, cell)]
+        for part in run.parts:
+            for piece in part.pieces:
+                nest = build_nest(part, piece, cell, taken, known, _ACCUMULATOR, self.lowering)
+                prologue.extend(nest.prologue)
+                body.extend(nest.body)
+        body.append(Store(run.tensor, cell, Result(_ACCUMULATOR)))
+        spec = tuple(self._spec(part) for part in run.parts)
+        self._kernel(run.tensor, run.tensor, axes, tuple(body), spec, tuple(prologue))
+
+    def _scatter(self, run: _Run) -> None:
+        """One point for every term."""
+        (part,) = run.parts
+        statement = part.statement
+        spec = (self._spec(part),)
+        inside, cell = self.lowering.target(statement.target, {})
+        if statement.reducer not in (Reducer.ADD, Reducer.ASSIGN):
+            # There is no atomic form: try every point for every cell, then check the indices.
+            self._gather(run)
+            check = If(statement.guards, (), inside)
+            self._point_kernel(f"{run.tensor}_check", statement, check, spec)
+            return
+        if run.tensor not in self.started:
+            self._initialise(run.tensor, statement.reducer)
+        lowered = self.lowering.expression(statement.body, {})
+        if statement.reducer is Reducer.ADD:
+            add = AtomicAdd(run.tensor, cell, lowered.value)
+            node = If(statement.guards, (add,), every((inside, lowered.test)))
+        else:
+            store = Store(run.tensor, cell, lowered.or_zero)
+            node = If(statement.guards, (store,), inside)
+        self._point_kernel(run.tensor, statement, node, spec)
+
+    def _initialise(self, tensor: str, reducer: Reducer) -> None:
+        taken = set(integers_of(self.op))
+        extents = self.op.extents(tensor)
+        names = tuple(fresh_name(f"u{axis}", taken) for axis in range(len(extents)))
+        axes, cell = _axes(names, extents)
+        store = Store(tensor, cell, Result(_ACCUMULATOR))
+        body = (Start(_ACCUMULATOR, tensor, reducer), store)
+        self._kernel(f"{tensor}_start", tensor, axes, body, ())
+
+    def _point_kernel(
+        self, name: str, statement: Statement, node: Node, spec: tuple[str, ...]
+    ) -> None:
+        axes = tuple(Axis(iterator.name, iterator.extent) for iterator in statement.iterators)
+        self._kernel(name, statement.target.tensor, axes, (node,), spec)
+
+
+def _axes(
+    names: Sequence[str], extents: Sequence[Poly]
+) -> tuple[tuple[Axis, ...], tuple[Poly, ...]]:
+    """The axes over the cells of a tensor, none for an extent of 1, and the cell at a point."""
+    axes = []
+    cell = []
+    for name, extent in zip(names, extents, strict=True):
+        if extent == 1:
+            cell.append(ZERO)
+        else:
+            axes.append(Axis(name, extent))
+            cell.append(symbol(name))
+    return tuple(axes), tuple(cell)
+
+
+def _extents_are_positive(facts: Facts, axes: Sequence[Axis]) -> Facts:
+    """What holds inside the loops over the axes."""
+    return facts.with_conditions(*(Condition(axis.extent - 1) for axis in axes))

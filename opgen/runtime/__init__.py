@@ -1,0 +1,29 @@
+"""What a generated module imports: the standard library and torch only."""
+
+from opgen.runtime import checks
+from opgen.runtime.description import (
+    Attribute,
+    Fault,
+    Gradient,
+    Input,
+    Launch,
+    Output,
+    Shapes,
+    Temporary,
+)
+from opgen.runtime.operation import Family, Operation, Sources
+
+__all__ = [
+    "Attribute",
+    "Family",
+    "Fault",
+    "Gradient",
+    "Input",
+    "Launch",
+    "Operation",
+    "Output",
+    "Shapes",
+    "Sources",
+    "Temporary",
+    "checks",
+]

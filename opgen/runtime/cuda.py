@@ -1,0 +1,82 @@
+"""CUDA source to launches on torch's current stream, through CuPy.
+
+CuPy is imported when the first CUDA tensor arrives, and only then. Tensors are passed by address;
+outputs are allocated by torch, so nothing of CuPy's memory is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import torch
+
+_THREADS = 256
+
+Argument = int | float
+
+
+class _Kernel(Protocol):
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        arguments: tuple[Argument, ...],
+        *,
+        stream: object,
+    ) -> None: ...
+
+
+class _Module(Protocol):
+    def get_function(self, name: str) -> _Kernel: ...
+
+
+class _CuPy(Protocol):
+    """The part of CuPy that is used."""
+
+    def RawModule(self, *, code: str, options: tuple[str, ...]) -> _Module: ...  # noqa: N802
+
+
+def _cupy() -> _CuPy:
+    try:
+        return cast(_CuPy, importlib.import_module("cupy"))
+    except ImportError as error:
+        raise RuntimeError(
+            "CUDA kernels are compiled and launched by CuPy, which cannot be imported "
+            f"({error}); install it with: pip install 'opgen[cuda13]' (or 'opgen[cuda12]')"
+        ) from error
+
+
+@functools.cache
+def _kernel(source: str, name: str, device: int) -> _Kernel:
+    """A compiled kernel. CuPy loads a module for the current device, hence `device` in the key."""
+    return _module(source, device).get_function(name)
+
+
+@functools.cache
+def _module(source: str, device: int) -> _Module:
+    return _cupy().RawModule(code=source, options=("-std=c++17", "--fmad=false"))
+
+
+class _Stream:
+    """What CuPy needs of a stream: its address."""
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+
+def launch(
+    source: str,
+    device: torch.device,
+    launches: Sequence[tuple[str, int, tuple[Argument, ...]]],
+) -> None:
+    """Launch kernels in order: name, number of points, arguments."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    with torch.cuda.device(index):
+        stream = _Stream(torch.cuda.current_stream(index).cuda_stream)
+        for name, cells, arguments in launches:
+            if cells > 0:
+                blocks = -(-cells // _THREADS)
+                _kernel(source, name, index)((blocks,), (_THREADS,), arguments, stream=stream)

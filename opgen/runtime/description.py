@@ -1,0 +1,100 @@
+"""What a generated module tells the runtime about an op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A declared input. `dims` are as written; `default` makes it optional."""
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str = "same"
+    default: float | None = None
+    nograd: bool = False
+
+    @property
+    def batched(self) -> bool:
+        """Whether it was declared with leading batch dims."""
+        return bool(self.dims) and self.dims[0] == "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A declared output. A `batched` one gets the leading dims of the inputs back."""
+
+    name: str
+    dtype: str = "same"
+    batched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Temporary:
+    """A tensor between statements; the workspace of an output if it names one."""
+
+    name: str
+    dtype: str = "same"
+    workspace_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A declared attribute; `type` is int, float, bool, choice or size."""
+
+    name: str
+    type: str
+    default: int | float | bool | str | tuple[int, ...] | None = None
+    choices: tuple[str, ...] = ()
+    length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One CUDA kernel and its arguments: tensors with their strides, then integers, then floats."""
+
+    kernel: str
+    tensors: tuple[str, ...]
+    integers: tuple[str, ...]
+    numbers: tuple[str, ...] = ()
+    faults: bool = False
+    # A workspace and its output: nothing is to be done where they are one tensor.
+    converts: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What an index that is checked at run time belongs to."""
+
+    tensor: str
+    axis: int
+    access: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What a generated shape function returns.
+
+    `integers` are the arguments of the kernels, `optional` the shapes of optional inputs, `cells`
+    the number of points of each kernel.
+    """
+
+    integers: dict[str, int]
+    optional: dict[str, tuple[int, ...]]
+    outputs: tuple[tuple[int, ...], ...]
+    temporaries: tuple[tuple[int, ...], ...]
+    cells: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """How the gradient of an input is computed: by the op `op` of the same family.
+
+    `tensors` says what each of its inputs is: `x`, an input of the op that is differentiated, or
+    `grad y`, the gradient of one of its outputs. Its attributes are found by name among the
+    attributes and sizes of that op.
+    """
+
+    op: str
+    tensors: tuple[str, ...]

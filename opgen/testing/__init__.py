@@ -1,0 +1,1 @@
+"""Tools that check ops: property tests and the references they compare with."""

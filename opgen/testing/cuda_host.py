@@ -1,0 +1,156 @@
+"""CUDA kernels on the CPU: the very same source, compiled by g++ behind a small header.
+
+The threads of a launch run one after the other, so this checks what a kernel computes and that it
+compiles as C++; it does not find races. `patched` sends the launches of a block of code here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from opgen.runtime import build, cuda
+from opgen.runtime.operation import Operation
+
+_HEADER = r"""
+#define OPGEN_HOST
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#define __global__
+#define __device__
+#define __forceinline__ inline
+namespace {
+struct Index { unsigned x, y, z; };
+Index threadIdx, blockIdx, blockDim;
+template <class T> void atomicAdd(T *cell, T value) { *cell += value; }
+inline float rsqrt(float value) { return 1.0f / std::sqrt(value); }
+inline double rsqrt(double value) { return 1.0 / std::sqrt(value); }
+using std::exp; using std::expm1; using std::log; using std::log1p; using std::sqrt; using std::pow;
+using std::sin; using std::cos; using std::tan; using std::tanh; using std::erf; using std::fabs;
+using std::floor; using std::ceil; using std::rint;
+// No _Float16 in g++ 12: arithmetic on doubles, which hold every f16 and every tie exactly.
+struct f16 { uint16_t bits; };
+double f16_to_double(f16 value) {
+    const int exponent = value.bits >> 10 & 31, fraction = value.bits & 1023;
+    const double sign = value.bits >> 15 ? -1.0 : 1.0;
+    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
+    if (exponent == 0) return sign * std::ldexp(fraction, -24);
+    return sign * std::ldexp(1024 + fraction, exponent - 25);
+}
+f16 f16_from_double(double value) {
+    const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+    const double size = std::fabs(value);
+    if (value != value) return {uint16_t(sign | 0x7e00)};
+    if (size >= 65520.0) return {uint16_t(sign | 0x7c00)};
+    if (size < std::ldexp(1.0, -14)) return {uint16_t(sign | int(std::rint(std::ldexp(size, 24))))};
+    int exponent = std::ilogb(size);
+    // A fraction of 1024 carries into the exponent, which is the right result.
+    const int fraction = int(std::rint(std::ldexp(size, 10 - exponent))) - 1024;
+    return {uint16_t(sign | (((exponent + 15) << 10) + fraction))};
+}
+#define from_f16(cell) ((real)f16_to_double(cell))
+#define to_f16(value) (f16_from_double(value))
+template <class A> A word(int64_t bits) {
+    A value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+template <class... A, std::size_t... I>
+void launch(void (*kernel)(A...), int64_t blocks, int64_t threads, const int64_t *words,
+            std::index_sequence<I...>) {
+    static_assert((... && (sizeof(A) == 8)), "arguments are pointers, long long or double");
+    blockDim.x = threads;
+    for (int64_t block = 0; block < blocks; block++)
+        for (int64_t thread = 0; thread < threads; thread++) {
+            blockIdx.x = block;
+            threadIdx.x = thread;
+            kernel(word<A>(words[I])...);
+        }
+}
+template <class... A>
+void launch(void (*kernel)(A...), int64_t blocks, int64_t threads, const int64_t *words) {
+    launch(kernel, blocks, threads, words, std::index_sequence_for<A...>());
+}
+}
+"""
+
+_KERNEL = re.compile(r"extern \"C\" __global__ void (\w+)\(")
+_FLAGS = ("-O1", "-shared", "-fPIC", "-std=c++17", "-fwrapv", "-ffp-contract=off", "-Wall", "-w")
+_THREADS = 4  # fewer than on a GPU, so that small tests have several blocks and a partial one
+
+
+class HostBuildError(RuntimeError):
+    """g++ refused a CUDA source."""
+
+
+def launch(
+    source: str,
+    device: torch.device,
+    launches: Sequence[tuple[str, int, tuple[cuda.Argument, ...]]],
+) -> None:
+    """As `opgen.runtime.cuda.launch`, on tensors of the CPU."""
+    library = _library(source)
+    for name, cells, arguments in launches:
+        if cells > 0:
+            words = [_word(argument) for argument in arguments]
+            function = getattr(library, f"opgen_launch_{name}")
+            function.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+            function(-(-cells // _THREADS), _THREADS, (ctypes.c_int64 * len(words))(*words))
+
+
+def _word(argument: cuda.Argument) -> int:
+    """The 64 bits that CuPy passes: Python integers as long long, floats as double."""
+    packed = struct.pack("d" if isinstance(argument, float) else "q", argument)
+    word: int = struct.unpack("q", packed)[0]
+    return word
+
+
+@functools.cache
+def _library(source: str) -> ctypes.CDLL:
+    stubs = "".join(
+        f'extern "C" void opgen_launch_{name}(int64_t b, int64_t t, const int64_t *w)\n'
+        f"{{ launch({name}, b, t, w); }}\n"
+        for name in _KERNEL.findall(source)
+    )
+    text = f"{_HEADER}\n{source}\n{stubs}"
+    key = hashlib.sha256("\0".join((*_FLAGS, text)).encode()).hexdigest()[:32]
+    target = build.cache_directory() / f"host-{key}.so"
+    if not target.exists():
+        compiler = shutil.which("g++") or shutil.which("clang++")
+        if compiler is None:
+            raise HostBuildError("no C++ compiler was found: install g++ or clang++")
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            file, built = Path(scratch) / "kernel.cpp", Path(scratch) / "kernel.so"
+            file.write_text(text, encoding="utf-8")
+            command = [compiler, *_FLAGS, "-o", str(built), str(file)]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode != 0:
+                raise HostBuildError(result.stderr)
+            built.replace(target)
+    return ctypes.CDLL(str(target))
+
+
+@contextlib.contextmanager
+def patched() -> Iterator[None]:
+    """Within this block, ops on CPU tensors run their CUDA kernels."""
+    real_launch, real_run = cuda.launch, Operation._run_on_cpu
+    cuda.launch = launch
+    Operation._run_on_cpu = Operation._run_on_cuda  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        cuda.launch = real_launch
+        Operation._run_on_cpu = real_run  # type: ignore[method-assign]

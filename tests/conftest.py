@@ -1,0 +1,103 @@
+"""Hypothesis profiles, the GPU marker, and skips that count as failures.
+
+`OPGEN_HYPOTHESIS_PROFILE` selects the profile: "ci" (the default) is bounded and repeatable, "fuzz"
+draws many random examples.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Generator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+_SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
+settings.register_profile(
+    "ci",
+    max_examples=25,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=_SLOW,
+)
+settings.register_profile(
+    "fuzz",
+    max_examples=300,
+    derandomize=False,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=_SLOW,
+)
+settings.load_profile(os.environ.get("OPGEN_HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("opgen")
+    group.addoption(
+        "--require-gpu",
+        action="store_true",
+        help="run the GPU tests whether or not there is a GPU: without one they fail",
+    )
+    group.addoption(
+        "--fail-on-skip",
+        action="store_true",
+        help="count skipped tests as failures, except GPU tests where no GPU is",
+    )
+
+
+def missing_gpu() -> str:
+    """Why GPU tests cannot run here; empty if they can."""
+    if importlib.util.find_spec("cupy") is None:
+        return "needs CuPy (install opgen[cuda12] or opgen[cuda13])"
+    import torch  # slow to load, and not needed where CuPy is missing
+
+    if not torch.cuda.is_available():
+        return "needs a CUDA device that PyTorch can use"
+    return ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    reason = missing_gpu()
+    if not reason or config.getoption("--require-gpu"):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    excused = item.get_closest_marker("gpu") is not None
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _refuse_skip(report, item, excused)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped:
+        _refuse_skip(report, collector, excused=False)
+    return report
+
+
+def _refuse_skip(
+    report: pytest.TestReport | pytest.CollectReport,
+    node: pytest.Item | pytest.Collector,
+    excused: bool,
+) -> None:
+    """Turn a skip into a failure where the options say so."""
+    required = node.config.getoption("--require-gpu")
+    if required or (node.config.getoption("--fail-on-skip") and not excused):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{node.nodeid}: a skip counts as a failure here; {reason}"

@@ -1,0 +1,150 @@
+"""The command line: what it prints, where, and with which exit status."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from catalogue import SPECS
+from opgen.__main__ import main
+
+ROOT = SPECS.parent
+BAD = "op f(x[B,C]) -> y[B]\n  y[b] = x[b,c]\n"
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    path = tmp_path / "bad.op"
+    path.write_text(BAD, encoding="utf-8")
+    return path
+
+
+def test_check_names_the_ops(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(SPECS / "shift_sum.op")]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{SPECS / 'shift_sum.op'}: shift_sum, shift_sum_masked, shift_sum_pinv\n"
+    assert err == ""
+
+
+def test_check_goes_on_after_a_bad_spec(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(bad), str(SPECS / "roll.op")]) == 1
+    out, err = capsys.readouterr()
+    assert out.endswith("roll.op: roll\n")
+    assert err.startswith("error[free-iterator]:")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["check", "show", "grad", "fmt", "build"])
+def test_a_missing_file_is_a_wrong_call(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "none.op"
+    assert main([command, str(missing)]) == 2
+    assert capsys.readouterr().err == f"opgen: No such file or directory: {missing}\n"
+
+
+@pytest.mark.parametrize("command", ["check", "show", "grad", "build"])
+def test_a_file_that_is_no_text(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "binary.op"
+    path.write_bytes(b"\xff\xfe\x00op")
+    assert main([command, str(path)]) == 2
+    err = capsys.readouterr().err
+    assert "not UTF-8" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        ("syntax", "Definition"),
+        ("notation", "op shift_sum(x[B,C,H,W]; step = 1) -> y[B,1,H,V]"),
+        ("adjoint", "grad_x[b,c,h,w] = grad_y[b,0,h, c*step + w]"),
+        ("tangent", "op shift_sum_tangent"),
+        ("loops", "shift_sum"),
+        ("c", "static void shift_sum_y("),
+        ("cuda", 'extern "C" __global__ void shift_sum_y('),
+        ("module", "def shift_sum(x: Tensor, *, step: int = 1) -> Tensor:"),
+    ],
+)
+def test_show(stage: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(SPECS / "shift_sum.op"), "--stage", stage]) == 0
+    assert expected in capsys.readouterr().out
+
+
+def test_grad_prints_specs_that_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in sorted(SPECS.glob("*.op")):
+        assert main(["grad", str(path)]) == 0
+        derived = tmp_path / path.name
+        derived.write_text(capsys.readouterr().out, encoding="utf-8")
+        assert main(["check", str(derived)]) == 0, path.name
+        capsys.readouterr()
+
+
+def test_grad_of_an_unknown_op(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["grad", str(SPECS / "roll.op"), "--op", "rol"]) == 2
+    assert "defines no op 'rol', only roll" in capsys.readouterr().err
+
+
+def test_fmt_rewrites_and_check_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ugly.op"
+    ugly = "op f(x[B])->y[B]\n    y[b]=2*x[b]\n"
+    path.write_text(ugly, encoding="utf-8")
+    assert main(["fmt", "--check", str(path)]) == 1
+    assert path.read_text(encoding="utf-8") == ugly
+    assert main(["fmt", str(path)]) == 0
+    assert path.read_text(encoding="utf-8") == "op f(x[B]) -> y[B]\n  y[b] = 2 * x[b]\n"
+    assert main(["fmt", "--check", str(path)]) == 0
+    capsys.readouterr()
+
+
+def test_build_and_the_example(tmp_path: Path) -> None:
+    """What the README calls the main job, in a fresh directory."""
+    commands = (
+        [sys.executable, "-m", "opgen", "build", str(SPECS / "shift_sum.op")],
+        [sys.executable, str(ROOT / "examples" / "shift_sum.py")],
+    )
+    for command in commands:
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+    assert "[1.0, 3.0, 6.0, 5.0, 3.0]" in done.stdout
+    assert "equal to the loop of slices" in done.stdout
+
+
+def test_same_bytes_under_two_hash_seeds(tmp_path: Path) -> None:
+    """No output depends on the order of sets or on what the process did before."""
+    outputs = []
+    for seed in ("1", "2"):
+        directory = tmp_path / seed
+        script = (
+            "import sys; from opgen.__main__ import main\n"
+            "names = ['conv', 'local_attention', 'upsample_bilinear', 'pool', 'pad']\n"
+            f"names = names if {seed} == 1 else names[::-1]\n"
+            f"[main(['build', f'{SPECS}/{{n}}.op', '-o', {str(directory)!r}]) for n in names]\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": seed, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append({p.name: p.read_bytes() for p in sorted(directory.glob("*.py"))})
+    assert len(outputs[0]) == 5
+    assert outputs[0] == outputs[1]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("opgen ")

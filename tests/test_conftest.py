@@ -1,0 +1,80 @@
+"""The test harness itself: skips that fail, GPU tests that are skipped with a reason, profiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = """
+import pytest
+from hypothesis import settings
+
+def test_passes():
+    assert settings().derandomize == {derandomize}
+
+@pytest.mark.skip(reason="no reason at all")
+def test_skipped():
+    pass
+
+def test_skips_itself():
+    pytest.skip("no reason either")
+
+@pytest.mark.xfail(strict=True)
+def test_known_failure():
+    assert False
+
+@pytest.mark.gpu
+def test_gpu():
+    import torch
+    assert torch.cuda.is_available()
+"""
+
+
+def run(folder: Path, *options: str, profile: str = "ci", no_gpu: bool = True) -> dict[str, int]:
+    """Run a small suite under the project's conftest; how often each outcome occurred."""
+    (folder / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: needs a GPU\n")
+    (folder / "test_module.py").write_text("import pytest\npytest.importorskip('no_such_module')\n")
+    (folder / "test_small.py").write_text(TESTS.format(derandomize=profile == "ci"))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    environment |= {"OPGEN_HYPOTHESIS_PROFILE": profile}
+    if no_gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", *options],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    outcomes = ("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL")
+    lines = result.stdout.splitlines()
+    return {name: sum(line.startswith(name) for line in lines) for name in outcomes}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), (1, 0, 4, 1)),
+        (("--fail-on-skip",), (1, 3, 1, 1)),
+        (("--require-gpu",), (1, 4, 0, 1)),
+    ],
+    ids=["plain", "fail-on-skip", "require-gpu"],
+)
+def test_what_a_skip_counts_as_without_a_gpu(
+    tmp_path: Path, options: tuple[str, ...], expected: tuple[int, ...]
+) -> None:
+    """How many pass, fail, are skipped and fail as expected."""
+    options = (*options, "--continue-on-collection-errors")
+    found = run(tmp_path, *options)
+    failures = found["FAILED"] + found["ERROR"]
+    assert (found["PASSED"], failures, found["SKIPPED"], found["XFAIL"]) == expected
+
+
+def test_profiles(tmp_path: Path) -> None:
+    assert run(tmp_path, profile="fuzz")["PASSED"] == 1
