@@ -100,7 +100,8 @@ def enumerated(
 ) -> Counter[tuple[tuple[int, ...], tuple[int, ...]]]:
     """(cell, point) of every body that the solved loop nests execute."""
     extents = [e.evaluate(symbols) for e in op.extents(gathered.statement.target.tensor)]
-    names = [iterator.name for iterator in gathered.statement.iterators]
+    inside = dict(gathered.names)  # what an iterator is called in the pieces
+    names = [inside.get(i.name, i.name) for i in gathered.statement.iterators]
     found: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
     for cell in itertools.product(*map(range, extents)):
         for piece in gathered.pieces:

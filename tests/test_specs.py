@@ -189,8 +189,8 @@ def test_second_derivatives_are_those_of_torch(subject: Entry, data: st.DataObje
             assert not expected.any(), f"grad_{name} does not read {source}, but depends on it"
             continue
         second = gradient(derived.op, source)
-        (given,) = (given for _, given in second.cotangents)
-        values = call | {given: direction.numpy()}
+        # None where the first gradient does not depend on it smoothly, as on the x of max pooling.
+        values = call | {given: direction.numpy() for _, given in second.cotangents}
         (output,) = second.op.outputs
         got = run(second.op, sizes, values, case.attributes, batch)[output.name]
         scale = run(second.op, sizes, values, case.attributes, batch, measure=True)[output.name]

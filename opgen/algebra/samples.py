@@ -100,7 +100,7 @@ class Samples:
         known = self._values.get(atom)
         if known is not None:
             return known
-        if atom.kind is Kind.SYMBOL:
+        if atom.kind in (Kind.SYMBOL, Kind.LOAD):
             return None
         if self._base is not None:
             return self._base._atom(atom)

@@ -32,6 +32,7 @@ from opgen.algebra.inequality import cleared, tightened
 from opgen.algebra.poly import Atom, Kind, Monomial, Poly, of_atom
 
 _STEPS: Final = 12  # claims examined per question
+_BLIND_STEPS: Final = 3  # the same where no sample point is left
 _NESTED_STEPS: Final = 6  # the same for the sign of an atom inside a question
 _FACTOR_STEPS: Final = 2  # the same for the sign of a factor of several terms
 _FACTOR_TERMS: Final = 6
@@ -87,6 +88,8 @@ class _Search:
             return True
         if goal.is_constant or self.facts.refutes(goal):
             return False
+        if not self.facts.samples.alive:  # nothing would stop a wrong turn
+            self.fuel.steps = min(self.fuel.steps, _BLIND_STEPS)
         tickets = itertools.count()
         queue = [(self.badness(goal), next(tickets), goal)]
         seen = {goal}

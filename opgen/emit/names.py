@@ -84,9 +84,11 @@ class CNames:
 
     def fresh(self, wanted: str) -> str:
         """An identifier like `wanted` that is not reserved and not taken; it is taken from now."""
-        name = plain = _without_underscore(wanted)
-        number = 1
-        while is_reserved_in_c(name) or name in self.taken:
+        plain = _without_underscore(wanted)
+        if is_reserved_in_c(plain):
+            plain = f"v_{plain}v" if plain.endswith("_t") else f"v_{plain}"
+        name, number = plain, 1
+        while name in self.taken:
             number += 1
             name = f"{plain}_{number}"
         self.taken.add(name)

@@ -52,7 +52,8 @@ def sum_text(value: Poly, spell: Spell) -> Text:
 
 
 def _term(monomial: Monomial, coefficient: int, spell: Spell) -> Text:
-    factors = [spell(atom) for atom in monomial]
+    ordered = sorted(monomial, key=lambda atom: atom.kind is not Kind.SYMBOL)
+    factors = [spell(atom) for atom in ordered]
     if coefficient != 1 or not factors:
         # Beyond 32 bits C and CUDA need a suffix; indices never get there in Python.
         suffix = "LL" if coefficient >= 2**31 else ""

@@ -20,6 +20,8 @@ Absence
 * `None` is the absent value; `primitives.Absence` says which operations pass it on.
 * An access outside under ZERO or DROP is not made at all, so that its other indices do not matter;
   the same then holds for FILL.
+* In a product the other factors of an absent one are not evaluated, so they may be outside of their
+  tensors there.
 
 Order
 
@@ -216,9 +218,19 @@ class Interpreter:
             condition, chosen, otherwise = arguments
             holds = self.expression(condition, point)
             return self.expression(chosen if holds else otherwise, point)  # absent is false
-        values = [self.expression(argument, point) for argument in arguments]
+        values: list[Number | None] = []
+        fault: Exception | None = None
+        for argument in arguments:
+            try:
+                values.append(self.expression(argument, point))
+            except (IndexError, IllDefinedError) as error:
+                if row.absence is not Absence.ANY:
+                    raise
+                fault = error  # counts only if no other factor is absent
         if _is_absent(row.absence, [value is None for value in values]):
             return None
+        if fault is not None:
+            raise fault
         return self.applied(row, [0 if value is None else value for value in values])
 
     def applied(self, row: Primitive, values: list[Number]) -> Number:

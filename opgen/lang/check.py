@@ -19,6 +19,7 @@ from opgen.ir.notation import (
     Statement,
 )
 from opgen.lang import syntax
+from opgen.lang.aliases import Measure, expand_aliases, measure
 from opgen.lang.dataflow import order_faults
 from opgen.lang.environment import Divisor, Environment, Fault
 from opgen.lang.gradients import gradient_faults
@@ -28,7 +29,6 @@ from opgen.lang.obligations import Obligations
 from opgen.lang.prove_accesses import divisors_positive, in_range
 from opgen.lang.prove_writes import disjoint, injective
 from opgen.lang.prove_written import written_before_read
-from opgen.lang.ranges import expand_aliases
 from opgen.lang.repairs import removed
 from opgen.lang.signature import Signature
 
@@ -42,7 +42,7 @@ def check(file: syntax.File, source: Source) -> tuple[Op, ...]:
             Fault(
                 "empty-spec",
                 "the file defines no op",
-                Span(0, 0),
+                Span(0, 1),
                 advice="an op begins with `op name(x[N]) -> y[N]`",
             ).diagnostic
         )
@@ -65,7 +65,7 @@ def check(file: syntax.File, source: Source) -> tuple[Op, ...]:
         faults.extend(checker.faults)
         if op is not None:
             ops.append(op)
-    if not faults:
+    if not faults and not any(definition.damaged for definition in file.definitions):
         faults.extend(gradient_faults(file, ops, source))
     if faults:
         raise OpgenError(faults, source)
@@ -122,6 +122,7 @@ class _Checker:
                 if not known:
                     environment.later.setdefault(name.text, name.span)
         aliases: dict[str, syntax.Expression] = {}
+        sizes: dict[str, Measure] = {}
         pending: Span | None = None
         for clause in self.definition.clauses:
             try:
@@ -129,11 +130,15 @@ class _Checker:
                     case syntax.With(bindings=bindings):
                         for binding in bindings:
                             _refuse_alias(binding, environment)
+                            size = measure((binding.value,), sizes, binding.span)
+                            sizes[binding.name.text] = size
                             value = expand_aliases(binding.value, aliases)
                             aliases[binding.name.text] = value
                         pending = clause.span
                     case syntax.Statement():
                         used, aliases, pending = aliases, {}, None
+                        used_sizes, sizes = sizes, {}
+                        measure(_expressions(clause), used_sizes, clause.span)
                         entries = lowering.lower(clause, used)
                         divisors = _take_divisors(environment)
                         out.extend((entry, divisors) for entry in entries)
@@ -142,6 +147,8 @@ class _Checker:
             except Fault as fault:
                 if not fault.consequence:
                     self.faults.append(fault.diagnostic)
+                if isinstance(clause, syntax.With):
+                    environment.failed |= {b.name.text for b in clause.bindings} - aliases.keys()
                 if isinstance(clause, syntax.Statement):
                     environment.failed.add(clause.target.name.text)
                     environment.later.pop(clause.target.name.text, None)
@@ -227,6 +234,13 @@ class _Checker:
                     disjoint(obligations, earlier, entry)
                 exclusive.setdefault(name, []).append(entry)
             writers.setdefault(name, []).append(entry.statement)
+
+
+def _expressions(statement: syntax.Statement) -> list[syntax.Expression]:
+    """The expressions of a statement, its target included."""
+    found = [statement.target, statement.value, statement.condition]
+    found += [domain.extent for domain in statement.domains]
+    return [expression for expression in found if expression is not None]
 
 
 def _take_divisors(environment: Environment) -> tuple[Divisor, ...]:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from opgen.errors import Edit, Span
-from opgen.ir.notation import Access, Op, Reducer, Statement, Tensor, reads
+from opgen.ir.notation import Op, Reducer, Statement, Tensor
 from opgen.ir.shapes import solve_order
+from opgen.ir.walk import all_reads
 from opgen.lang import syntax
 from opgen.lang.environment import Environment, Fault, closest
 from opgen.lang.lower import Lowered
-from opgen.lang.obligations import loads, values_of
 from opgen.lang.repairs import accumulated, removed
 
 _ADDS: Final = (Reducer.ASSIGN, Reducer.ADD)
@@ -106,7 +106,7 @@ def _read_too_early(op: Op) -> Iterator[Fault]:
     settled = {t.name for t in op.inputs} | {t.name for t in op.tables}  # or reported already
     available = set(settled)
     for position, statement in enumerate(op.statements):
-        for access in _all_reads(statement):
+        for access in all_reads(statement):
             name = access.tensor
             later = [s for s in op.statements[position:] if s.target.tensor == name]
             if name in settled or not later:
@@ -181,18 +181,3 @@ def _undetermined(op: Op, environment: Environment) -> Iterator[Fault]:
 
 def _span(statement: Statement) -> Span:
     return statement.span or Span(0, 0)
-
-
-def _all_reads(statement: Statement) -> list[Access]:
-    """Every tensor a statement reads, in values, indices, guards and positions."""
-    found: list[Access] = []
-    polynomials = [guard.value for guard in statement.guards]
-    if statement.position is not None:
-        polynomials.append(statement.position)
-    for access in (statement.target, *reads(statement.body)):
-        if access is not statement.target:
-            found.append(access)
-        polynomials.extend(index.value for index in access.indices)
-    polynomials.extend(values_of(statement.body))
-    found.extend(loads(polynomials))
-    return found

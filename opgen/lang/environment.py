@@ -34,7 +34,7 @@ class Fault(Exception):  # noqa: N818  # it carries a diagnostic; `check` collec
         self.consequence = consequence
         self.diagnostic = Diagnostic(
             code,
-            headline,
+            " ".join(headline.split()),  # it may quote text that goes over several lines
             tuple(Label(*label) if isinstance(label, tuple) else Label(label) for label in labels),
             tuple(notes),
             advice,
@@ -77,13 +77,15 @@ class Environment:
     """The names of one op. Grows while its signature and clauses are read, clause by clause.
 
     `declared_at` holds the span of every declaration, for messages that show both sites.
-    `divisors` collects the divisors met while converting the clause in hand. `later` has the names
-    that a clause further down defines, `failed` those whose definition was at fault.
+    `formulas` are the lets in terms of sizes and attributes alone. `divisors` collects the divisors
+    met while converting the clause in hand. `later` has the names that a clause further down
+    defines, `failed` those whose definition was at fault.
     """
 
     attributes: dict[str, Attribute] = field(default_factory=dict)
     sizes: dict[str, Span] = field(default_factory=dict)
     lets: dict[str, Poly] = field(default_factory=dict)
+    formulas: dict[str, Poly] = field(default_factory=dict)
     tensors: dict[str, Tensor | Table] = field(default_factory=dict)
     declared_at: dict[str, Span] = field(default_factory=dict)
     dim_spans: dict[tuple[str, int], Span] = field(default_factory=dict)
@@ -127,9 +129,7 @@ class Environment:
 
     def expand_lets(self, value: Poly) -> Poly:
         """The polynomial with every `let` replaced by its formula, so that extents compare."""
-        while not value.symbols.isdisjoint(self.lets):
-            value = value.substitute(self.lets)
-        return value
+        return value.substitute(self.formulas)
 
     # ------------------------------------------------------------ for messages
     def integers(self) -> list[str]:

@@ -125,7 +125,7 @@ def _unfit(
         headline,
         clause.op.span,
         label,
-        advice=advice + ", or remove the clause: then the gradient is derived",
+        advice=advice + "; or remove the clause: then the gradient is derived",
         replacement=edit,
     )
 

@@ -31,11 +31,10 @@ from opgen.lang.index_faults import (
     unknown_tensor,
     without_index,
 )
+from opgen.lang.limits import bounded, expandable
 from opgen.lang.scope import Scope
 
-_MAX_TERMS: Final = 200
 MAX_EXPONENT: Final = 16
-_MAX_COEFFICIENT: Final = 2**53
 
 
 def index_polynomial(expression: syntax.Expression, scope: Scope) -> Poly:
@@ -129,7 +128,8 @@ def integer_name(name: str, span: Span, scope: Scope) -> Poly:
             f"'{name}' is one of the strings {choices}, not a number",
             span,
             (environment.declared_at[name], "declared here"),
-            advice=f'write one statement per case, with if {name} == "{attribute.choices[0]}"',
+            advice="write one statement per case, each with its condition, such as "
+            f'`if {name} == "{attribute.choices[0]}"`',
         )
     if environment.is_integer(name):
         return symbol(name)
@@ -150,7 +150,7 @@ def size_polynomial(expression: syntax.Expression, scope: Scope) -> Poly:
     """An extent: an index expression of sizes and attributes, not of what tensors hold."""
     value = index_polynomial(expression, scope)
     refuse_loads(value, expression.span)
-    return value
+    return expandable(value, scope.environment.formulas, expression.span)
 
 
 def refuse_loads(value: Poly, span: Span) -> None:
@@ -203,7 +203,10 @@ def _tuple_element(expression: syntax.Subscript, scope: Scope) -> Poly:
             )
             raise Fault(
                 "tuple-attribute",
-                f"'{name}' is a tuple of {attribute.length} and takes a literal position",
+                f"'{name}' is a tuple of {attribute.length} and has no element "
+                f"{scope.environment.text(expression.span).removeprefix(name)}"
+                if literal_position
+                else f"'{name}' is a tuple of {attribute.length} and takes a literal position",
                 expression.span,
                 (scope.environment.declared_at[name], "declared here"),
                 advice=f"name one element, {name}[0] to {last}"
@@ -228,7 +231,7 @@ def _index_binary(expression: syntax.Binary, scope: Scope) -> Poly:
             case syntax.Number(value=int() as exponent) if 0 <= exponent <= MAX_EXPONENT:
                 result = poly(1)
                 for _ in range(exponent):
-                    result = _bounded(result * left, expression.span)
+                    result = bounded(result * left, expression.span)
                 return result
             case _:
                 raise Fault(
@@ -240,11 +243,11 @@ def _index_binary(expression: syntax.Binary, scope: Scope) -> Poly:
     right = index_polynomial(expression.right, scope)
     match operator:
         case "+":
-            return _bounded(left + right, expression.span)
+            return bounded(left + right, expression.span)
         case "-":
-            return _bounded(left - right, expression.span)
+            return bounded(left - right, expression.span)
         case "*":
-            return _bounded(left * right, expression.span)
+            return bounded(left * right, expression.span)
         case "//" | "%":
             if right.is_constant and right.constant <= 0:
                 raise Fault(
@@ -257,7 +260,7 @@ def _index_binary(expression: syntax.Binary, scope: Scope) -> Poly:
                     else "negate the numerator instead",
                 )
             scope.environment.divisors.append(Divisor(right, expression.right.span))
-            return _bounded(left // right if operator == "//" else left % right, expression.span)
+            return bounded(left // right if operator == "//" else left % right, expression.span)
     raise AssertionError(operator)
 
 
@@ -266,22 +269,6 @@ def _operator(expression: syntax.Binary, scope: Scope) -> Span:
     left = scope.environment.enclosed(expression.left.span)
     start = scope.environment.source.text.index(expression.operator, left.end)
     return Span(start, start + len(expression.operator))
-
-
-def _bounded(value: Poly, span: Span) -> Poly:
-    large = any(abs(c) > _MAX_COEFFICIENT for c in value.terms.values())
-    if len(value.terms) > _MAX_TERMS or large:
-        raise Fault(
-            "index-too-large",
-            "this index expression grows too large",
-            span,
-            notes=(
-                f"an index has at most {_MAX_TERMS} terms when multiplied out, "
-                "and factors below 2**53",
-            ),
-            advice="split the op, or pass the large factor as an attribute",
-        )
-    return value
 
 
 # ---------------------------------------------------------------------------- accesses
@@ -350,7 +337,7 @@ def _misplaced(
         "misplaced-boundary",
         f"`{mode}` says what happens outside in a {role}",
         suffix,
-        advice=f"write {instead}",
+        advice=f"write `{instead}`",
         replacement=(suffix, instead),
     )
 
@@ -452,8 +439,8 @@ def _fill(
         index, value = scope.environment.text(item.value.span), scope.environment.text(fill.span)
         extent = tensor.dims[axis].extent if isinstance(tensor, Tensor) else tensor.shape[axis]
         advice = (
-            f"select(0 <= {index} < {extent}, {tensor.name}[{index} ?0], {value}) fills with "
-            "any value"
+            f"any value fills by select(0 <= {index} < {extent}, {tensor.name}[{index} ?0], "
+            f"{value})"
         )
         raise fault.advising(advice) from None
 
@@ -469,5 +456,7 @@ def literal(expression: syntax.Expression) -> float:
             return -literal(operand)
         case _:
             raise Fault(
-                "fill-not-literal", "the value in ?(...) is a number written out", expression.span
+                "fill-not-literal",
+                "`?(...)` takes a number written out, and this is none",
+                expression.span,
             )

@@ -51,7 +51,7 @@ class Layout(PostLex):
     always_accept = ()
 
     def process(self, stream: Iterator[Token]) -> Iterator[Token]:
-        depth = length = 0
+        depth = length = negations = 0
         newline: Token | None = None
         docs: list[Token] = []
         last: Token | None = None
@@ -78,7 +78,8 @@ class Layout(PostLex):
                 yield from docs
             docs = []
             length += 1
-            if depth > _MAX_NESTING:
+            negations = negations + 1 if token.type == "NOT" else 0
+            if depth + negations > _MAX_NESTING:
                 raise Refused(
                     "too-deep",
                     f"brackets are nested deeper than {_MAX_NESTING}",

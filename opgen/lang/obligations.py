@@ -105,13 +105,19 @@ class Obligations:
         if values is None:
             return ()
         polynomials = (condition.value, *(value for _, value in shown))
-        results = ", ".join(
-            f"{what} is {value.evaluate(values)}"
-            for what, value in shown
-            if value.symbols <= values.keys()
-        )
+        numbers = ((what, evaluated(value, values)) for what, value in shown)
+        results = ", ".join(f"{what} is {number}" for what, number in numbers if number is not None)
         case = f"smallest case: {assignments(values, polynomials, facts)}"
         return (case + (f"; {results}" if results else ""),)
+
+
+def evaluated(value: Poly, values: Mapping[str, int]) -> int | None:
+    """The value at an example; None where it depends on what a tensor holds."""
+    if not value.symbols <= values.keys():
+        return None
+    if any(atom.kind is Kind.LOAD for atom in value.all_atoms()):
+        return None
+    return value.evaluate(values)
 
 
 def assignments(values: Mapping[str, int], polynomials: Iterable[Poly], facts: Facts) -> str:
@@ -123,11 +129,16 @@ def assignments(values: Mapping[str, int], polynomials: Iterable[Poly], facts: F
 
 
 def loads(values: Iterable[Poly], span: Span | None = None) -> Iterator[Access]:
-    """The integer tensors read inside polynomials, outermost first; `span` is where those stand."""
+    """The integer tensors read inside polynomials, but not those inside of other reads.
+
+    `span` is where the polynomials stand.
+    """
     for value in values:
-        for atom in value.all_atoms():
+        for atom in value.atoms():
             if atom.kind is Kind.LOAD:
                 yield Access(atom.name, tuple(Index(arg) for arg in atom.args), span)
+            else:
+                yield from loads(atom.args, span)
 
 
 def values_of(expr: Expr) -> Iterator[Poly]:

@@ -99,7 +99,10 @@ def _clauses(text: str) -> list[Tokens]:
     """The tokens of every clause, without the newlines that end them."""
     while True:
         try:
-            tokens = list(_parser().lex(text))
+            # Lark.lex would build and check a new lexer at each call.
+            parsing = _parser().parse_interactive(text)
+            stream = parsing.lexer_thread.lex(parsing.parser_state)  # type: ignore[no-untyped-call]
+            tokens: list[Token] = list(stream)
         except UnexpectedCharacters as error:
             at = error.pos_in_stream or 0
             text = text[:at] + " " + text[at + 1 :]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final, assert_never
 
@@ -11,6 +11,7 @@ from opgen.algebra.facts import Facts
 from opgen.algebra.poly import Kind, Poly, poly, symbol, symbol_atom
 from opgen.algebra.prove import implies
 from opgen.errors import Span
+from opgen.ir.indices import extents_of, is_plainly_inside
 from opgen.ir.notation import (
     Access,
     Apply,
@@ -27,6 +28,9 @@ from opgen.lang.lower import Lowered
 from opgen.lang.obligations import Obligations, loads, opposite, truths
 from opgen.lang.repairs import required
 
+Box = Mapping[str, Poly]
+"""The extents of the iterators of a statement."""
+
 _MOVED: Final = (Boundary.CLAMP, Boundary.WRAP)
 _FREE: Final = (Boundary.ZERO, Boundary.FILL, Boundary.DROP)
 
@@ -42,7 +46,10 @@ def divisors_positive(obligations: Obligations, divisors: Iterable[Divisor], fac
             obligations.launch_check(positive, f"the divisor {divisor.value} must be positive")
             continue
         span = divisor.span
-        text = obligations.environment.text(span)
+        source = obligations.environment.source.text
+        text = source[span.start : span.end]
+        if source[span.start - 1 : span.start] + source[span.end : span.end + 1] == "()":
+            span = Span(span.start - 1, span.end + 1)
         obligations.faults.append(
             Fault(
                 "divisor-not-positive",
@@ -52,7 +59,8 @@ def divisors_positive(obligations: Obligations, divisors: Iterable[Divisor], fac
                     *obligations.smallest(positive, facts, (("the divisor", divisor.value),)),
                     "`//` and `%` are floor operations, defined for positive divisors",
                 ),
-                advice=f"make it at least 1, such as max({text}, 1) or {text} + 1",
+                advice=f"make it at least 1, such as max({text}, 1)"
+                + (f" or {text} + 1" if text.isidentifier() else ""),
                 alternatives=((span, f"max({text}, 1)"), (span, f"({text} + 1)")),
             )
         )
@@ -62,13 +70,14 @@ def in_range(obligations: Obligations, lowered: Lowered) -> None:
     """Every access of a statement stays inside its tensor."""
     statement = lowered.statement
     facts = obligations.statement_facts(statement)
-    _access(obligations, statement.target, facts, facts, role=_Role.WRITE)
-    _expression(obligations, statement.body, facts, facts)
+    box = extents_of(statement.iterators)
+    _access(obligations, box, statement.target, facts, facts, role=_Role.WRITE)
+    _expression(obligations, box, statement.body, facts, facts)
     for access in loads(
         (*(guard.value for guard in statement.guards), statement.position or poly(0)),
         statement.span,
     ):
-        _access(obligations, access, facts, facts, role=_Role.INDEX)
+        _access(obligations, box, access, facts, facts, role=_Role.INDEX)
 
 
 class _Role(Enum):
@@ -77,35 +86,43 @@ class _Role(Enum):
     INDEX = "an index reads"  # takes no boundary mode
 
 
-def _expression(obligations: Obligations, expr: Expr, facts: Facts, outer: Facts) -> None:
+def _expression(obligations: Obligations, box: Box, expr: Expr, facts: Facts, outer: Facts) -> None:
     """`facts` may use the presence of sibling factors; `outer` may not (see `_access`)."""
     match expr:
         case Read(access=access):
-            _access(obligations, access, facts, outer, role=_Role.READ)
+            _access(obligations, box, access, facts, outer, role=_Role.READ)
         case Apply(primitive="mul", arguments=(left, right)):
             # A product with an absent factor is absent, so the other is read where it is not.
             _expression(
-                obligations, left, facts.with_conditions(*obligations.presence(right)), outer
+                obligations, box, left, facts.with_conditions(*obligations.presence(right)), outer
             )
             _expression(
-                obligations, right, facts.with_conditions(*obligations.presence(left)), outer
+                obligations, box, right, facts.with_conditions(*obligations.presence(left)), outer
             )
         case Apply(primitive="select", arguments=(test, chosen, otherwise)):
-            _expression(obligations, test, facts, outer)
+            _expression(obligations, box, test, facts, outer)
             holds = truths(test)
             _expression(
-                obligations, chosen, facts.with_conditions(*holds), outer.with_conditions(*holds)
+                obligations,
+                box,
+                chosen,
+                facts.with_conditions(*holds),
+                outer.with_conditions(*holds),
             )
             fails = opposite(holds)
             _expression(
-                obligations, otherwise, facts.with_conditions(*fails), outer.with_conditions(*fails)
+                obligations,
+                box,
+                otherwise,
+                facts.with_conditions(*fails),
+                outer.with_conditions(*fails),
             )
         case Apply(arguments=arguments):
             for argument in arguments:
-                _expression(obligations, argument, facts, outer)
+                _expression(obligations, box, argument, facts, outer)
         case Value(value=value):
             for access in loads((value,)):
-                _access(obligations, access, outer, outer, role=_Role.INDEX)
+                _access(obligations, box, access, outer, outer, role=_Role.INDEX)
         case Constant() | Parameter():
             pass
         case unexpected:
@@ -113,15 +130,17 @@ def _expression(obligations: Obligations, expr: Expr, facts: Facts, outer: Facts
 
 
 def _access(
-    obligations: Obligations, access: Access, facts: Facts, outer: Facts, *, role: _Role
+    obligations: Obligations, box: Box, access: Access, facts: Facts, outer: Facts, *, role: _Role
 ) -> None:
     extents = obligations.extents(access)
     for axis, (index, extent) in enumerate(zip(access.indices, extents, strict=True)):
         # An index that is itself read from a tensor is evaluated before its siblings are.
         for inner in loads((index.value,), index.span or access.span):
-            _access(obligations, inner, outer, outer, role=_Role.INDEX)
+            _access(obligations, box, inner, outer, outer, role=_Role.INDEX)
         moved = index.boundary in _MOVED
         if index.boundary in _FREE or (_is_loaded(index.value) and not moved):
+            continue
+        if index.boundary is Boundary.NONE and is_plainly_inside(index.value, extent, box):
             continue
         for condition in _bounds(index, extent):
             if implies(facts, condition):

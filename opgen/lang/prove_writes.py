@@ -18,7 +18,7 @@ from opgen.ir.notation import (
 from opgen.ir.notation import Iterator as BoxIterator
 from opgen.lang.environment import Fault
 from opgen.lang.lower import Lowered
-from opgen.lang.obligations import Obligations, excludes
+from opgen.lang.obligations import Obligations, excludes, loads
 from opgen.lang.repairs import accumulated_at
 
 
@@ -88,6 +88,9 @@ def _met_twice(
     obligations: Obligations,
 ) -> tuple[str, ...]:
     """`smallest case: W = 2; w = 0 and w = 1 both write y[0]`."""
+    held = _held((statement,))
+    if held:
+        return (f"{held} may hold the same position twice",)
     values = obligations.example(same, both)
     if values is None:
         return ("it could not be proved that every cell is written once",)
@@ -96,6 +99,12 @@ def _met_twice(
     two = _point(differing, [values[f"{name}'"] for name in differing])
     shapes = _shapes((statement,), values, obligations)
     return (f"smallest case: {shapes}{one} and {two} both write {_cell(statement, values)}",)
+
+
+def _held(statements: Sequence[Statement]) -> str:
+    """The tensors whose values tell which cell is written."""
+    indices = (index.value for s in statements for index in s.target.indices)
+    return " and ".join(dict.fromkeys(f"'{access.tensor}'" for access in loads(indices)))
 
 
 def _point(names: Sequence[str], values: Sequence[int]) -> str:
@@ -169,6 +178,9 @@ def disjoint(obligations: Obligations, first: Lowered, second: Lowered) -> None:
 def _met_by_both(
     one: Statement, two: Statement, same_cell: Facts, obligations: Obligations
 ) -> tuple[str, ...]:
+    held = _held((one, two))
+    if held:
+        return (f"{held} may hold the same position for both",)
     values = obligations.example(Condition(poly(-1)), same_cell)
     if values is None:
         return ("it could not be proved that their cells differ",)

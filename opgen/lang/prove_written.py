@@ -24,6 +24,7 @@ from opgen.lang.obligations import (
     Obligations,
     assignments,
     complements,
+    evaluated,
     excludes,
     opposite,
     truths,
@@ -105,9 +106,10 @@ def _unwritten_cell(
     indices = [index.value for index in access.indices]
     shown = assignments(values, (condition.value, *indices), facts)
     case = f"smallest case: {shown}"
-    if any(not index.symbols <= values.keys() for index in indices):
+    numbers = [evaluated(index, values) for index in indices]
+    if None in numbers:
         return (case,)
-    cell = ",".join(str(index.evaluate(values)) for index in indices)
+    cell = ",".join(map(str, numbers))
     return (f"{case}; {access.tensor}[{cell}] is read and was not written",)
 
 

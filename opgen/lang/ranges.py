@@ -8,7 +8,7 @@ into `y[N + M]`, means the range of `a`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from opgen.algebra.poly import Poly, symbol
@@ -135,7 +135,7 @@ def _no_range(
         likely = list(around) if len(around) == 1 else []
     extent = str(likely[0]) if likely else None
     close = closest(name, environment.integers()) if len(name) > 2 else None
-    wanted = f"{name} in {extent or 'N'}"
+    wanted = f"{name} in {extent or '3'}"
     edits = [(span, close)] if close is not None else []
     if extent is not None:
         place = (span, wanted)
@@ -322,52 +322,3 @@ def free_names(
         case _:
             for child in children(expression):
                 yield from free_names(child, environment)
-
-
-def expand_aliases(
-    expression: syntax.Expression, aliases: Mapping[str, syntax.Expression]
-) -> syntax.Expression:
-    """The expression with every alias replaced by what it stands for."""
-    if not aliases:
-        return expression
-
-    def expand(node: syntax.Expression) -> syntax.Expression:
-        match node:
-            case syntax.NameUse(name=name):
-                return aliases.get(name, node)
-            case syntax.Subscript(name=name, indices=indices, span=span):
-                return syntax.Subscript(name, tuple(map(expand_index, indices)), span)
-            case syntax.Unary(operand=operand, span=span):
-                return syntax.Unary(expand(operand), span)
-            case syntax.Binary(operator=operator, left=left, right=right, span=span):
-                return syntax.Binary(operator, expand(left), expand(right), span)
-            case syntax.Comparison(operands=operands, operators=operators, span=span):
-                return syntax.Comparison(tuple(map(expand, operands)), operators, span)
-            case syntax.Logical(operator=operator, operands=operands, span=span):
-                return syntax.Logical(operator, tuple(map(expand, operands)), span)
-            case syntax.Call(function=function, arguments=arguments, span=span):
-                return syntax.Call(function, tuple(map(expand, arguments)), span)
-            case syntax.Reduction():
-                return syntax.Reduction(
-                    node.reducer,
-                    tuple(
-                        syntax.Domain(
-                            d.name, None if d.extent is None else expand(d.extent), d.span
-                        )
-                        for d in node.domains
-                    ),
-                    None if node.condition is None else expand(node.condition),
-                    None if node.position is None else expand(node.position),
-                    expand(node.body),
-                    node.head,
-                    node.span,
-                )
-            case _:
-                return node
-
-    def expand_index(item: syntax.IndexItem) -> syntax.IndexItem:
-        if not isinstance(item, syntax.PlainIndex):
-            return item
-        return syntax.PlainIndex(expand(item.value), item.boundary, item.fill, item.span)
-
-    return expand(expression)

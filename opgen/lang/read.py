@@ -15,7 +15,9 @@ from opgen.ir.notation import Op
 from opgen.lang.check import check
 from opgen.lang.parse import parse_readable
 
-_MAX_TRIED: Final = 20  # edits tried for one file; the suggestions of later faults stay words
+# Trying an edit takes a check, and longer the more faults there are. Where there are many, the
+# suggestions of the later ones stay words.
+_EFFORT: Final = 60
 
 
 def read(source: Source) -> tuple[Op, ...]:
@@ -43,7 +45,7 @@ def _outcome(source: Source) -> tuple[tuple[Op, ...], tuple[Diagnostic, ...]]:
 def _with_sound_suggestions(
     faults: tuple[Diagnostic, ...], source: Source
 ) -> tuple[Diagnostic, ...]:
-    left = _MAX_TRIED
+    left = max(1, _EFFORT // (len(faults) + 1))
     out = []
     for fault in faults:
         edits = (*([fault.replacement] if fault.replacement else []), *fault.alternatives)[:left]

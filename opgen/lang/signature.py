@@ -24,6 +24,7 @@ from opgen.lang.attributes import read_attribute
 from opgen.lang.conditions import conditions
 from opgen.lang.environment import Divisor, Environment, Fault, closest
 from opgen.lang.indices import refuse_loads, size_polynomial
+from opgen.lang.limits import bounded, expandable
 from opgen.lang.ranges import free_names
 from opgen.lang.scope import Scope
 
@@ -231,7 +232,8 @@ class Signature:
                         factors.append(factor)
                 product = poly(1)
                 for factor in factors:
-                    product = product * factor
+                    product = bounded(product * factor, dim.span)
+                expandable(product, self.environment.formulas, dim.span)
                 return Dim(product, tuple(factors))
             case _:
                 extent = size_polynomial(dim, scope)
@@ -271,6 +273,7 @@ class Signature:
         environment.declare(name.text, name.span, "let")
         environment.failed.discard(name.text)
         environment.lets[name.text] = value
+        environment.formulas[name.text] = environment.expand_lets(value)
         self.lets.append(Let(name.text, value, self._text(binding.value.span)))
 
     def _where(self, expression: syntax.Expression) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 from lark import Token
 
 from opgen.errors import Diagnostic, Edit, Label, Source, Span
+from opgen.lang import syntax
 from opgen.lang.layout import CLOSING, OPENING, token_span
 
 _NAMES: Final = {
@@ -40,6 +41,9 @@ _MODES: Final = {
     "reflection": "?reflect", "circular": "?wrap", "periodic": "?wrap", "cyclic": "?wrap",
     "skip": "?drop", "ignore": "?drop",
 }  # fmt: skip
+_AFTER_TERM: Final = frozenset(
+    {"PLUS", "MINUS", "COMPARISON", "AND", "OR", "FOR", "IF", "COMMA", "SEMICOLON", "_NEWLINE"}
+)
 _ASSIGNMENTS: Final = ("EQUALS", "PLUS_EQUALS", "MAX_EQUALS", "MIN_EQUALS")
 _KNOWN_MODES: Final = ("?0", "?clamp", "?reflect", "?symmetric", "?wrap", "?drop")
 
@@ -109,7 +113,28 @@ def unexpected_token(context: Context, spelled: Callable[[str], str]) -> Diagnos
         labels.append(Label(token_span(opened), f"this '{opened[-1]}' is not closed"))
     advice, edit = next(filter(None, (habit(context) for habit in _HABITS)), ("", None))
     wanted = _wanted(context.expected, spelled)
-    return Diagnostic("syntax", f"expected {wanted}, but {found}", tuple(labels), (), advice, edit)
+    notes = () if advice else (_form(context),)
+    headline = f"expected {wanted}, but {found}"
+    return Diagnostic("syntax", headline, tuple(labels), notes, advice, edit)
+
+
+_FORMS: Final = {
+    "OP": "an op begins like `op name(x[N,C], w: f32[C] = 1; r = 2) -> y[N]`",
+    "WHERE": "conditions of a call are written like `where r >= 1, p >= 0`",
+    "LET": "sizes are defined like `let V = W + 2*p, U = V//2`",
+    "WITH": "aliases for the next statement are written like `with i = v - c*step`",
+    "TMP": "temporaries are declared like `tmp g[N,V], s: int[]`",
+    "CONST": "tables are written like `const k = [[1, 2], [3, 4]]`",
+    "GRADIENT": "a hand-written gradient is named like `gradient x by op_of_this_file`",
+}
+
+
+def _form(context: Context) -> str:
+    """An example of the clause at hand."""
+    first = next((t.type for t in (*context.before, context.token) if t.type != "DOC"), "")
+    return _FORMS.get(
+        first, "a statement is written like `y[n] = sum(c) x[n,c] for n in N if n > 0`"
+    )
 
 
 def _line(source: Source, token: Token) -> int:
@@ -280,6 +305,36 @@ def _missing_comma(context: Context) -> Hint | None:
     return "indices are separated by commas", (context.gap, ", ")
 
 
+def _reduction_as_divisor(context: Context) -> Hint | None:
+    """`a / sum(k) x[k]`."""
+    if context.last != "RPAR" or not _juxtaposed(context):
+        return None
+    start, depth = len(context.before), 0
+    for token in reversed(context.before):
+        start, depth = start - 1, depth + (token.type in CLOSING) - (token.type in OPENING)
+        if depth == 0:
+            break
+    if start < 2 or context.before[start - 1] not in syntax.REDUCERS:
+        return None
+    operator = context.before[start - 2]
+    if operator.type not in ("SLASH", "DOUBLE_SLASH", "PERCENT", "_POWER"):
+        return None
+    whole = Span(token_span(context.before[start - 1]).start, _end_of_term(context))
+    text = context.source.text[whole.start : whole.end]
+    return f"after `{operator}` a reduction stands in parentheses", (whole, f"({text})")
+
+
+def _end_of_term(context: Context) -> int:
+    """Where the product that begins with the token ends."""
+    depth, end = 0, token_span(context.token).start
+    for token in (context.token, *context.after):
+        depth += (token.type in OPENING) - (token.type in CLOSING)
+        if depth < 0 or (depth == 0 and token.type in _AFTER_TERM):
+            break
+        end = token_span(token).end
+    return end
+
+
 def _missing_product(context: Context) -> Hint | None:
     if "STAR" not in context.expected or not _juxtaposed(context):
         return None
@@ -356,6 +411,7 @@ _HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
     _other_assignment,
     _slice,
     _missing_comma,
+    _reduction_as_divisor,
     _missing_product,
     _bars,
     _keyword,
@@ -371,20 +427,24 @@ def unexpected_character(source: Source, start: int) -> Diagnostic:
         return _unknown_boundary(source, start)
     end = start + len(source.text[start:]) - len(source.text[start:].lstrip(character))
     span = Span(start, end)
-    spelled = f"'{source.text[start:end]}'" if character != "'" else '"\'"'
-    advice, text = _CHARACTERS.get(character, ("", None))
+    shown = source.text[start:end]
+    spelled = f"'{shown}'" if shown.isprintable() and character != "'" else repr(shown)
+    advice, text = _CHARACTERS.get(character, ("remove it; a comment begins with '#'", ""))
     if character in "'\"":
         advice, edit = _quotes(source, start)
         span = edit[0] if edit is not None and character == "'" else Span(start, start + 1)
     else:
         edit = None if text is None else (span, text)
+    if character == ".":
+        advice = "leading batch dims are written `...`, numbers like 0.5 or .5"
     if character.isalpha():
         advice = "names are made of the letters a to z and A to Z, digits and _"
     if not character.isascii():
         spelled += f" ({unicodedata.name(character, 'unnamed').lower()})"
-    return Diagnostic(
-        "unknown-character", f"a spec does not contain {spelled}", (Label(span),), (), advice, edit
-    )
+    headline = f"a spec does not contain {spelled}"
+    if character == '"':
+        headline = "this string does not end on its line"
+    return Diagnostic("unknown-character", headline, (Label(span),), (), advice, edit)
 
 
 _CHARACTERS: Final = {
@@ -415,14 +475,14 @@ def _quotes(source: Source, start: int) -> tuple[str, Edit | None]:
     if source.text[start] == '"':
         line = source.text.find("\n", start)
         end = len(source.text[: len(source.text) if line < 0 else line].rstrip())
-        return "a string ends on the line it starts on", (Span(end, end), '"')
+        return "close the string with double quotes", (Span(end, end), '"')
     match = re.compile(r"'([^'\"\n]*)'").match(source.text, start)
     edit = None if match is None else (Span(*match.span()), f'"{match[1]}"')
     return 'strings are written with double quotes, "like this"', edit
 
 
 def _unknown_boundary(source: Source, start: int) -> Diagnostic:
-    match = re.compile(r"\?\s*([-+]?[A-Za-z0-9_.]*)").match(source.text, start)
+    match = re.compile(r"\?[ \t]*([-+]?[A-Za-z0-9_.]*)").match(source.text, start)
     assert match is not None
     word = match[1]
     number = re.fullmatch(r"[-+]?(\d+(\.\d*)?|\.\d+|inf)", word)

@@ -1,0 +1,105 @@
+"""Aliases of `with`: the formula in place of the name, as long as that does not grow too large.
+
+An alias that uses an earlier one twice doubles it, so that a few lines can stand for more text than
+the stages behind can take. The size of what an alias stands for is known before it is put in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from opgen.errors import Span
+from opgen.lang import syntax
+from opgen.lang.environment import Fault
+from opgen.lang.ranges import children
+
+_MAX_NODES: Final = 2000
+_MAX_DEPTH: Final = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """The size of an expression with all aliases replaced."""
+
+    nodes: int = 1
+    depth: int = 1
+
+
+def measure(
+    expressions: Iterable[syntax.Expression], aliases: Mapping[str, Measure], span: Span
+) -> Measure:
+    """The size of expressions together. Raises Fault if they are too large for later stages."""
+    total = _together(_measure(expression, aliases) for expression in expressions)
+    advice = "name parts of the expression with a temporary"
+    if total.depth > _MAX_DEPTH:
+        headline = f"formulas are nested deeper than {_MAX_DEPTH}, aliases included"
+        raise Fault("too-deep", headline, span, advice=advice)
+    if total.nodes > _MAX_NODES:
+        headline = f"this has more than {_MAX_NODES} words, with all aliases replaced"
+        raise Fault("too-long", headline, span, advice=advice)
+    return total
+
+
+def _measure(expression: syntax.Expression, aliases: Mapping[str, Measure]) -> Measure:
+    if isinstance(expression, syntax.NameUse):
+        return aliases.get(expression.name, Measure())
+    inside = _together(_measure(child, aliases) for child in children(expression))
+    return Measure(1 + inside.nodes, 1 + inside.depth)
+
+
+def _together(parts: Iterable[Measure]) -> Measure:
+    nodes = depth = 0
+    for part in parts:
+        nodes, depth = nodes + part.nodes, max(depth, part.depth)
+    return Measure(nodes, depth)
+
+
+def expand_aliases(
+    expression: syntax.Expression, aliases: Mapping[str, syntax.Expression]
+) -> syntax.Expression:
+    """The expression with every alias replaced by what it stands for."""
+    if not aliases:
+        return expression
+
+    def expand(node: syntax.Expression) -> syntax.Expression:
+        match node:
+            case syntax.NameUse(name=name):
+                return aliases.get(name, node)
+            case syntax.Subscript(name=name, indices=indices, span=span):
+                return syntax.Subscript(name, tuple(map(expand_index, indices)), span)
+            case syntax.Unary(operand=operand, span=span):
+                return syntax.Unary(expand(operand), span)
+            case syntax.Binary(operator=operator, left=left, right=right, span=span):
+                return syntax.Binary(operator, expand(left), expand(right), span)
+            case syntax.Comparison(operands=operands, operators=operators, span=span):
+                return syntax.Comparison(tuple(map(expand, operands)), operators, span)
+            case syntax.Logical(operator=operator, operands=operands, span=span):
+                return syntax.Logical(operator, tuple(map(expand, operands)), span)
+            case syntax.Call(function=function, arguments=arguments, span=span):
+                return syntax.Call(function, tuple(map(expand, arguments)), span)
+            case syntax.Reduction():
+                return syntax.Reduction(
+                    node.reducer,
+                    tuple(
+                        syntax.Domain(
+                            d.name, None if d.extent is None else expand(d.extent), d.span
+                        )
+                        for d in node.domains
+                    ),
+                    None if node.condition is None else expand(node.condition),
+                    None if node.position is None else expand(node.position),
+                    expand(node.body),
+                    node.head,
+                    node.span,
+                )
+            case _:
+                return node
+
+    def expand_index(item: syntax.IndexItem) -> syntax.IndexItem:
+        if not isinstance(item, syntax.PlainIndex):
+            return item
+        return syntax.PlainIndex(expand(item.value), item.boundary, item.fill, item.span)
+
+    return expand(expression)
