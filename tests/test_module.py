@@ -15,7 +15,7 @@ import torch
 
 import opgen
 from opgen import compiler
-from opgen.emit.python_text import docstring, string, tall, tuple_of_strings
+from opgen.emit.python_text import call, dict_of, docstring, layout, string, strings, tuple_of
 from opgen.errors import Source
 
 SPEC = """
@@ -69,10 +69,12 @@ def test_signature_and_docstring(module: ModuleType) -> None:
         "\n"
         "The weight may be left out.\n"
         "\n"
+        "Shapes:\n"
         "    x[..., N]: float\n"
         "    w[K]: float, optional, 1 if absent\n"
         "    returns y[..., M]: float\n"
         "\n"
+        "where:\n"
         "    M = N + 2*p - K + 1"
     )
 
@@ -222,11 +224,16 @@ def test_docstrings_are_single_literals() -> None:
         assert ast.get_docstring(function) == text
 
 
-def test_tuples() -> None:
-    assert tuple_of_strings(("a",)) == '("a",)'
-    assert ast.literal_eval(tuple_of_strings(('"', "\\", "'\n"))) == ('"', "\\", "'\n")
-    assert tall((), "") == "()"
-    assert ast.literal_eval(tall(("1", "2"), "")) == (1, 2)
+def test_brackets() -> None:
+    assert strings(("a",)).flat == '("a",)'
+    for strange in (('"', "\\", "'\n"), (), ("a", "b")):
+        assert ast.literal_eval(strings(strange).flat) == strange
+    assert layout(tuple_of((), tall=True)) == "()"
+    assert layout(tuple_of(("1", "2"), tall=True)) == "(\n    1,\n    2,\n)"
+    assert layout(dict_of({"k": tuple_of(("1",))})) == '{"k": (1,)}'
+    long = ["x" * 30] * 4
+    assert layout(call("f", long[:3]), "", "y = ").count("\n") == 2
+    assert layout(call("f", long), "", "y = ").count("\n") == 5
 
 
 # ---------------------------------------------------------------------------- the compiler

@@ -21,18 +21,22 @@ class Source:
     kernels: tuple[Function, ...]
 
 
-def cuda_functions(program: Program) -> tuple[tuple[Function, ...], tuple[str, ...]]:
-    """The kernels and the helper functions they call."""
+def cuda_functions(program: Program) -> tuple[Function, ...]:
+    """The kernels; `opgen.runtime` needs their signatures to launch them."""
+    return _functions(program)[0]
+
+
+def cuda_source(program: Program) -> str:
+    """The CUDA source; it is compiled behind `opgen.runtime.prelude` and the bindings of a call."""
+    kernels, helpers = _functions(program)
+    (title,) = comment(program.name)
+    return render("cuda.cu.j2", Source(title, helpers, table_lines(program), kernels))
+
+
+def _functions(program: Program) -> tuple[tuple[Function, ...], tuple[str, ...]]:
     types = Types(program)
     helpers: dict[tuple[str, Type], None] = {}
     kernels = tuple(
         print_function(kernel, program, types, helpers, cuda=True) for kernel in program.kernels
     )
     return kernels, helper_lines(helpers)
-
-
-def cuda_source(program: Program) -> str:
-    """The CUDA source; it is compiled behind `opgen.runtime.prelude` and the bindings of a call."""
-    kernels, helpers = cuda_functions(program)
-    (title,) = comment(program.name)
-    return render("cuda.cu.j2", Source(title, helpers, table_lines(program), kernels))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Final, assert_never
 
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.expression import Names, Printer, type_name
@@ -126,7 +127,7 @@ def declare_parameters(
         for axis in range(operand.rank):
             strides[name, axis] = scope.fresh(f"{name}_s{axis}")
             group.append(f"int64_t {strides[name, axis]}")
-        parameters.append(", ".join(group))
+        parameters += wrapped(group)
     group = [f"int64_t {symbols[name]}" for name in signature.integers]
     group += [f"double {numbers[name]}" for name in signature.numbers]
     if signature.faults:
@@ -144,6 +145,35 @@ def wrapped(pieces: Sequence[str], width: int = 92) -> list[str]:
         else:
             lines.append(piece)
     return lines
+
+
+_WIDTH: Final = 100
+_BREAK: Final = re.compile(r"(?<=[,;])\s|\s(?=[-+*?:<>=&|]{1,2}\s)")
+
+
+def broken(line: str) -> list[str]:
+    """A line of C, continued on further lines where it is too long.
+
+    It is broken after a comma or before an operator, where the fewest brackets are open.
+    """
+    indent = len(line) - len(line.lstrip())
+    lines = []
+    while len(line) > _WIDTH:
+        places = [
+            match.start() for match in _BREAK.finditer(line, indent + 8) if match.end() <= _WIDTH
+        ]
+        if not places:
+            break
+        least = min(_depth(line, place) for place in places[-6:])
+        place = max(place for place in places[-6:] if _depth(line, place) == least)
+        lines.append(line[:place])
+        line = " " * (indent + 8) + line[place + 1 :]
+    return [*lines, line]
+
+
+def _depth(line: str, place: int) -> int:
+    head = line[:place]
+    return sum(map(head.count, "([")) - sum(map(head.count, ")]"))
 
 
 # ---------------------------------------------------------------------------- statements
@@ -169,7 +199,7 @@ class _Emitter:
     states: dict[str, _State] = field(default_factory=dict)
 
     def write(self, line: str) -> None:
-        self.lines.append("    " * self.depth + line)
+        self.lines += broken("    " * self.depth + line)
 
     def text(self, value: Poly) -> str:
         return self.printer.poly(value).text

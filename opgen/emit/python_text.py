@@ -1,10 +1,20 @@
-"""Pieces of Python source: strings that cannot break out, and calls over several lines."""
+"""Pieces of Python source: strings that cannot break out, and brackets broken over lines.
+
+The layout is the one that formatters of Python agree on: everything on one line if it fits, else
+the content of the brackets on a line of its own, else an item a line with a trailing comma.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+WIDTH: Final = 100
 
 
+# ---------------------------------------------------------------------------- strings
 def string(text: str, indent: str = "") -> str:
     """A literal for text of several lines: triple-quoted where that is safe and exact.
 
@@ -29,26 +39,95 @@ def docstring(text: str, indent: str) -> str:
     return indent + string(joined, indent)
 
 
-def tuple_of(items: Sequence[str]) -> str:
-    """A tuple display."""
-    return f"({', '.join(items)},)" if len(items) == 1 else f"({', '.join(items)})"
-
-
-def tuple_of_strings(items: Sequence[str]) -> str:
-    """A tuple of string literals."""
-    return tuple_of([quoted(item) for item in items])
-
-
-def tall(items: Sequence[str], indent: str) -> str:
-    """A tuple with an item on each line."""
-    if not items:
-        return "()"
-    body = "\n".join(f"{indent}    {item}," for item in items)
-    return f"(\n{body}\n{indent})"
-
-
 def quoted(text: str) -> str:
     """A string literal with double quotes where that needs no escapes."""
     if text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
     return repr(text)
+
+
+# ---------------------------------------------------------------------------- brackets
+class Kind(Enum):
+    """What brackets stand for."""
+
+    CALL = "call"  # also the parameters of a definition
+    TUPLE = "tuple"  # a single item needs a comma
+    DICT = "dict"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Items in brackets. `tall` asks for an item a line even where all would fit on one.
+
+    A single item is no table, so it is set in one line all the same.
+    """
+
+    kind: Kind
+    opening: str
+    items: tuple[Node, ...]
+    closing: str
+    tall: bool = False
+
+    @property
+    def content(self) -> str:
+        """The items on one line."""
+        items = ", ".join(item if isinstance(item, str) else item.flat for item in self.items)
+        return f"{items}," if self.kind is Kind.TUPLE and len(self.items) == 1 else items
+
+    @property
+    def flat(self) -> str:
+        """All on one line."""
+        return f"{self.opening}{self.content}{self.closing}"
+
+    def behind(self, text: str) -> Group:
+        """The group with text before its bracket."""
+        return replace(self, opening=f"{text}{self.opening}")
+
+
+Node = str | Group
+
+
+def call(function: str, positional: Sequence[Node], **named: Node | None) -> Group:
+    """A call; arguments that are None are left out."""
+    arguments = list(positional)
+    for name, value in named.items():
+        if isinstance(value, Group):
+            arguments.append(value.behind(f"{name}="))
+        elif value is not None:
+            arguments.append(f"{name}={value}")
+    return Group(Kind.CALL, f"{function}(", tuple(arguments), ")")
+
+
+def dict_of(items: Mapping[str, Node], tall: bool = False) -> Group:
+    """A dict display with strings for keys."""
+    entries = tuple(
+        value.behind(f"{quoted(key)}: ") if isinstance(value, Group) else f"{quoted(key)}: {value}"
+        for key, value in items.items()
+    )
+    return Group(Kind.DICT, "{", entries, "}", tall)
+
+
+def tuple_of(items: Sequence[Node], tall: bool = False) -> Group:
+    """A tuple display."""
+    return Group(Kind.TUPLE, "(", tuple(items), ")", tall)
+
+
+def strings(items: Sequence[str]) -> Group:
+    """A tuple of string literals."""
+    return tuple_of([quoted(item) for item in items])
+
+
+def layout(node: Node, indent: str = "", before: str = "", after: str = "") -> str:
+    """The text of a node behind `before`, which starts at `indent`; `after` follows it."""
+    if isinstance(node, str):
+        return f"{indent}{before}{node}{after}"
+    line = f"{indent}{before}{node.flat}{after}"
+    is_tall = node.tall and len(node.items) > (0 if node.kind is Kind.DICT else 1)
+    if not is_tall and (len(line) <= WIDTH or not node.items):
+        return line
+    inner = f"{indent}    "
+    head, tail = f"{indent}{before}{node.opening}", f"{indent}{node.closing}{after}"
+    if not is_tall and node.kind is Kind.CALL and len(inner) + len(node.content) <= WIDTH:
+        return f"{head}\n{inner}{node.content}\n{tail}"
+    lines = "\n".join(layout(item, inner, after=",") for item in node.items)
+    return f"{head}\n{lines}\n{tail}"

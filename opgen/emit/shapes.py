@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from opgen.algebra.condition import Condition
-from opgen.algebra.poly import Poly
+from opgen.algebra.poly import Kind, Poly, of_atom
 from opgen.emit.names import python_names
 from opgen.emit.polynomial import python_condition, python_text
+from opgen.emit.python_text import Group, Node, call, dict_of, layout, quoted, strings, tuple_of
 from opgen.ir.loops import Program
-from opgen.ir.notation import BATCH, AttributeType, Dim, Op, Tensor
+from opgen.ir.notation import BATCH, Attribute, AttributeType, Dim, Op, Tensor
 from opgen.ir.shapes import (
     CheckConstraint,
     CheckDim,
@@ -56,12 +57,17 @@ class _Shapes:
         # Tensors come last: a size keeps its name where a tensor has the same.
         self.names = python_names(dict.fromkeys((*attributes, *sizes)))
         self.tensors = python_names((tensor.name for tensor in op.inputs), self.names.values())
-        parameters = [*self.tensors.values(), *(self.names[each] for each in attributes)]
+        parameters = [
+            f"{self.tensors[tensor.name]}: Shape" + ("" if tensor.default is None else " | None")
+            for tensor in op.inputs
+        ]
+        parameters += [f"{self.names[each.name]}: {_annotation(each)}" for each in op.attributes]
         for step in shape_plan(op).steps:
             self._step(step)
-        body = "\n".join(f"    {line}" for line in (*self.lines, *self._result()))
+        signature = layout(call(name, parameters), before="def ", after=" -> Shapes:")
         doc = f'    """Sizes and shapes of a call of `{op.name}`."""'
-        return f"def {name}({', '.join(parameters)}):\n{doc}\n{body}\n"
+        body = "\n".join((*self.lines, layout(self._result(), "    ", "return ")))
+        return f"{signature}\n{doc}\n{body}\n"
 
     # ------------------------------------------------------------ steps
     def _step(self, step: Step) -> None:
@@ -70,11 +76,13 @@ class _Shapes:
                 self._solve(step)
             case DefineSize(let=let, is_extent=is_extent):
                 formula = let.text or str(let.value)
-                self._line(f"{self.names[let.name]} = {self._poly(let.value)}")
+                self.lines.append(
+                    layout(self._formula_of(let.value), "    ", f"{self.names[let.name]} = ")
+                )
                 self.origins[let.name] = f"{let.name} = {formula}"
                 if is_extent:
                     self._line(f"if {self.names[let.name]} < 0:")
-                    arguments = f"{let.name!r}, {self.names[let.name]}, {formula!r}"
+                    arguments = (quoted(let.name), self.names[let.name], quoted(formula))
                     self._fail("negative", arguments, let.value)
             case CheckDim(tensor=tensor, axis=axis, extent=extent):
                 self._check_dim(tensor, axis, extent)
@@ -83,7 +91,7 @@ class _Shapes:
                 text = constraint.text or str(constraint.condition)
                 # The text of a launch check is a sentence, that of a `where` a condition.
                 function = "unproved" if constraint.derived else "violated"
-                self._fail(function, f"{text!r}", constraint.condition.value)
+                self._fail(function, (quoted(text),), constraint.condition.value)
             case unexpected:
                 assert_never(unexpected)
 
@@ -93,21 +101,20 @@ class _Shapes:
         if step.factor == 1 and step.rest == 0:
             self._line(f"{target} = {found}")
         else:
-            formula = self._formula(step.tensor, step.axis)
-            known = self._known(step.factor, step.rest)
-            arguments = ", ".join(
+            solution = call(
+                "checks.solved",
                 (
-                    f"{self.op.name!r}",
-                    f"{where!r}",
+                    quoted(self.op.name),
+                    quoted(where),
                     found,
                     self._poly(step.factor),
                     self._poly(step.rest),
-                    f"{step.size!r}",
-                    f"{formula!r}",
-                    known,
-                )
+                    quoted(step.size),
+                    quoted(self._formula(step.tensor, step.axis)),
+                    self._known(step.factor, step.rest),
+                ),
             )
-            self._line(f"{target} = checks.solved({arguments})")
+            self.lines.append(layout(solution, "    ", f"{target} = "))
         self.origins[step.size] = where
 
     def _check_dim(self, name: str, axis: int, extent: Poly) -> None:
@@ -116,38 +123,38 @@ class _Shapes:
         expected = self._poly(extent)
         optional = f"{self.tensors[name]} is not None and " if tensor.default is not None else ""
         self._line(f"if {optional}{found} != {expected}:")
-        arguments = f"{where!r}, {found}, {expected}, {self._formula(name, axis)!r}"
+        arguments = (quoted(where), found, expected, quoted(self._formula(name, axis)))
         self._fail("mismatch", arguments, extent)
 
-    def _fail(self, function: str, arguments: str, value: Poly) -> None:
-        known = self._known(value)
-        self._line(f"    raise checks.{function}({self.op.name!r}, {arguments}, {known})")
+    def _fail(self, function: str, arguments: tuple[str, ...], value: Poly) -> None:
+        error = call(f"checks.{function}", (quoted(self.op.name), *arguments, self._known(value)))
+        self.lines.append(layout(error, " " * 8, "raise "))
 
     def _line(self, line: str) -> None:
-        self.lines.append(line)
+        self.lines.append(f"    {line}")
 
-    def _result(self) -> list[str]:
+    def _result(self) -> Group:
         op = self.op
-        integers = ", ".join(f"{each!r}: {self._symbol(each)}" for each in self.program.integers)
-        optional = ", ".join(
-            f"{tensor.name!r}: {self._shape(tensor.dims)}"
+        integers = {each: self._symbol(each) for each in self.program.integers}
+        optional = {
+            tensor.name: self._shape(tensor.dims)
             for tensor in op.inputs
             if tensor.default is not None
-        )
+        }
         temporaries = [
-            _tuple([self._poly(extent) for extent in operand.extents])
+            tuple_of([self._poly(extent) for extent in operand.extents])
             for operand in self.program.operands
             if operand.widened
         ]
-        return [
-            "return Shapes(",
-            f"    integers={{{integers}}},",
-            f"    optional={{{optional}}},",
-            f"    outputs={_tuple([self._shape(tensor.dims) for tensor in op.outputs])},",
-            f"    temporaries={_tuple(temporaries)},",
-            f"    cells={_tuple([self._poly(each) for each in self.cells])},",
-            ")",
-        ]
+        return call(
+            "Shapes",
+            (),
+            integers=dict_of(integers),
+            optional=dict_of(optional),
+            outputs=tuple_of([self._shape(tensor.dims) for tensor in op.outputs]),
+            temporaries=tuple_of(temporaries),
+            cells=tuple_of([self._poly(each) for each in self.cells]),
+        )
 
     # ------------------------------------------------------------ pieces
     def _tensor(self, name: str) -> Tensor:
@@ -155,8 +162,8 @@ class _Shapes:
         assert isinstance(tensor, Tensor)
         return tensor
 
-    def _shape(self, dims: tuple[Dim, ...]) -> str:
-        return _tuple([self._poly(dim.extent) for dim in dims])
+    def _shape(self, dims: tuple[Dim, ...]) -> Group:
+        return tuple_of([self._poly(dim.extent) for dim in dims])
 
     def _place(self, name: str, axis: int) -> tuple[str, str]:
         """A dim as messages call it, and as the generated function reads it."""
@@ -171,17 +178,18 @@ class _Shapes:
     def _formula(self, name: str, axis: int) -> str:
         return dim_text(self._tensor(name).dims[axis])
 
-    def _known(self, *values: Poly) -> str:
+    def _known(self, *values: Poly) -> Group:
         """What messages say about the symbols of a formula, in the order of declaration."""
         symbols = frozenset[str]().union(*(value.symbols for value in values))
         order = [symbol for a in self.op.attributes for symbol in a.symbols]
         order += [BATCH, *self.op.sizes, *(let.name for let in self.op.lets)]
-        entries = [
-            f"{name!r}: ({self._shown(name)}, {self.origins.get(name, '')!r})"
-            for name in dict.fromkeys(order)
-            if name in symbols
-        ]
-        return f"{{{', '.join(entries)}}}"
+        return dict_of(
+            {
+                name: tuple_of((self._shown(name), quoted(self.origins.get(name, ""))))
+                for name in dict.fromkeys(order)
+                if name in symbols
+            }
+        )
 
     def _shown(self, name: str) -> str:
         """The value of a symbol as the caller wrote it: flags and choices are no numbers there."""
@@ -190,7 +198,7 @@ class _Shapes:
             if attribute.name == name and attribute.type is AttributeType.BOOL:
                 return f"bool({value})"
             if attribute.name == name and attribute.type is AttributeType.CHOICE:
-                return f"{attribute.choices!r}[{value}]"
+                return f"{strings(attribute.choices).flat}[{value}]"
         return value
 
     def _symbol(self, name: str) -> str:
@@ -201,6 +209,13 @@ class _Shapes:
         assert bracket, name
         return f"{self.names[base]}[{rest}"
 
+    def _formula_of(self, value: Poly) -> Node:
+        """The formula of a let; a minimum or maximum can be broken over lines."""
+        atoms = value.atoms()
+        if len(atoms) == 1 and atoms[0].kind in (Kind.MIN, Kind.MAX) and value == of_atom(atoms[0]):
+            return call(atoms[0].kind.value, [self._poly(arg) for arg in atoms[0].args])
+        return self._poly(value)
+
     def _poly(self, value: Poly) -> str:
         return python_text(value, self._symbol).text
 
@@ -208,8 +223,9 @@ class _Shapes:
         return python_condition(condition, self._symbol).text
 
 
-def _tuple(items: list[str]) -> str:
-    return f"({', '.join(items)},)" if len(items) == 1 else f"({', '.join(items)})"
+def _annotation(attribute: Attribute) -> str:
+    single = "float" if attribute.type is AttributeType.FLOAT else "int"
+    return single if attribute.length is None else f"tuple[{single}, ...]"
 
 
 def dim_text(dim: Dim) -> str:

@@ -288,12 +288,13 @@ class StatementPrinter:
 
 # ---------------------------------------------------------------------------- layout
 _WIDTH: Final = 100
-_DEEPEST: Final = 3
-_BREAKS_BEFORE: Final = frozenset({"+", "-", "*", "/", "for", "if", "and", "or", "->"})
+_KEYWORDS: Final = frozenset({"for", "if", "and", "or", "->"})
+_OPERATORS_OF_VALUES: Final = frozenset({"+", "-", "*", "/"})
+_TIGHTEST: Final = 8
 
 
 def wrapped(text: str, indent: str, continued: str) -> Iterator[str]:
-    """Lines of at most 100 columns where the text allows, broken outside of brackets if possible."""
+    """Lines of at most 100 columns where the text allows, cut where it binds least."""
     line = indent
     for piece in _pieces(_words(text), _WIDTH - len(continued), 0):
         if line.strip() and len(line) + 1 + len(piece) > _WIDTH:
@@ -304,26 +305,29 @@ def wrapped(text: str, indent: str, continued: str) -> Iterator[str]:
 
 
 def _words(text: str) -> list[tuple[str, int]]:
-    """The words of a text, and how deep in brackets each begins."""
-    words, depth = [], 0
+    """The words of a text, each with how tightly it is bound to the word before it."""
+    words: list[tuple[str, int]] = []
+    depth = 0
     for word in re.findall(r'(?:"[^"]*"|[^\s"])+', text):
-        words.append((word, depth))
+        if word in _KEYWORDS or (words and words[-1][0].endswith(",")):
+            tightness = 2 * depth
+        else:
+            tightness = 2 * depth + 1 if word in _OPERATORS_OF_VALUES else _TIGHTEST + 1
+        words.append((word, tightness))
         depth += sum(word.count(mark) for mark in "([") - sum(word.count(mark) for mark in ")]")
     return words
 
 
-def _pieces(words: Sequence[tuple[str, int]], width: int, level: int) -> Iterator[str]:
-    """The text cut after commas and before operators that stand at most `level` brackets deep."""
+def _pieces(words: Sequence[tuple[str, int]], width: int, limit: int) -> Iterator[str]:
+    """The text cut before words bound at most that tightly, and further where that is too long."""
     start = 0
     for end in range(1, len(words) + 1):
-        if end < len(words):
-            word, depth = words[end]
-            if depth > level or not (words[end - 1][0].endswith(",") or word in _BREAKS_BEFORE):
-                continue
+        if end < len(words) and words[end][1] > limit:
+            continue
         piece = words[start:end]
         text = " ".join(word for word, _ in piece)
-        if len(text) <= width or level == _DEEPEST:
+        if len(text) <= width or limit == _TIGHTEST:
             yield text
         else:
-            yield from _pieces(piece, width, level + 1)
+            yield from _pieces(piece, width, limit + 1)
         start = end

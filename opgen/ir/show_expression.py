@@ -213,7 +213,7 @@ def join_indices(texts: Sequence[str]) -> str:
     """Indices or dims behind each other; a space sets off the longer ones."""
     out = ""
     for text in texts:
-        gap = " " if " " in text and not text.startswith("(") else ""
+        gap = " " if " " in text and not re.fullmatch(r"\([^()]*\)", text) else ""
         out += f",{gap}{text}" if out else text
     return out
 
@@ -242,15 +242,25 @@ def condition_text(condition: Condition, op: Op) -> str:
     if flag is not None and _is_flag(flag, op):
         return flag
     constant = value.constant
-    left = Poly({m: c for m, c in value.terms.items() if c > 0 and m != ()})
-    right = Poly({m: -c for m, c in value.terms.items() if c < 0 and m != ()})
-    spelling = relation.value
-    if relation is Relation.GE and constant == -1 and left.terms and right.terms:
-        left, right, spelling, constant = right, left, "<", 0
-    left, right = left + max(constant, 0), right + max(-constant, 0)
-    if not left.terms and relation is Relation.GE:
-        left, right, spelling = right, left, "<="
-    return f"{polynomial_text(left)} {spelling} {polynomial_text(right)}"
+    above = Poly({m: c for m, c in value.terms.items() if c > 0 and m != ()})
+    below = Poly({m: -c for m, c in value.terms.items() if c < 0 and m != ()})
+    greater, less = relation.value, "<=" if relation is Relation.GE else relation.value
+    if relation is Relation.GE and constant == -1 and above.terms and below.terms:
+        greater, less, constant = ">", "<", 0
+    above, below = above + max(constant, 0), below + max(-constant, 0)
+    known = _known_before(op)
+    known = _known_before(op)
+    moving_above, moving_below = bool(above.symbols - known), bool(below.symbols - known)
+    # What moves stands on the left; among sizes, `padding < W` but `W >= 1`.
+    if moving_above > moving_below or (moving_above == moving_below and greater != ">"):
+        return f"{polynomial_text(above)} {greater} {polynomial_text(below)}"
+    return f"{polynomial_text(below)} {less} {polynomial_text(above)}"
+
+
+def _known_before(op: Op) -> set[str]:
+    """Sizes, lets and attributes: what is no iterator."""
+    names = {*op.sizes, *(let.name for let in op.lets)}
+    return names.union(*(attribute.symbols for attribute in op.attributes))
 
 
 def _is_flag(name: str, op: Op) -> bool:
@@ -279,7 +289,7 @@ _MAX_INTEGER: Final = 2**31 - 1
 def literal_text(value: int | float) -> str:
     """A literal of the same type."""
     assert not math.isnan(value), "NaN has no literal"
-    return repr(value)
+    return re.sub(r"e([-+])0+", r"e\1", repr(value))
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,9 @@ class Signature:
 
     def _tensor(self, declaration: syntax.TensorDeclaration, role: str) -> Tensor:
         environment, name = self.environment, declaration.name
-        dims = tuple(self._dim(dim, axis, declaration) for axis, dim in enumerate(declaration.dims))
+        dims = tuple(
+            self._dim(dim, axis, declaration, role) for axis, dim in enumerate(declaration.dims)
+        )
         dtype = DType.SAME
         if declaration.dtype is not None:
             spelled = declaration.dtype.text
@@ -190,7 +192,9 @@ class Signature:
                 replacement=(span, str(int(default))),
             )
 
-    def _dim(self, dim: syntax.DimItem, axis: int, declaration: syntax.TensorDeclaration) -> Dim:
+    def _dim(
+        self, dim: syntax.DimItem, axis: int, declaration: syntax.TensorDeclaration, role: str
+    ) -> Dim:
         scope = Scope(self.environment)
         self.environment.dim_spans[declaration.name.text, axis] = dim.span
         match dim:
@@ -212,6 +216,11 @@ class Signature:
                     )
                 return Dim(symbol(BATCH))
             case syntax.Composite(parts=parts):
+                # Only a size is solved from a dim, and only from an input's.
+                divides = role == "input" and any(
+                    isinstance(part, syntax.Name) and part.text in self.environment.sizes
+                    for part in parts
+                )
                 factors = []
                 for part in parts:
                     if isinstance(part, syntax.Number):
@@ -227,7 +236,7 @@ class Signature:
                         self._refuse_tuple(part)
                         use = syntax.NameUse(part.text, part.span)
                         factor = size_polynomial(use, scope)
-                        if part.text in self.environment.attributes:
+                        if part.text in self.environment.attributes and divides:
                             self._at_least_one(factor, part.span)
                         factors.append(factor)
                 product = poly(1)

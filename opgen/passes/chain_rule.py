@@ -58,6 +58,7 @@ class Choice:
 class Term:
     """The derivative of a body with respect to one occurrence of a read."""
 
+    coefficient: int | float = 1
     factors: tuple[Expr, ...] = ()
     divisors: tuple[Expr, ...] = ()
     negative: bool = False
@@ -66,9 +67,10 @@ class Term:
 
     def times(self, seed: Expr, copies: int = 1) -> Expr:
         """The term times `seed`, `copies` times over."""
+        coefficient = self.coefficient * copies
         factors = (*self.factors, seed)
-        if copies > 1:
-            factors = (Constant(copies), *factors)
+        if coefficient != 1:
+            factors = (Constant(coefficient), *factors)
         result = factors[0]
         for factor in factors[1:]:
             result = Apply("mul", (result, factor))
@@ -84,10 +86,10 @@ class Term:
     def through(self, partial: Expr) -> Term:
         """The term of an argument whose function has this partial derivative."""
         match partial:
-            case Constant(value=1):
-                return self
             case Constant(value=value) if value < 0:
                 return replace(self, negative=not self.negative).through(Constant(-value))
+            case Constant(value=value):
+                return replace(self, coefficient=self.coefficient * value)
             case Apply(primitive="neg", arguments=(inner,)):
                 return replace(self, negative=not self.negative).through(inner)
             case Apply(primitive="mul", arguments=(left, right)):

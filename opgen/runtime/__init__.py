@@ -8,6 +8,7 @@ from opgen.runtime.description import (
     Input,
     Launch,
     Output,
+    Shape,
     Shapes,
     Temporary,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "Launch",
     "Operation",
     "Output",
+    "Shape",
     "Shapes",
     "Sources",
     "Temporary",

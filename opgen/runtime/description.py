@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+Shape = tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -81,9 +83,9 @@ class Shapes:
     """
 
     integers: dict[str, int]
-    optional: dict[str, tuple[int, ...]]
-    outputs: tuple[tuple[int, ...], ...]
-    temporaries: tuple[tuple[int, ...], ...]
+    optional: dict[str, Shape]
+    outputs: tuple[Shape, ...]
+    temporaries: tuple[Shape, ...]
     cells: tuple[int, ...]
 
 

@@ -98,15 +98,14 @@ class Operation:
     # ------------------------------------------------------------ calls
     def __call__(
         self, tensors: Sequence[torch.Tensor | None], attributes: Sequence[AttributeValue]
-    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    ) -> tuple[torch.Tensor, ...]:
         """Check, compute, record for autograd; tensors and attributes in declared order."""
         checks.tensors(self.name, self.inputs, tensors)
         values = tuple(
             checks.attribute_value(self.name, attribute, value)
             for attribute, value in zip(self.attributes, attributes, strict=True)
         )
-        outputs = self.apply(tensors, values)
-        return outputs[0] if len(outputs) == 1 else outputs
+        return self.apply(tensors, values)
 
     def apply(
         self, tensors: Sequence[torch.Tensor | None], values: Sequence[Numbers]

@@ -1,0 +1,61 @@
+"""`read(show(op)) == op`: the printed spec is the op, derived ops of two orders included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from catalogue import CATALOGUE, Entry
+from opgen.errors import Source
+from opgen.ir.notation import Op
+from opgen.ir.show import show, show_file
+from opgen.lang.read import read
+from opgen.passes.derive import differentiable
+from opgen.passes.gathered_form import gathered_form
+from spec_calls import checked, directional, gradient
+
+
+def derivatives(op: Op) -> Iterator[Op]:
+    """The op, its tangent, its gradients and theirs."""
+    names = tuple(tensor.name for tensor in differentiable(op))
+    yield op
+    yield directional(op, names).op
+    for name in names:
+        first = gradient(op, name).op
+        yield first
+        for tensor in differentiable(first):
+            yield gradient(first, tensor.name).op
+
+
+def stated(op: Op) -> Op:
+    """Without launch checks, which are no text: the checker derives them anew."""
+    return replace(op, constraints=tuple(c for c in op.constraints if not c.derived))
+
+
+@pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
+def test_printed_specs_read_back_as_the_same_op(subject: Entry) -> None:
+    for op in derivatives(checked(subject)):
+        (again,) = read(Source(show(op)))
+        assert stated(again) == stated(op), show(op)
+
+
+@pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
+def test_gathered_forms_read_back_as_the_same_op(subject: Entry) -> None:
+    for op in derivatives(checked(subject)):
+        form = gathered_form(op)
+        (again,) = read(Source(show(form)))
+        assert stated(again) == stated(form), show(form)
+
+
+def test_a_file_of_several_ops() -> None:
+    ops = tuple(checked(subject) for subject in CATALOGUE[:3])
+    assert read(Source(show_file(ops))) == ops
+
+
+def test_a_changed_spec_reads_as_another_op() -> None:
+    """Negative control."""
+    op = checked(CATALOGUE[0])
+    text = show(op)
+    assert read(Source(text.replace("step = 1", "step = 2"))) != (op,)
