@@ -171,6 +171,18 @@ def test_hand_written_gradients_are_used() -> None:
     assert gradient.tolist() == [1, 1, 1, 1]
 
 
+def test_a_user_op_may_have_the_name_of_a_derived_one(tmp_path: Path) -> None:
+    text = (
+        "op f(x[N]) -> y[N]\n  y[n] = 2*x[n]\n"
+        "op f_grad_x(grad_y[N]) -> grad_x[N]\n  grad_x[n] = 100*grad_y[n]\n"
+    )
+    for module in (imported(written(tmp_path, text)), opgen.compile(text)):
+        x = torch.ones(2, requires_grad=True)
+        (gradient,) = torch.autograd.grad(module.f(x).sum(), x)
+        assert gradient.tolist() == [2, 2]
+        assert module.f_grad_x(x).tolist() == [100, 100]
+
+
 # ---------------------------------------------------------------------------- hostile text
 HOSTILE = '''
 ## A doc comment with """ quotes, a \\backslash and {{ braces }} {% if %}

@@ -1185,7 +1185,7 @@ EVERYTHING = {
 def test_random_ops_cover_everything_and_have_a_meaning() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=250, derandomize=True)
+    @settings(max_examples=450, derandomize=True)
     @given(st.data())
     def explore(data: st.DataObject) -> None:
         op = data.draw(notation_strategies.ops())

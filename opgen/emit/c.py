@@ -71,7 +71,7 @@ def _entry(program: Program, kernels: tuple[Function, ...]) -> Entry:
                 local[name] = scope.fresh(name)
                 parts.append(f"{local[name]} = {source}[{at}]")
         if parts:
-            declared = ",\n    ".join(wrapped(parts))
+            declared = ",\n    ".join(wrapped(parts, 76))
             lines.extend(f"const {kind} {declared};".split("\n"))
 
     unpack("int64_t", "integers", program.integers, {n for s in signatures for n in s.integers})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
@@ -81,7 +82,7 @@ def print_function(
     cells = poly(1)
     for axis in kernel.axes:
         cells = cells * axis.extent
-    spec = tuple(line for text in kernel.spec for line in comment(text))
+    spec = tuple(line for text in kernel.spec for line in _comment(text))
     lines = tuple(emitter.lines)
     return Function(kernel.name, spec, signature, parameters, lines, cells, kernel.written)
 
@@ -148,32 +149,60 @@ def wrapped(pieces: Sequence[str], width: int = 92) -> list[str]:
 
 
 _WIDTH: Final = 100
-_BREAK: Final = re.compile(r"(?<=[,;])\s|\s(?=[-+*?:<>=&|]{1,2}\s)")
+_BREAK: Final = re.compile(r"(?<=[,;])\s|\s(?=([-+*?:<>=&|]{1,2})\s)")
+_LOOSENESS: Final = {
+    None: 0,
+    "=": 1,
+    "+=": 1,
+    "?": 2,
+    ":": 2,
+    "||": 2,
+    "&&": 3,
+    "+": 5,
+    "-": 5,
+    "*": 6,
+}
 
 
 def broken(line: str) -> list[str]:
     """A line of C, continued on further lines where it is too long.
 
-    It is broken after a comma or before an operator, where the fewest brackets are open.
+    It is broken after a comma or before an operator: where the fewest brackets are open, at the
+    loosest operator, as far to the right as possible.
     """
     indent = len(line) - len(line.lstrip())
+    continuation = " " * (indent + 8)
     lines = []
     while len(line) > _WIDTH:
-        places = [
-            match.start() for match in _BREAK.finditer(line, indent + 8) if match.end() <= _WIDTH
-        ]
-        if not places:
+        best: tuple[int, int, int] | None = None
+        for match in _BREAK.finditer(line, len(continuation) + 20, _WIDTH + 1):
+            place = (_depth(line, match.start()), _LOOSENESS.get(match[1], 4), -match.start())
+            best = place if best is None else min(best, place)
+        if best is None:
             break
-        least = min(_depth(line, place) for place in places[-6:])
-        place = max(place for place in places[-6:] if _depth(line, place) == least)
-        lines.append(line[:place])
-        line = " " * (indent + 8) + line[place + 1 :]
+        lines.append(line[: -best[2]])
+        line = continuation + line[-best[2] + 1 :]
     return [*lines, line]
 
 
 def _depth(line: str, place: int) -> int:
     head = line[:place]
     return sum(map(head.count, "([")) - sum(map(head.count, ")]"))
+
+
+def _comment(text: str) -> list[str]:
+    """A spec line for a comment."""
+    return [
+        part
+        for line in comment(text)
+        for part in textwrap.wrap(
+            line,
+            _WIDTH - 3,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ]
 
 
 # ---------------------------------------------------------------------------- statements
@@ -318,10 +347,12 @@ class _Emitter:
         if node.lower == (poly(0),):
             bounded = ((symbol(node.name), bound + 1) for bound in node.upper)
             inner.printer.bounded.update(bounded)
-        if len(upper) == 1:
+        if len(upper) == 1 and "(" not in upper[0].text:
             end = upper[0].at(Level.ADDITIVE)
         else:
-            end = _extreme("least", [bound.text for bound in upper])
+            end = self.scope.fresh(f"{node.name}_end")
+            value = _extreme("least", [bound.text for bound in upper])
+            self.write(f"const int64_t {end} = {value};")
         self.write(f"for (int64_t {name} = {lower}; {name} < {end}; {name}++) {{")
         inner.nodes(node.body)
         self.write("}")

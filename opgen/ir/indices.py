@@ -64,6 +64,19 @@ def is_plainly_inside(value: Poly, extent: Poly, extents: Mapping[str, Poly]) ->
     return found is not None and product(extents[name] for name in found) == extent
 
 
+def covers_plainly(target: Access, dims: Iterable[Poly], extents: Mapping[str, Poly]) -> bool:
+    """Whether a target runs over every cell of a tensor with these dims, each iterator once."""
+    seen: set[str] = set()
+    for index, dim in zip(target.indices, dims, strict=True):
+        single = index.value.is_constant and dim == 1
+        moving = index.value.symbols & extents.keys()
+        plain = single or (moving and is_plainly_inside(index.value, dim, extents))
+        if index.boundary is not Boundary.NONE or not plain or not moving.isdisjoint(seen):
+            return False
+        seen |= moving
+    return True
+
+
 def fixed_iterators(target: Access, extents: Mapping[str, Poly]) -> tuple[str, ...]:
     """The iterators that the written cell determines plainly, in order of the indices."""
     found: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Whether a value is real by its own nature, whatever the undeclared tensors of the op hold."""
+"""Whether a value is real, or an integer, whatever the undeclared tensors of the op hold."""
 
 from __future__ import annotations
 
@@ -30,5 +30,30 @@ def is_real(expr: Expr, tensor: Callable[[str], Tensor | Table]) -> bool:
                 return row.needs_float
             values = arguments[1:] if name == "select" else arguments
             return any(is_real(argument, tensor) for argument in values)
+        case unexpected:
+            assert_never(unexpected)
+
+
+def is_whole(expr: Expr, tensor: Callable[[str], Tensor | Table]) -> bool:
+    """Whether the value is an integer even if undeclared tensors hold floats."""
+    match expr:
+        case Constant(value=value):
+            return isinstance(value, int)
+        case Parameter():
+            return False
+        case Value():
+            return True
+        case Read(access=access):
+            match tensor(access.tensor):
+                case Table() as table:
+                    return table.integer
+                case Tensor(dtype=dtype):
+                    return dtype.is_integer
+        case Apply(primitive=name, arguments=arguments):
+            row = PRIMITIVES[name]
+            if row.kind is Kind.BOOLEAN or row.needs_float:
+                return not row.needs_float
+            values = arguments[1:] if name == "select" else arguments
+            return all(is_whole(argument, tensor) for argument in values)
         case unexpected:
             assert_never(unexpected)

@@ -6,7 +6,7 @@ what they are, ops of the language. Ranges are written where the rule of the lan
 plain cells is printed as `= sum(...)`, everything else that reduces as `+=`, `max=`, `min=`.
 
 What the language cannot say is an AssertionError: iterators that do not begin with those of the
-left-hand side, and a product or position that many points write with nothing reduced.
+left-hand side, and a product or a position that is not reduced into every cell of its tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, symbol
-from opgen.ir.indices import extents_of, fixed_iterators
+from opgen.ir.indices import covers_plainly, extents_of, fixed_iterators
 from opgen.ir.notation import (
     BATCH,
     BATCH_ITERATOR,
@@ -37,7 +37,7 @@ from opgen.ir.notation import (
     Tensor,
 )
 from opgen.ir.primitives import Precedence
-from opgen.ir.realness import is_real
+from opgen.ir.realness import is_real, is_whole
 from opgen.ir.show_expression import (
     Bare,
     Composite,
@@ -86,7 +86,8 @@ def _infers_float(op: Op) -> bool:
         undeclared = isinstance(tensor, Tensor) and tensor.dtype is DType.FLOAT
         return Tensor(name, ()) if undeclared else tensor
 
-    return any(is_real(statement.body, declared) for statement in op.statements)
+    broken_default = any(t.default is not None and t.default % 1 for t in op.inputs)
+    return broken_default or any(is_real(s.body, declared) for s in op.statements)
 
 
 def _tensor(tensor: Tensor, infers_float: bool) -> str:
@@ -96,6 +97,13 @@ def _tensor(tensor: Tensor, infers_float: bool) -> str:
     dims = join_indices([_dim(dim) for dim in tensor.dims])
     default = "" if tensor.default is None else f" = {number_text(tensor.default)}"
     return f"{prefix}{tensor.name}{dtype}[{dims}]{default}"
+
+
+def _temporary(tensor: Tensor, op: Op) -> str:
+    """A temporary; one to which only integers are written has to say that it holds floats."""
+    bodies = [s.body for s in op.statements if s.target.tensor == tensor.name]
+    whole = all(is_whole(body, op.tensor) for body in bodies)
+    return _tensor(tensor, not whole and _infers_float(op))
 
 
 def _dim(dim: Dim) -> str:
@@ -139,9 +147,8 @@ def _clauses(op: Op) -> Iterator[str]:
         yield f"let {let.name} = {_formula(let)}"
     for table in op.tables:
         yield f"const {table.name} = {_entries(table.values, table.shape)}"
-    inferred = _infers_float(op)
     if op.temporaries:
-        yield "tmp " + ", ".join(_tensor(tensor, inferred) for tensor in op.temporaries)
+        yield "tmp " + ", ".join(_temporary(tensor, op) for tensor in op.temporaries)
     for gradient in op.gradients:
         yield f"gradient {gradient.input} by {gradient.op}"
     for statement in op.statements:
@@ -197,7 +204,7 @@ class StatementPrinter:
             listed = [name for name in own if self._range(name) is not None]
             return line + self._for(listed) + self._if(outer)
         operator = _OPERATORS.get(statement.reducer)
-        assert operator is not None, f"no spec text writes '{statement.target.tensor}' like this"
+        assert operator is not None, f"no spec text writes '{statement.target.tensor}' this way"
         line = f"{target} {operator} {values.text(statement.body)}"
         listed = [name for name in own if self._range(name) is not None]
         assert BATCH_ITERATOR not in rest[:-1], "batch dims are reduced last"
@@ -221,16 +228,16 @@ class StatementPrinter:
         statement = self.statement
         if statement.reducer is Reducer.ASSIGN or not rest or BATCH_ITERATOR in rest:
             return False
-        if statement.reducer not in _OPERATORS:
-            return True
+        box = extents_of(statement.iterators)
+        covers = covers_plainly(statement.target, self.op.extents(statement.target.tensor), box)
+        if statement.reducer is Reducer.ADD:
+            # What a sum does not reach is 0 either way, so each cell written once is enough.
+            indices = statement.target.indices
+            fixed = fixed_iterators(statement.target, box)
+            plain = all(index.boundary is Boundary.NONE for index in indices)
+            covers = plain and set(fixed) == box.keys() - set(rest)
         alone = [s.target.tensor for s in self.op.statements].count(statement.target.tensor) == 1
-        fixed = fixed_iterators(statement.target, extents_of(statement.iterators))
-        indices = statement.target.indices
-        return (
-            alone
-            and all(index.boundary is Boundary.NONE for index in indices)
-            and all(name in fixed or name in rest for name in extents_of(statement.iterators))
-        )
+        return alone and covers
 
     def _split_guards(self, rest: list[str]) -> tuple[tuple[Condition, ...], tuple[Condition, ...]]:
         """Guards outside and inside of a reduction, in order; only a sum may have some outside."""

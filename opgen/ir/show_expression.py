@@ -244,17 +244,18 @@ def condition_text(condition: Condition, op: Op) -> str:
     constant = value.constant
     above = Poly({m: c for m, c in value.terms.items() if c > 0 and m != ()})
     below = Poly({m: -c for m, c in value.terms.items() if c < 0 and m != ()})
-    greater, less = relation.value, "<=" if relation is Relation.GE else relation.value
+    greater, less = relation.value, "<="
     if relation is Relation.GE and constant == -1 and above.terms and below.terms:
         greater, less, constant = ">", "<", 0
     above, below = above + max(constant, 0), below + max(-constant, 0)
     known = _known_before(op)
-    known = _known_before(op)
     moving_above, moving_below = bool(above.symbols - known), bool(below.symbols - known)
-    # What moves stands on the left; among sizes, `padding < W` but `W >= 1`.
-    if moving_above > moving_below or (moving_above == moving_below and greater != ">"):
-        return f"{polynomial_text(above)} {greater} {polynomial_text(below)}"
-    return f"{polynomial_text(below)} {less} {polynomial_text(above)}"
+    # What moves stands on the left; among sizes, `padding < W` but `W >= 1`. The sides of an
+    # equation stay, or it would read back with another sign.
+    flipped = moving_below > moving_above or (moving_above == moving_below and greater == ">")
+    if flipped and relation is Relation.GE:
+        return f"{polynomial_text(below)} {less} {polynomial_text(above)}"
+    return f"{polynomial_text(above)} {greater} {polynomial_text(below)}"
 
 
 def _known_before(op: Op) -> set[str]:

@@ -18,7 +18,7 @@ from typing import Final
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import Poly
-from opgen.ir.indices import extents_of, is_plainly_inside
+from opgen.ir.indices import covers_plainly, extents_of, is_plainly_inside
 from opgen.ir.notation import (
     Access,
     Apply,
@@ -54,12 +54,8 @@ def tensors_of(op: Op) -> Tensors:
 
 
 def _writes_all(statement: Statement, extents: Mapping[str, tuple[Poly, ...]]) -> bool:
-    box = extents_of(statement.iterators)
-    target = statement.target
-    return not statement.guards and all(
-        is_plainly_inside(index.value, extent, box)
-        for index, extent in zip(target.indices, extents[target.tensor], strict=True)
-    )
+    target, box = statement.target, extents_of(statement.iterators)
+    return not statement.guards and covers_plainly(target, extents[target.tensor], box)
 
 
 # ---------------------------------------------------------------------------- guards to add

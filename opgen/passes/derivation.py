@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import symbol
 from opgen.ir.build import ZERO
-from opgen.ir.indices import extents_of, fixed_iterators, is_plainly_inside
+from opgen.ir.indices import covers_plainly, extents_of, fixed_iterators
 from opgen.ir.notation import (
     Access,
     Apply,
-    Boundary,
     Dim,
     Expr,
     Index,
@@ -193,15 +192,8 @@ class Derivation:
         if not alone or statement.guards:
             return statement
         box = extents_of(statement.iterators)
-        whole = all(
-            index.boundary is Boundary.NONE and is_plainly_inside(index.value, extent, box)
-            for index, extent in zip(statement.target.indices, self._extents[name], strict=True)
-        )
-        fixed = fixed_iterators(statement.target, box)
-        once = len(fixed) == sum(
-            len(index.value.symbols & box.keys()) for index in statement.target.indices
-        )
-        if whole and once and len(fixed) == len(box):
+        covers = covers_plainly(statement.target, self._extents[name], box)
+        if covers and set(fixed_iterators(statement.target, box)) == box.keys():
             return replace(statement, reducer=Reducer.ASSIGN)
         return statement
 

@@ -38,14 +38,15 @@ def derive(ops: Sequence[Op], orders: int) -> tuple[Member, ...]:
         for tensor in differentiable(op):
             derivative = adjoint(op, tensor.name, by_name)
             form = canonical(derivative.op)
-            if derivative.op.name not in by_name and form not in found:
+            is_hand_written = tensor.name in {gradient.input for gradient in op.gradients}
+            if not is_hand_written and form not in found:
                 if len(path) > orders:
                     continue
                 derived = _renamed(derivative.op, names)
                 verify(derived)
                 found[form] = derived
                 pending.append((derived, (*path, tensor.name)))
-            target = by_name.get(derivative.op.name) or found[form]
+            target = derivative.op if is_hand_written else found[form]
             links.append(GradientLink(tensor.name, target.name, sources(derivative)))
         members.append(Member(op, path, tuple(links)))
     return tuple(members)

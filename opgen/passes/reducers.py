@@ -17,7 +17,7 @@ from typing import Final
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import Poly, poly, symbol
-from opgen.ir.indices import extents_of, fixed_iterators, position
+from opgen.ir.indices import covers_plainly, extents_of, fixed_iterators, position
 from opgen.ir.notation import (
     BATCH,
     BATCH_ITERATOR,
@@ -37,7 +37,6 @@ from opgen.ir.notation import (
     Tensor,
     substitute_expression,
 )
-from opgen.passes.order import target_first
 from opgen.passes.simplify import of_polynomial
 
 _READ_AS: Final = {Boundary.DROP: Boundary.ZERO}
@@ -147,30 +146,27 @@ class Weights:
         return Weight((), (found,), (finder,), (tensor,))
 
     def _by_cell(self, statement: Statement, tensor: str) -> Statement:
-        """The statement into another tensor, with an iterator for each dim its target mixes.
+        """The statement into another tensor, over all its cells.
 
-        `y[i + k] max= ...` becomes `[u] ... if i + k == u`: argmax has no accumulating form.
+        Argmax has no accumulating form: `y[i + k] max= ...` becomes `[u] ... if i + k == u`.
         """
         extents = extents_of(statement.iterators)
-        fixed = set(fixed_iterators(statement.target, extents))
-        indices: list[Index] = []
-        cells: list[Iterator] = []
-        guards: list[Condition] = []
-        tensor_extents = self.op.extents(statement.target.tensor)
-        for index, extent in zip(statement.target.indices, tensor_extents, strict=True):
-            moving = index.value.symbols & extents.keys()
-            if moving <= fixed:
-                indices.append(index)
-                continue
-            cell = Iterator(self.names.fresh("u"), extent)
-            cells.append(cell)
-            indices.append(Index(symbol(cell.name)))
-            guards.append(Condition(index.value - symbol(cell.name), Relation.EQ))
-        target = Access(tensor, tuple(indices), statement.target.span)
-        dims = self._dims(statement.target.tensor)
-        iterators = target_first(target, dims, (*cells, *statement.iterators))
+        dims = self.op.extents(statement.target.tensor)
+        if covers_plainly(statement.target, dims, extents):
+            return replace(statement, target=replace(statement.target, tensor=tensor))
+        cells = self.cells(self._dims(statement.target.tensor))
+        target = Access(tensor, tuple(Index(symbol(cell.name)) for cell in cells))
+        same_cell = [
+            Condition(index.value - symbol(cell.name), Relation.EQ)
+            for index, cell in zip(statement.target.indices, cells, strict=True)
+            if cell.name != BATCH_ITERATOR
+        ]
+        rest = (i for i in statement.iterators if i.name != BATCH_ITERATOR)
         return replace(
-            statement, target=target, iterators=iterators, guards=(*guards, *statement.guards)
+            statement,
+            target=target,
+            iterators=(*cells, *rest),
+            guards=(*same_cell, *statement.guards),
         )
 
     def _winning_statement(self, statement: Statement, writers: list[Statement]) -> Weight:
