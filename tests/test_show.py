@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
 
+import notation_strategies
 from catalogue import CATALOGUE, Entry
-from opgen.errors import Source
-from opgen.ir.notation import Op
+from opgen.errors import OpgenError, Source
+from opgen.ir.notation import DType, Op, Tensor
 from opgen.ir.show import show, show_file
 from opgen.lang.read import read
 from opgen.passes.derive import differentiable
 from opgen.passes.gathered_form import gathered_form
+from opgen.passes.simplify import simplify
 from spec_calls import checked, directional, gradient
 
 
@@ -59,3 +63,39 @@ def test_a_changed_spec_reads_as_another_op() -> None:
     op = checked(CATALOGUE[0])
     text = show(op)
     assert read(Source(text.replace("step = 1", "step = 2"))) != (op,)
+
+
+def untyped(op: Op) -> Op:
+    """Without element types, which the checker of a drawn op may still have to settle."""
+
+    def plain(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(replace(tensor, dtype=DType.SAME) for tensor in tensors)
+
+    return replace(
+        stated(op),
+        inputs=plain(op.inputs),
+        outputs=plain(op.outputs),
+        temporaries=plain(op.temporaries),
+    )
+
+
+def test_random_ops_read_back_as_the_same_op() -> None:
+    """Drawn ops need not be specs: those that are, and print as one, must survive unchanged."""
+    outcomes: Counter[str] = Counter()
+
+    @settings(max_examples=200, derandomize=True)
+    @given(notation_strategies.ops())
+    def explore(drawn: Op) -> None:
+        op = simplify(drawn)
+        try:
+            (first,) = read(Source(show(op)))
+        except (AssertionError, OpgenError):
+            outcomes["is no spec"] += 1  # such as a choice in an index, or an unproved access
+            return
+        assert untyped(first) == untyped(op)
+        (again,) = read(Source(show(first)))
+        assert again == first
+        outcomes["read back"] += 1
+
+    explore()
+    assert outcomes["read back"] >= 60, outcomes
