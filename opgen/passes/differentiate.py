@@ -98,11 +98,13 @@ def adjoint(op: Op, input: str, ops: Mapping[str, Op] | None = None) -> Derivati
 def tangent(op: Op, inputs: tuple[str, ...]) -> Tangent:
     """The derivative along directions of `inputs`; hand-written gradients play no part in it.
 
-    Raises NotDifferentiableError for an input declared `nograd`.
+    Raises NotDifferentiableError for an input declared `nograd`, and if all outputs are integers.
     """
     for name in inputs:
         _require_differentiable(op, name)
     derivation = Derivation(op)
+    if not derivation.outputs:
+        raise NotDifferentiableError(f"'{op.name}' computes integers only")
     directions = {name: derivation.twin("tangent", name) for name in inputs}
     results = {o.name: derivation.twin("tangent", o.name) for o in derivation.outputs}
     _sweep_forward(derivation, directions, results)
