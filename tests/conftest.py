@@ -1,7 +1,7 @@
 """Hypothesis profiles, the GPU marker, and skips that count as failures.
 
-`OPGEN_HYPOTHESIS_PROFILE` selects the profile: "ci" (the default) is bounded and repeatable, "fuzz"
-draws many random examples.
+`OPGEN_HYPOTHESIS_PROFILE` selects the profile: "ci" (the default) draws few examples, "fuzz" many,
+both the same ones in every run; "explore" draws many, others each time, to look for new faults.
 """
 
 from __future__ import annotations
@@ -14,24 +14,20 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
-settings.register_profile(
-    "ci",
-    max_examples=25,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    print_blob=True,
-    suppress_health_check=_SLOW,
-)
-settings.register_profile(
-    "fuzz",
-    max_examples=300,
-    derandomize=False,
-    deadline=None,
-    database=None,
-    print_blob=True,
-    suppress_health_check=_SLOW,
-)
+for _name, _examples, _repeatable in (
+    ("ci", 25, True),
+    ("fuzz", 300, True),
+    ("explore", 300, False),
+):
+    settings.register_profile(
+        _name,
+        max_examples=_examples,
+        derandomize=_repeatable,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        suppress_health_check=_SLOW,
+    )
 settings.load_profile(os.environ.get("OPGEN_HYPOTHESIS_PROFILE", "ci"))
 
 

@@ -39,7 +39,7 @@ def run(folder: Path, *options: str, profile: str = "ci", no_gpu: bool = True) -
     (folder / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: needs a GPU\n")
     (folder / "test_module.py").write_text("import pytest\npytest.importorskip('no_such_module')\n")
-    (folder / "test_small.py").write_text(TESTS.format(derandomize=profile == "ci"))
+    (folder / "test_small.py").write_text(TESTS.format(derandomize=profile != "explore"))
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     environment |= {"OPGEN_HYPOTHESIS_PROFILE": profile}
     if no_gpu:
@@ -76,5 +76,7 @@ def test_what_a_skip_counts_as_without_a_gpu(
     assert (found["PASSED"], failures, found["SKIPPED"], found["XFAIL"]) == expected
 
 
-def test_profiles(tmp_path: Path) -> None:
-    assert run(tmp_path, profile="fuzz")["PASSED"] == 1
+@pytest.mark.parametrize("profile", ["ci", "fuzz", "explore"])
+def test_profiles(tmp_path: Path, profile: str) -> None:
+    """Only "explore" draws other examples in every run."""
+    assert run(tmp_path, profile=profile)["PASSED"] == 1
