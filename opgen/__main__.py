@@ -18,7 +18,17 @@ from opgen.derivation import gradient_text
 from opgen.errors import OpgenError, Source
 from opgen.lang.format import format_source
 
-_STAGES: Final = ("syntax", "notation", "adjoint", "tangent", "loops", "c", "cuda", "module")
+_STAGES: Final = (
+    "syntax",
+    "notation",
+    "adjoint",
+    "tangent",
+    "loops",
+    "rows",
+    "c",
+    "cuda",
+    "module",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """The stages from spec text to a module, in order. Nothing else knows the order.
 
-text -> syntax -> notation -> adjoint -> loops -> c, cuda, module
-                           -> tangent
+text -> syntax -> notation -> adjoint -> loops -> cuda, module
+                           -> tangent        -> rows -> c, module
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from opgen.emit.c import c_source
 from opgen.emit.cuda import cuda_source
 from opgen.emit.torch_module import Unit, module_source
 from opgen.errors import Source
+from opgen.ir.context import facts_of
 from opgen.ir.family import Member
 from opgen.ir.notation import Op
 from opgen.ir.show import show_file
@@ -31,6 +32,7 @@ from opgen.passes.derive import derive, differentiable, sources
 from opgen.passes.differentiate import adjoint, tangent
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
+from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.runtime import Gradient, Operation
 
@@ -47,7 +49,7 @@ class Stage:
     text: Callable[[], str]
 
 
-STAGES = ("syntax", "notation", "adjoint", "tangent", "loops", "c", "cuda", "module")
+STAGES = ("syntax", "notation", "adjoint", "tangent", "loops", "rows", "c", "cuda", "module")
 """The names of the stages, in order."""
 
 
@@ -63,9 +65,14 @@ def stages(source: Source, orders: int = ORDERS) -> Iterator[Stage]:
     yield Stage("tangent", ops, lambda: show_file(map(_tangent, ops)))
     programs = tuple(schedule(member.op, gather(member.op)) for member in members)
     yield Stage("loops", programs, lambda: "\n".join(map(show_program, programs)))
-    yield Stage("c", programs, lambda: "\n".join(map(c_source, programs)))
+    on_cpu = tuple(
+        rows(program, facts_of(member.op))
+        for program, member in zip(programs, members, strict=True)
+    )
+    yield Stage("rows", on_cpu, lambda: "\n".join(map(show_program, on_cpu)))
+    yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
     yield Stage("cuda", programs, lambda: "\n".join(map(cuda_source, programs)))
-    units = tuple(map(Unit, members, programs))
+    units = tuple(map(Unit, members, programs, on_cpu))
     module = module_source(units, source.text, source.name)
     yield Stage("module", module, lambda: module)
 
@@ -152,7 +159,8 @@ def operation(
     op: Op, path: tuple[str, ...] = (), text: str = "", name: str = "<notation>"
 ) -> Operation:
     """One op of the notation as something to call."""
-    unit = Unit(Member(op, path or (op.name,), ()), schedule(op, gather(op)))
+    program = schedule(op, gather(op))
+    unit = Unit(Member(op, path or (op.name,), ()), program, rows(program, facts_of(op)))
     module = _loaded(module_source((unit,), text, name), name)
     found: Operation = module.FAMILY.operations[op.name]
     return found

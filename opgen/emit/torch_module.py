@@ -32,10 +32,11 @@ from opgen.ir.show import show
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An op of the module and its kernels."""
+    """An op of the module and its kernels: one thread a cell, and for the CPU."""
 
     member: Member
     program: Program
+    on_cpu: Program
 
     @property
     def op(self) -> Op:
@@ -255,7 +256,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
     op, program = unit.op, unit.program
     kernels = cuda_functions(program)
     shapes = f"{operation}_shapes"
-    cells = tuple(kernel.cells for kernel in kernels)
+    cells = tuple(kernel.points for kernel in kernels)
     c_name, cuda_name = f"{operation}_c".upper(), f"{operation}_cuda".upper()
     description = call(
         "Operation",
@@ -279,7 +280,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         () if unit.member.is_public else _notation(op),
         shape_function(op, program, cells, shapes).rstrip(),
         c_name,
-        string(c_source(program)),
+        string(c_source(unit.on_cpu)),
         cuda_name,
         string(cuda_source(program)),
         layout(call("FAMILY.add", (description,)), before=f"{operation} = "),
