@@ -1,4 +1,4 @@
-"""The command line: `opgen check | show | grad | fmt | build`.
+"""The command line: `opgen check | show | grad | fmt | build`, and the commands of `opgen.cli`.
 
 Exit status: 0 for success, 1 where a spec was refused (or `fmt --check` would change one), 2 for a
 wrong call. Results go to standard output, diagnostics to standard error.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from opgen import compiler
+from opgen.cli import test
 from opgen.derivation import gradient_text
 from opgen.errors import OpgenError, Source
 from opgen.lang.format import format_source
@@ -71,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("spec", type=Path, metavar="SPEC")
     build.add_argument("-o", "--output", type=Path, default=Path("generated"), metavar="DIR")
     build.set_defaults(run=_build)
+
+    for command in (test,):
+        command.add_to(commands)
     return parser
 
 

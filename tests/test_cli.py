@@ -37,7 +37,7 @@ def test_check_goes_on_after_a_bad_spec(bad: Path, capsys: pytest.CaptureFixture
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("command", ["check", "show", "grad", "fmt", "build"])
+@pytest.mark.parametrize("command", ["check", "show", "grad", "fmt", "build", "test"])
 def test_a_missing_file_is_a_wrong_call(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,7 +46,7 @@ def test_a_missing_file_is_a_wrong_call(
     assert capsys.readouterr().err == f"opgen: No such file or directory: {missing}\n"
 
 
-@pytest.mark.parametrize("command", ["check", "show", "grad", "build"])
+@pytest.mark.parametrize("command", ["check", "show", "grad", "build", "test"])
 def test_a_file_that_is_no_text(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
