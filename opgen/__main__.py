@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from opgen import compiler
-from opgen.cli import new, test
+from opgen.cli import doctor, new, test
 from opgen.derivation import gradient_text
 from opgen.errors import OpgenError, Source
 from opgen.lang.format import format_source
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("-o", "--output", type=Path, default=Path("generated"), metavar="DIR")
     build.set_defaults(run=_build)
 
-    for command in (new, test):
+    for command in (new, test, doctor):
         command.add_to(commands)
     return parser
 
