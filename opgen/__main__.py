@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from opgen import compiler
-from opgen.cli import doctor, new, test
+from opgen.cli import console, doctor, new, test
 from opgen.derivation import gradient_text
 from opgen.errors import OpgenError, Source
 from opgen.lang.format import format_source
@@ -29,11 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except OpgenError as error:
-        print(error, file=sys.stderr)
+        console.errors().print(console.diagnostics(error))
         return 1
     except UnicodeDecodeError as error:
         print(f"opgen: the spec is not UTF-8 text: {error.reason}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130  # as a shell reports a program that was interrupted
     except BrokenPipeError:
         return 1
     except OSError as error:
@@ -90,7 +92,7 @@ def _check(options: argparse.Namespace) -> int:
         try:
             ops = compiler.check_source(source)
         except OpgenError as error:
-            print(error, file=sys.stderr)
+            console.errors().print(console.diagnostics(error))
             status = 1
             continue
         print(f"{source.name}: {', '.join(op.name for op in ops)}")

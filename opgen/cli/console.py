@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
 
 
 def output() -> Console:
@@ -14,6 +15,17 @@ def output() -> Console:
 def errors() -> Console:
     """Standard error, likewise."""
     return Console(markup=False, highlight=False, soft_wrap=True, emoji=False, stderr=True)
+
+
+def diagnostics(error: Exception) -> Text:
+    """The text of an OpgenError, with the parts that people look for in colour."""
+    text = Text(str(error))
+    text.highlight_regex(r"(?m)^error\[[\w-]+\]:", "bold red")
+    text.highlight_regex(r"(?m)^ +\| +\^+.*$", "red")
+    text.highlight_regex(r"(?m)^ *--> .*$", "cyan")
+    text.highlight_regex(r"(?m)^  (help|note):", "bold")
+    text.highlight_regex(r"(?m)^\d+ \+ .*$", "green")
+    return text
 
 
 def progress() -> Progress:
