@@ -73,6 +73,14 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="write the Python module of a spec")
     build.add_argument("spec", type=Path, metavar="SPEC")
     build.add_argument("-o", "--output", type=Path, default=Path("generated"), metavar="DIR")
+    build.add_argument(
+        "--certify",
+        action="store_true",
+        help="run the property tests of `opgen test` first, and state them in the module",
+    )
+    build.add_argument(
+        "--examples", type=test.positive, default=100, metavar="N", help="calls for each property"
+    )
     build.set_defaults(run=_build)
 
     for command in (new, test, doctor):
@@ -133,7 +141,12 @@ def _format(options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    print(compiler.build(options.spec, options.output))
+    trials = None
+    if options.certify:
+        trials = test.certified(options.spec, options.examples)
+        if trials is None:
+            return 1
+    print(compiler.build(options.spec, options.output, trials))
     return 0
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from opgen.cli.console import errors, output, progress
+from opgen.ir.certificate import Trial, Trials
 
 if TYPE_CHECKING:
     from opgen.testing.session import Outcome
@@ -55,41 +57,73 @@ def positive(text: str) -> int:
     return number
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to test, on which calls, and where replay scripts go."""
+
+    spec: Path
+    op: str | None = None
+    examples: int = 100
+    seed: int = 0
+    device: str = "cpu"
+    replays: Path = Path()
+
+
 def run(options: argparse.Namespace) -> int:
     """0 if every property held, 1 if one did not, 2 for a wrong call."""
+    values = {field.name: getattr(options, field.name) for field in fields(Plan)}
+    status, _ = carried_out(Plan(**values))
+    return status
+
+
+def carried_out(plan: Plan) -> tuple[int, list[Trial]]:
+    """Run a plan and print what comes out: the exit status, and what passed."""
     if importlib.util.find_spec("hypothesis") is None:
         errors().print("opgen: `opgen test` needs hypothesis: pip install 'opgen[test]'")
-        return 2
-    if options.device == "cuda" and not torch.cuda.is_available():
+        return 2, []
+    if plan.device == "cuda" and not torch.cuda.is_available():
         errors().print("opgen: PyTorch finds no CUDA device here; `opgen doctor` says more")
-        return 2
+        return 2, []
     from opgen.testing.cases import NoCaseError
     from opgen.testing.references import LoopsError
     from opgen.testing.subject import subjects
 
     try:
-        found = subjects(options.spec)
+        found = subjects(plan.spec)
         names = [subject.op.name for subject in found]
-        if options.op is not None and options.op not in names:
-            errors().print(
-                f"opgen: {options.spec} defines no op '{options.op}', only {', '.join(names)}"
-            )
-            return 2
-        chosen = [subject for subject in found if options.op in (None, subject.op.name)]
-        outcomes = [outcome for subject in chosen for outcome in tested(subject, options)]
+        if plan.op is not None and plan.op not in names:
+            errors().print(f"opgen: {plan.spec} defines no op '{plan.op}', only {', '.join(names)}")
+            return 2, []
+        chosen = [subject for subject in found if plan.op in (None, subject.op.name)]
+        results = [(subject, outcome) for subject in chosen for outcome in _tested(subject, plan)]
     except (LoopsError, NoCaseError) as error:
         errors().print(f"opgen: {error}")
-        return 1
-    return _summary(outcomes, options.seed)
+        return 1, []
+    trials = [
+        Trial(outcome.op, _against(subject), outcome.property, outcome.passed)
+        for subject, outcome in results
+        if outcome.passed and outcome.failure is None
+    ]
+    return _summary([outcome for _, outcome in results], plan.seed), trials
 
 
-def tested(subject: Subject, options: argparse.Namespace) -> list[Outcome]:
+def certified(spec: Path, examples: int) -> Trials | None:
+    """The trials that a module's certificate states; None where a property did not hold."""
+    plan = Plan(spec, examples=examples)
+    status, trials = carried_out(plan)
+    return None if status else Trials(plan.seed, plan.device, tuple(trials))
+
+
+def _against(subject: Subject) -> str:
+    return "plain loops" if subject.loops is not None else "interpreter only"
+
+
+def _tested(subject: Subject, plan: Plan) -> list[Outcome]:
     """Test one op, print what came out, and write a script for each failure."""
     from opgen.testing import replay, session
 
     console = output()
-    against = "plain loops" if subject.loops is not None else "interpreter only"
-    console.print(f"{subject.op.name} ({against})", style="bold")
+    console.print(f"{subject.op.name} ({_against(subject)})", style="bold")
     outcomes = []
     with progress() as bar:
         task = bar.add_task("")
@@ -99,15 +133,15 @@ def tested(subject: Subject, options: argparse.Namespace) -> list[Outcome]:
 
         for outcome in session.check(
             subject,
-            examples=options.examples,
-            seed=options.seed,
-            device=options.device,
+            examples=plan.examples,
+            seed=plan.seed,
+            device=plan.device,
             progress=advance,
         ):
             outcomes.append(outcome)
             console.print(f"  {outcome.property:<11} {described(outcome)}", style=_style(outcome))
             if outcome.failure is not None:
-                path = replay.write(options.spec, outcome, outcome.failure, options.replays)
+                path = replay.write(plan.spec, outcome, outcome.failure, plan.replays)
                 console.print(_shown(outcome.failure.text))
                 console.print(f"    {outcome.failure.call}")
                 console.print(f"    replay: python {path}")
