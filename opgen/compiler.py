@@ -21,6 +21,7 @@ from opgen.emit.c import c_source
 from opgen.emit.cuda import cuda_source
 from opgen.emit.torch_module import Unit, module_source
 from opgen.errors import Source
+from opgen.ir.certificate import Trials
 from opgen.ir.context import facts_of
 from opgen.ir.family import Member
 from opgen.ir.notation import Op
@@ -28,6 +29,7 @@ from opgen.ir.show import show_file
 from opgen.ir.show_loops import show_program
 from opgen.lang.parse import parse
 from opgen.lang.read import read
+from opgen.passes.certify import certificate
 from opgen.passes.derive import derive, differentiable, sources
 from opgen.passes.differentiate import adjoint, tangent
 from opgen.passes.gather import gather
@@ -53,7 +55,7 @@ STAGES = ("syntax", "notation", "adjoint", "tangent", "loops", "rows", "c", "cud
 """The names of the stages, in order."""
 
 
-def stages(source: Source, orders: int = ORDERS) -> Iterator[Stage]:
+def stages(source: Source, orders: int = ORDERS, trials: Trials | None = None) -> Iterator[Stage]:
     """Every representation of a spec, in order; raises OpgenError where the spec is at fault."""
     tree = parse(source)
     yield Stage("syntax", tree, lambda: f"{tree}\n")
@@ -63,7 +65,8 @@ def stages(source: Source, orders: int = ORDERS) -> Iterator[Stage]:
     derived = tuple(member.op for member in members if not member.is_public)
     yield Stage("adjoint", members, lambda: show_file(map(gathered_form, derived)))
     yield Stage("tangent", ops, lambda: show_file(map(_tangent, ops)))
-    programs = tuple(schedule(member.op, gather(member.op)) for member in members)
+    fibres = tuple(gather(member.op) for member in members)
+    programs = tuple(map(schedule, (member.op for member in members), fibres))
     yield Stage("loops", programs, lambda: "\n".join(map(show_program, programs)))
     on_cpu = tuple(
         rows(program, facts_of(member.op))
@@ -73,7 +76,8 @@ def stages(source: Source, orders: int = ORDERS) -> Iterator[Stage]:
     yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
     yield Stage("cuda", programs, lambda: "\n".join(map(cuda_source, programs)))
     units = tuple(map(Unit, members, programs, on_cpu))
-    module = module_source(units, source.text, source.name)
+    proved = certificate(members, fibres, trials)
+    module = module_source(units, source.text, source.name, proved)
     yield Stage("module", module, lambda: module)
 
 
@@ -109,11 +113,18 @@ def load(path: str | os.PathLike[str]) -> types.ModuleType:
     return compile(source.text, source.name)
 
 
-def build(path: str | os.PathLike[str], out_dir: str | os.PathLike[str] = "generated") -> Path:
-    """Write the module of a spec file, with derivatives up to order two, into a directory."""
+def build(
+    path: str | os.PathLike[str],
+    out_dir: str | os.PathLike[str] = "generated",
+    trials: Trials | None = None,
+) -> Path:
+    """Write the module of a spec file, with derivatives up to order two, into a directory.
+
+    `trials` are property tests that passed, for the module's certificate.
+    """
     spec = Path(path)
     # The name alone: the same spec gives the same bytes wherever it lies.
-    text = _module_text(Source(read_source(path).text, spec.name), ORDERS)
+    text = _module_text(Source(read_source(path).text, spec.name), ORDERS, trials)
     directory = Path(out_dir)
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / f"{spec.stem}.py"
@@ -125,8 +136,8 @@ def build(path: str | os.PathLike[str], out_dir: str | os.PathLike[str] = "gener
     return target
 
 
-def _module_text(source: Source, orders: int) -> str:
-    *_, last = stages(source, orders)
+def _module_text(source: Source, orders: int, trials: Trials | None = None) -> str:
+    *_, last = stages(source, orders, trials)
     return last.text()
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import opgen
 from catalogue import CATALOGUE, Case, Entry
+from opgen.testing.layouts import spread, transposed
 
 WITH_TORCH = [e for e in CATALOGUE if e.torch_equivalent is not None]
 each = pytest.mark.parametrize("subject", WITH_TORCH, ids=repr)
@@ -104,20 +105,6 @@ def test_any_strides(subject: Entry, data: st.DataObject) -> None:
     for restride in (transposed, spread):
         moved = {name: restride(tensor) for name, tensor in tensors.items()}
         torch.testing.assert_close(function(**moved, **case.attributes), wanted, rtol=0, atol=0)
-
-
-def transposed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, the first dim the fastest."""
-    order = list(reversed(range(tensor.dim())))
-    return tensor.permute(order).contiguous().permute(order)
-
-
-def spread(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, every second element of a larger tensor, at an offset."""
-    wide = torch.full([*(2 * n + 1 for n in tensor.shape)], 7, dtype=tensor.dtype)
-    view = wide[tuple(slice(1, 2 * n + 1, 2) for n in tensor.shape)]
-    view.copy_(tensor)
-    return view
 
 
 def test_harness_reports_a_wrong_kernel() -> None:

@@ -55,7 +55,18 @@ def is_reserved_in_python(name: str) -> bool:
 
 _PYTHON: Final = frozenset(
     (
-        *("torch", "math", "Literal", "Tensor", "SPEC", "FAMILY", "Attribute", "Family", "Fault"),
+        *(
+            "torch",
+            "math",
+            "Literal",
+            "Tensor",
+            "SPEC",
+            "CERTIFICATE",
+            "FAMILY",
+            "Attribute",
+            "Family",
+            "Fault",
+        ),
         *("Gradient", "Input", "Launch", "Operation", "Output", "Shapes", "Sources", "Temporary"),
         *("checks", "min", "max", "int", "float", "bool", "str", "tuple", "dict", "super", "self"),
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opgen.emit.c import c_source, entry_name
+from opgen.emit.certificate import certificate_text
 from opgen.emit.cuda import cuda_functions, cuda_source
 from opgen.emit.function import Function
 from opgen.emit.names import python_names
@@ -24,6 +25,7 @@ from opgen.emit.python_text import (
 from opgen.emit.shapes import dim_text, shape_function
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Types
+from opgen.ir.certificate import Certificate
 from opgen.ir.family import GradientLink, Member
 from opgen.ir.loops import Fault, Program
 from opgen.ir.notation import Attribute, AttributeType, Op, Tensor
@@ -85,11 +87,14 @@ class Module:
     imports: tuple[str, ...]
     spec: str
     spec_name: str
+    certificate: str
     public: tuple[PublicOp, ...]
     units: tuple[PrivateOp, ...]
 
 
-def module_source(units: Sequence[Unit], spec: str, spec_name: str) -> str:
+def module_source(
+    units: Sequence[Unit], spec: str, spec_name: str, certificate: Certificate | None = None
+) -> str:
     """The text of a module with these ops; spec ops first, in the order of the spec."""
     public = [unit.op for unit in units if unit.member.is_public]
     functions = python_names(op.name for op in public)
@@ -113,6 +118,7 @@ def module_source(units: Sequence[Unit], spec: str, spec_name: str) -> str:
             _imports(units, any("checks." in unit.shape_function for unit in private)),
             string(spec),
             quoted(spec_name),
+            "" if certificate is None else certificate_text(certificate),
             tuple(
                 _public(op, functions[op.name], classes[op.name], operations[f"_{op.name}"])
                 for op in public
