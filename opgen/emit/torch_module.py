@@ -23,6 +23,7 @@ from opgen.emit.python_text import (
 )
 from opgen.emit.shapes import dim_text, shape_function
 from opgen.emit.templates import comment, render
+from opgen.emit.torch_eager import eager_function
 from opgen.emit.types import Types
 from opgen.ir.family import GradientLink, Member
 from opgen.ir.loops import Fault, Program
@@ -67,6 +68,7 @@ class PrivateOp:
     title: str
     notation: tuple[str, ...]
     shape_function: str
+    eager_function: str
     c_name: str
     c_source: str
     cuda_name: str
@@ -137,6 +139,7 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
         "Sources": True,
         "Temporary": any(operand.widened for unit in units for operand in unit.program.operands),
         "checks": checks,
+        "eager": True,
     }
     return tuple(name for name, is_used in used.items() if is_used)
 
@@ -254,7 +257,7 @@ def _dtype_text(tensor: Tensor) -> str:
 def _private(unit: Unit, operation: str) -> PrivateOp:
     op, program = unit.op, unit.program
     kernels = cuda_functions(program)
-    shapes = f"{operation}_shapes"
+    shapes, eager = f"{operation}_shapes", f"{operation}_eager"
     cells = tuple(kernel.cells for kernel in kernels)
     c_name, cuda_name = f"{operation}_c".upper(), f"{operation}_cuda".upper()
     description = call(
@@ -268,6 +271,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         outputs=tuple_of([_output(tensor) for tensor in op.outputs], tall=True),
         temporaries=tuple_of(_temporaries(program), tall=True),
         shapes=shapes,
+        eager=eager,
         sources=call("Sources", (c_name, quoted(entry_name(program)), cuda_name)),
         launches=tuple_of([_launch(kernel, program) for kernel in kernels], tall=True),
         floating=repr(Types(program).is_floating),
@@ -278,6 +282,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         comment(" ".join(unit.member.path))[0],
         () if unit.member.is_public else _notation(op),
         shape_function(op, program, cells, shapes).rstrip(),
+        eager_function(op, eager).rstrip(),
         c_name,
         string(c_source(program)),
         cuda_name,
