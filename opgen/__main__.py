@@ -70,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="write the Python module of a spec")
     build.add_argument("spec", type=Path, metavar="SPEC")
     build.add_argument("-o", "--output", type=Path, default=Path("generated"), metavar="DIR")
+    build.add_argument(
+        "--vendor",
+        action="store_true",
+        help="copy the runtime beside it: it then needs torch alone",
+    )
     build.set_defaults(run=_build)
     return parser
 
@@ -127,7 +132,7 @@ def _format(options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    print(compiler.build(options.spec, options.output))
+    print(compiler.build(options.spec, options.output, vendor=options.vendor))
     return 0
 
 

@@ -83,6 +83,7 @@ class Module:
     docstring: str
     needs_math: bool
     typing: str
+    runtime: str | None
     imports: tuple[str, ...]
     spec: str
     spec_name: str
@@ -90,8 +91,13 @@ class Module:
     units: tuple[PrivateOp, ...]
 
 
-def module_source(units: Sequence[Unit], spec: str, spec_name: str) -> str:
-    """The text of a module with these ops; spec ops first, in the order of the spec."""
+def module_source(
+    units: Sequence[Unit], spec: str, spec_name: str, runtime: str | None = None
+) -> str:
+    """The text of a module with these ops; spec ops first, in the order of the spec.
+
+    It imports `opgen.runtime`, or the copy of it that lies beside the module as `runtime`.
+    """
     public = [unit.op for unit in units if unit.member.is_public]
     functions = python_names(op.name for op in public)
     classes: dict[str, str] = {}
@@ -111,6 +117,7 @@ def module_source(units: Sequence[Unit], spec: str, spec_name: str) -> str:
             string(title),
             any("math." in unit.shape_function for unit in private),
             "Any, Literal" if choices else "Any",
+            runtime,
             _imports(units, any("checks." in unit.shape_function for unit in private)),
             string(spec),
             quoted(spec_name),
