@@ -84,6 +84,11 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("spec", type=Path, metavar="SPEC")
     build.add_argument("-o", "--output", type=Path, default=Path("generated"), metavar="DIR")
     build.add_argument(
+        "--vendor",
+        action="store_true",
+        help="copy the runtime beside it: it then needs torch alone",
+    )
+    build.add_argument(
         "--certify",
         action="store_true",
         help="run the property tests of `opgen test` first, and state them in the module",
@@ -156,7 +161,7 @@ def _build(options: argparse.Namespace) -> int:
         trials = test.certified(options.spec, options.examples)
         if trials is None:
             return 1
-    print(compiler.build(options.spec, options.output, trials))
+    print(compiler.build(options.spec, options.output, trials, vendor=options.vendor))
     return 0
 
 

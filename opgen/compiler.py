@@ -11,12 +11,12 @@ import functools
 import hashlib
 import linecache
 import os
-import tempfile
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from opgen import output
 from opgen.emit.c import c_source
 from opgen.emit.cuda import cuda_source
 from opgen.emit.torch_module import Unit, module_source
@@ -55,8 +55,14 @@ STAGES = ("syntax", "notation", "adjoint", "tangent", "loops", "rows", "c", "cud
 """The names of the stages, in order."""
 
 
-def stages(source: Source, orders: int = ORDERS, trials: Trials | None = None) -> Iterator[Stage]:
-    """Every representation of a spec, in order; raises OpgenError where the spec is at fault."""
+def stages(
+    source: Source, orders: int = ORDERS, trials: Trials | None = None, runtime: str | None = None
+) -> Iterator[Stage]:
+    """Every representation of a spec, in order; raises OpgenError where the spec is at fault.
+
+    `trials` are property tests that passed, for the module's certificate. `runtime` is the package
+    beside the module that it imports, if it is not `opgen.runtime`.
+    """
     tree = parse(source)
     yield Stage("syntax", tree, lambda: f"{tree}\n")
     ops = check_source(source)
@@ -77,7 +83,7 @@ def stages(source: Source, orders: int = ORDERS, trials: Trials | None = None) -
     yield Stage("cuda", programs, lambda: "\n".join(map(cuda_source, programs)))
     units = tuple(map(Unit, members, programs, on_cpu))
     proved = certificate(members, fibres, trials)
-    module = module_source(units, source.text, source.name, proved)
+    module = module_source(units, source.text, source.name, proved, runtime)
     yield Stage("module", module, lambda: module)
 
 
@@ -117,27 +123,31 @@ def build(
     path: str | os.PathLike[str],
     out_dir: str | os.PathLike[str] = "generated",
     trials: Trials | None = None,
+    *,
+    vendor: bool = False,
 ) -> Path:
     """Write the module of a spec file, with derivatives up to order two, into a directory.
 
-    `trials` are property tests that passed, for the module's certificate.
+    `trials` are property tests that passed, for the module's certificate. With `vendor` a copy of
+    the runtime is written beside it, so that the module works where opgen is not installed. OSError
+    if a file is in the way that opgen did not write.
     """
-    spec = Path(path)
+    spec, directory = Path(path), Path(out_dir)
+    source = read_source(path)
+    target = output.module_path(spec, directory)
+    runtime = output.runtime_package() if vendor else None
     # The name alone: the same spec gives the same bytes wherever it lies.
-    text = _module_text(Source(read_source(path).text, spec.name), ORDERS, trials)
-    directory = Path(out_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    target = directory / f"{spec.stem}.py"
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=directory, prefix=f".{spec.stem}-", delete=False
-    ) as file:
-        file.write(text)
-    Path(file.name).replace(target)
+    text = _module_text(Source(source.text, spec.name), ORDERS, trials, runtime)
+    if vendor:
+        output.write_runtime(directory)
+    output.write_module(target, text)
     return target
 
 
-def _module_text(source: Source, orders: int, trials: Trials | None = None) -> str:
-    *_, last = stages(source, orders, trials)
+def _module_text(
+    source: Source, orders: int, trials: Trials | None = None, runtime: str | None = None
+) -> str:
+    *_, last = stages(source, orders, trials, runtime)
     return last.text()
 
 

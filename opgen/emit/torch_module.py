@@ -24,6 +24,7 @@ from opgen.emit.python_text import (
 )
 from opgen.emit.shapes import dim_text, shape_function
 from opgen.emit.templates import comment, render
+from opgen.emit.torch_eager import eager_function
 from opgen.emit.types import Types
 from opgen.ir.certificate import Certificate
 from opgen.ir.family import GradientLink, Member
@@ -70,6 +71,7 @@ class PrivateOp:
     title: str
     notation: tuple[str, ...]
     shape_function: str
+    eager_function: str
     c_name: str
     c_source: str
     cuda_name: str
@@ -84,6 +86,7 @@ class Module:
     docstring: str
     needs_math: bool
     typing: str
+    runtime: str | None
     imports: tuple[str, ...]
     spec: str
     spec_name: str
@@ -93,9 +96,16 @@ class Module:
 
 
 def module_source(
-    units: Sequence[Unit], spec: str, spec_name: str, certificate: Certificate | None = None
+    units: Sequence[Unit],
+    spec: str,
+    spec_name: str,
+    certificate: Certificate | None = None,
+    runtime: str | None = None,
 ) -> str:
-    """The text of a module with these ops; spec ops first, in the order of the spec."""
+    """The text of a module with these ops; spec ops first, in the order of the spec.
+
+    It imports `opgen.runtime`, or the copy of it that lies beside the module as `runtime`.
+    """
     public = [unit.op for unit in units if unit.member.is_public]
     functions = python_names(op.name for op in public)
     classes: dict[str, str] = {}
@@ -115,6 +125,7 @@ def module_source(
             string(title),
             any("math." in unit.shape_function for unit in private),
             "Any, Literal" if choices else "Any",
+            runtime,
             _imports(units, any("checks." in unit.shape_function for unit in private)),
             string(spec),
             quoted(spec_name),
@@ -144,6 +155,7 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
         "Sources": True,
         "Temporary": any(operand.widened for unit in units for operand in unit.program.operands),
         "checks": checks,
+        "eager": True,
     }
     return tuple(name for name, is_used in used.items() if is_used)
 
@@ -261,7 +273,7 @@ def _dtype_text(tensor: Tensor) -> str:
 def _private(unit: Unit, operation: str) -> PrivateOp:
     op, program = unit.op, unit.program
     kernels = cuda_functions(program)
-    shapes = f"{operation}_shapes"
+    shapes, eager = f"{operation}_shapes", f"{operation}_eager"
     cells = tuple(kernel.points for kernel in kernels)
     c_name, cuda_name = f"{operation}_c".upper(), f"{operation}_cuda".upper()
     description = call(
@@ -275,6 +287,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         outputs=tuple_of([_output(tensor) for tensor in op.outputs], tall=True),
         temporaries=tuple_of(_temporaries(program), tall=True),
         shapes=shapes,
+        eager=eager,
         sources=call("Sources", (c_name, quoted(entry_name(program)), cuda_name)),
         launches=tuple_of([_launch(kernel, program) for kernel in kernels], tall=True),
         floating=repr(Types(program).is_floating),
@@ -285,6 +298,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         comment(" ".join(unit.member.path))[0],
         () if unit.member.is_public else _notation(op),
         shape_function(op, program, cells, shapes).rstrip(),
+        eager_function(op, eager).rstrip(),
         c_name,
         string(c_source(unit.on_cpu)),
         cuda_name,

@@ -1,6 +1,6 @@
 """What a generated module imports: the standard library and torch only."""
 
-from opgen.runtime import checks
+from opgen.runtime import checks, eager
 from opgen.runtime.description import (
     Attribute,
     Fault,
@@ -28,4 +28,5 @@ __all__ = [
     "Sources",
     "Temporary",
     "checks",
+    "eager",
 ]

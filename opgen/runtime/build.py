@@ -31,6 +31,10 @@ class BuildError(RuntimeError):
     """A kernel could not be compiled."""
 
 
+class NoCompilerError(BuildError):
+    """There is no C compiler; ops run as plain PyTorch operations instead."""
+
+
 def library(source: str) -> ctypes.CDLL:
     """The shared library of a C source; compiled if the cache does not hold it."""
     compiler = find_compiler()
@@ -54,13 +58,13 @@ def find_compiler() -> tuple[str, ...]:
     if chosen:
         words = tuple(shlex.split(chosen))
         if not words or shutil.which(words[0]) is None:
-            raise BuildError(f"$OPGEN_CC is {chosen!r}, but there is no such program")
+            raise NoCompilerError(f"$OPGEN_CC is {chosen!r}, but there is no such program")
         return words
     for name in ("cc", "gcc", "clang"):
         path = shutil.which(name)
         if path is not None:
             return (path,)
-    raise BuildError(
+    raise NoCompilerError(
         "no C compiler was found, and CPU kernels are compiled when they are first called; "
         "install gcc or clang (Debian and Ubuntu: apt install gcc, macOS: xcode-select --install) "
         "or set $OPGEN_CC to one"

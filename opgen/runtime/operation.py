@@ -10,7 +10,7 @@ from typing import cast
 
 import torch
 
-from opgen.runtime import build, checks, cuda, prelude
+from opgen.runtime import build, checks, cuda, eager, prelude
 from opgen.runtime.description import (
     Attribute,
     Fault,
@@ -88,6 +88,7 @@ class Operation:
     outputs: tuple[Output, ...]
     temporaries: tuple[Temporary, ...]
     shapes: ShapeFunction
+    eager: Callable[[eager.Call], None]
     sources: Sources
     launches: tuple[Launch, ...]
     floating: bool  # whether undeclared tensors must have a floating type
@@ -211,7 +212,14 @@ class Operation:
         compiled = self._compiled.get(types.key)
         if compiled is None:
             source = prelude.C + types.bindings() + self.sources.c
-            compiled = _Compiled(build.library(source), self.sources.entry)
+            try:
+                library = build.library(source)
+            except build.NoCompilerError as error:
+                eager.warn_once(str(error))
+                parameters = self._numbers(values)
+                eager.run(self.name, self.eager, tensors, shapes.integers, parameters)
+                return
+            compiled = _Compiled(library, self.sources.entry)
             self._compiled[types.key] = compiled
         integers = [*shapes.integers.values()]
         for tensor in tensors.values():
@@ -228,11 +236,7 @@ class Operation:
         device: torch.device,
     ) -> None:
         fault = torch.zeros(3, dtype=torch.int64, device=device) if self.faults else None
-        numbers = {
-            attribute.name: value
-            for attribute, value in zip(self.attributes, values, strict=True)
-            if isinstance(value, float)
-        }
+        numbers = self._numbers(values)
         launches = []
         for launch, cells in zip(self.launches, shapes.cells, strict=True):
             if launch.converts is not None:
@@ -253,6 +257,14 @@ class Operation:
         if fault is not None:
             number, index, extent = fault.tolist()
             self._raise_fault((number, index, extent), tensors)
+
+    def _numbers(self, values: Sequence[Numbers]) -> dict[str, float]:
+        """The float attributes by name."""
+        return {
+            attribute.name: value
+            for attribute, value in zip(self.attributes, values, strict=True)
+            if isinstance(value, float)
+        }
 
     def _raise_fault(
         self, fault: tuple[int, int, int], tensors: Mapping[str, torch.Tensor]
