@@ -11,8 +11,9 @@ import functools
 import hashlib
 import linecache
 import os
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from opgen.emit.torch_module import Unit, module_source
 from opgen.errors import Source
 from opgen.ir.certificate import Trials
 from opgen.ir.context import facts_of
-from opgen.ir.family import Member
+from opgen.ir.family import Member, Traits
 from opgen.ir.notation import Op
 from opgen.ir.show import show_file
 from opgen.ir.show_loops import show_program
@@ -32,8 +33,10 @@ from opgen.lang.read import read
 from opgen.passes.certify import certificate
 from opgen.passes.derive import derive, differentiable, sources
 from opgen.passes.differentiate import adjoint, tangent
+from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
+from opgen.passes.independence import linear_inputs, parallel_axes
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.runtime import Gradient, Operation
@@ -81,7 +84,9 @@ def stages(
     yield Stage("rows", on_cpu, lambda: "\n".join(map(show_program, on_cpu)))
     yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
     yield Stage("cuda", programs, lambda: "\n".join(map(cuda_source, programs)))
-    units = tuple(map(Unit, members, programs, on_cpu))
+    by_name = {op.name: op for op in ops}
+    traits = [_traits(member.op, by_name) for member in members]
+    units = tuple(map(Unit, members, programs, on_cpu, traits))
     proved = certificate(members, fibres, trials)
     module = module_source(units, source.text, source.name, proved, runtime)
     yield Stage("module", module, lambda: module)
@@ -90,6 +95,11 @@ def stages(
 def stage_text(source: Source, name: str) -> str:
     """One representation of a spec as text."""
     return next(stage for stage in stages(source) if stage.name == name).text()
+
+
+def _traits(op: Op, ops: Mapping[str, Op]) -> Traits:
+    """What the module tells about an op; `ops` are all ops of the file by name."""
+    return Traits(fingerprint(op, ops), parallel_axes(op), linear_inputs(op))
 
 
 def _tangent(op: Op) -> Op:
@@ -154,10 +164,13 @@ def _module_text(
 def _loaded(text: str, name: str) -> types.ModuleType:
     """The module of a generated text; its lines are known to tracebacks."""
     stem = "".join(c if c.isalnum() else "_" for c in Path(name).stem)
-    filename = f"<opgen {hashlib.sha256(text.encode()).hexdigest()[:12]} {stem}>"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    filename = f"<opgen {digest} {stem}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    module = types.ModuleType(f"opgen_module_{stem}")
+    module = types.ModuleType(f"opgen_module_{stem}_{digest}")
     module.__file__ = filename
+    # torch.compile and pickle find what belongs to a module by importing it.
+    sys.modules[module.__name__] = module
     exec(builtins.compile(text, filename, "exec"), module.__dict__)
     return module
 
@@ -173,15 +186,20 @@ def derived(text: str, name: str, path: tuple[str, ...]) -> tuple[Operation, Gra
     for step in path[1:]:
         derivative = adjoint(op, step, ops)
         op = derivative.op
-    return operation(op, path, text, name), Gradient(op.name, sources(derivative))
+    return operation(op, path, text, name, ops), Gradient(op.name, sources(derivative))
 
 
 def operation(
-    op: Op, path: tuple[str, ...] = (), text: str = "", name: str = "<notation>"
+    op: Op,
+    path: tuple[str, ...] = (),
+    text: str = "",
+    name: str = "<notation>",
+    ops: Mapping[str, Op] | None = None,
 ) -> Operation:
-    """One op of the notation as something to call."""
+    """One op of the notation as something to call; `ops` are those of its file by name."""
+    member = Member(op, path or (op.name,), ())
     program = schedule(op, gather(op))
-    unit = Unit(Member(op, path or (op.name,), ()), program, rows(program, facts_of(op)))
+    unit = Unit(member, program, rows(program, facts_of(op)), _traits(op, ops or {}))
     module = _loaded(module_source((unit,), text, name), name)
     found: Operation = module.FAMILY.operations[op.name]
     return found

@@ -27,7 +27,7 @@ from opgen.emit.templates import comment, render
 from opgen.emit.torch_eager import eager_function
 from opgen.emit.types import Types
 from opgen.ir.certificate import Certificate
-from opgen.ir.family import GradientLink, Member
+from opgen.ir.family import GradientLink, Member, Traits
 from opgen.ir.loops import Fault, Program
 from opgen.ir.notation import Attribute, AttributeType, Op, Tensor
 from opgen.ir.show import show
@@ -40,6 +40,7 @@ class Unit:
     member: Member
     program: Program
     on_cpu: Program
+    traits: Traits
 
     @property
     def op(self) -> Op:
@@ -54,7 +55,6 @@ class PublicOp:
 
     signature: str
     docstring: str
-    computed: str
     result: str
     module: str
     function: str
@@ -183,16 +183,10 @@ def _public(op: Op, function: str, module: str, operation: str) -> PublicOp:
     if len(op.outputs) != 1:
         returns = f"tuple[{', '.join('Tensor' for _ in op.outputs)}]"
     both = (*tensor_parameters, *keyword_parameters)
-    outputs = python_names(
-        (tensor.name for tensor in op.outputs), (operation, *names.values())
-    ).values()
-    result = call(operation, (tuple_of(tensors), tuple_of(attributes)))
-    unpacked = ", ".join(outputs) if len(outputs) > 1 else f"({', '.join(outputs)},)"
     return PublicOp(
         layout(call(function, both), before="def ", after=f" -> {returns}:"),
         docstring(_documentation(op), "    "),
-        layout(result, "    ", f"{unpacked} = "),
-        f"    return {', '.join(outputs)}",
+        layout(call(operation, (*tensors, *attributes)), "    ", "return "),
         module,
         function,
         layout(call("__init__", ("self", *keyword_parameters)), "    ", "def ", " -> None:"),
@@ -280,6 +274,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         "Operation",
         (),
         name=quoted(op.name),
+        digest=quoted(unit.traits.digest),
         path=strings(unit.member.path),
         family="FAMILY",
         inputs=tuple_of([_input(tensor) for tensor in op.inputs], tall=True),
@@ -293,6 +288,10 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         floating=repr(Types(program).is_floating),
         faults=tuple_of([_fault(fault) for fault in program.faults], tall=True),
         gradients=dict_of({link.input: _gradient(link) for link in unit.member.links}, tall=True),
+        parallel=tuple_of(
+            [dict_of({name: str(axis) for name, axis in axes}) for axes in unit.traits.parallel]
+        ),
+        linear=tuple_of([strings(names) for names in unit.traits.linear]),
     )
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],

@@ -10,9 +10,11 @@ from opgen.runtime.description import (
     Output,
     Shape,
     Shapes,
+    Sources,
     Temporary,
 )
-from opgen.runtime.operation import Family, Operation, Sources
+from opgen.runtime.family import Family
+from opgen.runtime.operation import Operation
 
 __all__ = [
     "Attribute",
