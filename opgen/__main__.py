@@ -19,7 +19,17 @@ from opgen.derivation import gradient_text
 from opgen.errors import OpgenError, Source
 from opgen.lang.format import format_source
 
-_STAGES: Final = ("syntax", "notation", "adjoint", "tangent", "loops", "c", "cuda", "module")
+_STAGES: Final = (
+    "syntax",
+    "notation",
+    "adjoint",
+    "tangent",
+    "loops",
+    "rows",
+    "c",
+    "cuda",
+    "module",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,6 +83,11 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="write the Python module of a spec")
     build.add_argument("spec", type=Path, metavar="SPEC")
     build.add_argument("-o", "--output", type=Path, default=Path("generated"), metavar="DIR")
+    build.add_argument(
+        "--vendor",
+        action="store_true",
+        help="copy the runtime beside it: it then needs torch alone",
+    )
     build.add_argument(
         "--certify",
         action="store_true",
@@ -146,7 +161,7 @@ def _build(options: argparse.Namespace) -> int:
         trials = test.certified(options.spec, options.examples)
         if trials is None:
             return 1
-    print(compiler.build(options.spec, options.output, trials))
+    print(compiler.build(options.spec, options.output, trials, vendor=options.vendor))
     return 0
 
 

@@ -1,7 +1,7 @@
 """The stages from spec text to a module, in order. Nothing else knows the order.
 
-text -> syntax -> notation -> adjoint -> loops -> c, cuda, module
-                           -> tangent
+text -> syntax -> notation -> adjoint -> loops -> cuda, module
+                           -> tangent        -> rows -> c, module
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import functools
 import hashlib
 import linecache
 import os
-import tempfile
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from opgen import output
 from opgen.emit.c import c_source
 from opgen.emit.cuda import cuda_source
 from opgen.emit.torch_module import Unit, module_source
 from opgen.errors import Source
 from opgen.ir.certificate import Trials
-from opgen.ir.family import Member
+from opgen.ir.context import facts_of
+from opgen.ir.family import Member, Traits
 from opgen.ir.notation import Op
 from opgen.ir.show import show_file
 from opgen.ir.show_loops import show_program
@@ -31,8 +33,11 @@ from opgen.lang.read import read
 from opgen.passes.certify import certificate
 from opgen.passes.derive import derive, differentiable, sources
 from opgen.passes.differentiate import adjoint, tangent
+from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
+from opgen.passes.independence import linear_inputs, parallel_axes
+from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.runtime import Gradient, Operation
 
@@ -49,12 +54,18 @@ class Stage:
     text: Callable[[], str]
 
 
-STAGES = ("syntax", "notation", "adjoint", "tangent", "loops", "c", "cuda", "module")
+STAGES = ("syntax", "notation", "adjoint", "tangent", "loops", "rows", "c", "cuda", "module")
 """The names of the stages, in order."""
 
 
-def stages(source: Source, orders: int = ORDERS, trials: Trials | None = None) -> Iterator[Stage]:
-    """Every representation of a spec, in order; raises OpgenError where the spec is at fault."""
+def stages(
+    source: Source, orders: int = ORDERS, trials: Trials | None = None, runtime: str | None = None
+) -> Iterator[Stage]:
+    """Every representation of a spec, in order; raises OpgenError where the spec is at fault.
+
+    `trials` are property tests that passed, for the module's certificate. `runtime` is the package
+    beside the module that it imports, if it is not `opgen.runtime`.
+    """
     tree = parse(source)
     yield Stage("syntax", tree, lambda: f"{tree}\n")
     ops = check_source(source)
@@ -66,17 +77,29 @@ def stages(source: Source, orders: int = ORDERS, trials: Trials | None = None) -
     fibres = tuple(gather(member.op) for member in members)
     programs = tuple(map(schedule, (member.op for member in members), fibres))
     yield Stage("loops", programs, lambda: "\n".join(map(show_program, programs)))
-    yield Stage("c", programs, lambda: "\n".join(map(c_source, programs)))
+    on_cpu = tuple(
+        rows(program, facts_of(member.op))
+        for program, member in zip(programs, members, strict=True)
+    )
+    yield Stage("rows", on_cpu, lambda: "\n".join(map(show_program, on_cpu)))
+    yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
     yield Stage("cuda", programs, lambda: "\n".join(map(cuda_source, programs)))
-    units = tuple(map(Unit, members, programs))
+    by_name = {op.name: op for op in ops}
+    traits = [_traits(member.op, by_name) for member in members]
+    units = tuple(map(Unit, members, programs, on_cpu, traits))
     proved = certificate(members, fibres, trials)
-    module = module_source(units, source.text, source.name, proved)
+    module = module_source(units, source.text, source.name, proved, runtime)
     yield Stage("module", module, lambda: module)
 
 
 def stage_text(source: Source, name: str) -> str:
     """One representation of a spec as text."""
     return next(stage for stage in stages(source) if stage.name == name).text()
+
+
+def _traits(op: Op, ops: Mapping[str, Op]) -> Traits:
+    """What the module tells about an op; `ops` are all ops of the file by name."""
+    return Traits(fingerprint(op, ops), parallel_axes(op), linear_inputs(op))
 
 
 def _tangent(op: Op) -> Op:
@@ -110,37 +133,44 @@ def build(
     path: str | os.PathLike[str],
     out_dir: str | os.PathLike[str] = "generated",
     trials: Trials | None = None,
+    *,
+    vendor: bool = False,
 ) -> Path:
     """Write the module of a spec file, with derivatives up to order two, into a directory.
 
-    `trials` are property tests that passed, for the module's certificate.
+    `trials` are property tests that passed, for the module's certificate. With `vendor` a copy of
+    the runtime is written beside it, so that the module works where opgen is not installed. OSError
+    if a file is in the way that opgen did not write.
     """
-    spec = Path(path)
+    spec, directory = Path(path), Path(out_dir)
+    source = read_source(path)
+    target = output.module_path(spec, directory)
+    runtime = output.runtime_package() if vendor else None
     # The name alone: the same spec gives the same bytes wherever it lies.
-    text = _module_text(Source(read_source(path).text, spec.name), ORDERS, trials)
-    directory = Path(out_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    target = directory / f"{spec.stem}.py"
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=directory, prefix=f".{spec.stem}-", delete=False
-    ) as file:
-        file.write(text)
-    Path(file.name).replace(target)
+    text = _module_text(Source(source.text, spec.name), ORDERS, trials, runtime)
+    if vendor:
+        output.write_runtime(directory)
+    output.write_module(target, text)
     return target
 
 
-def _module_text(source: Source, orders: int, trials: Trials | None = None) -> str:
-    *_, last = stages(source, orders, trials)
+def _module_text(
+    source: Source, orders: int, trials: Trials | None = None, runtime: str | None = None
+) -> str:
+    *_, last = stages(source, orders, trials, runtime)
     return last.text()
 
 
 def _loaded(text: str, name: str) -> types.ModuleType:
     """The module of a generated text; its lines are known to tracebacks."""
     stem = "".join(c if c.isalnum() else "_" for c in Path(name).stem)
-    filename = f"<opgen {hashlib.sha256(text.encode()).hexdigest()[:12]} {stem}>"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    filename = f"<opgen {digest} {stem}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    module = types.ModuleType(f"opgen_module_{stem}")
+    module = types.ModuleType(f"opgen_module_{stem}_{digest}")
     module.__file__ = filename
+    # torch.compile and pickle find what belongs to a module by importing it.
+    sys.modules[module.__name__] = module
     exec(builtins.compile(text, filename, "exec"), module.__dict__)
     return module
 
@@ -156,14 +186,20 @@ def derived(text: str, name: str, path: tuple[str, ...]) -> tuple[Operation, Gra
     for step in path[1:]:
         derivative = adjoint(op, step, ops)
         op = derivative.op
-    return operation(op, path, text, name), Gradient(op.name, sources(derivative))
+    return operation(op, path, text, name, ops), Gradient(op.name, sources(derivative))
 
 
 def operation(
-    op: Op, path: tuple[str, ...] = (), text: str = "", name: str = "<notation>"
+    op: Op,
+    path: tuple[str, ...] = (),
+    text: str = "",
+    name: str = "<notation>",
+    ops: Mapping[str, Op] | None = None,
 ) -> Operation:
-    """One op of the notation as something to call."""
-    unit = Unit(Member(op, path or (op.name,), ()), schedule(op, gather(op)))
+    """One op of the notation as something to call; `ops` are those of its file by name."""
+    member = Member(op, path or (op.name,), ())
+    program = schedule(op, gather(op))
+    unit = Unit(member, program, rows(program, facts_of(op)), _traits(op, ops or {}))
     module = _loaded(module_source((unit,), text, name), name)
     found: Operation = module.FAMILY.operations[op.name]
     return found

@@ -67,7 +67,7 @@ def test_a_file_that_is_no_text(
         ("adjoint", "grad_x[b,c,h,w] = grad_y[b,0,h, c*step + w]"),
         ("tangent", "op shift_sum_tangent"),
         ("loops", "shift_sum"),
-        ("c", "static void shift_sum_y("),
+        ("c", "KERNEL void shift_sum_y("),
         ("cuda", 'extern "C" __global__ void shift_sum_y('),
         ("module", "def shift_sum(x: Tensor, *, step: int = 1) -> Tensor:"),
     ],

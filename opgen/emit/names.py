@@ -68,7 +68,8 @@ _PYTHON: Final = frozenset(
             "Fault",
         ),
         *("Gradient", "Input", "Launch", "Operation", "Output", "Shapes", "Sources", "Temporary"),
-        *("checks", "min", "max", "int", "float", "bool", "str", "tuple", "dict", "super", "self"),
+        *("checks", "eager", "min", "max", "int", "float", "bool", "str", "tuple", "dict"),
+        *("super", "self"),
     )
 )
 """What the template of a module imports, and the builtins that it uses."""

@@ -24,9 +24,10 @@ from opgen.emit.python_text import (
 )
 from opgen.emit.shapes import dim_text, shape_function
 from opgen.emit.templates import comment, render
+from opgen.emit.torch_eager import eager_function
 from opgen.emit.types import Types
 from opgen.ir.certificate import Certificate
-from opgen.ir.family import GradientLink, Member
+from opgen.ir.family import GradientLink, Member, Traits
 from opgen.ir.loops import Fault, Program
 from opgen.ir.notation import Attribute, AttributeType, Op, Tensor
 from opgen.ir.show import show
@@ -34,10 +35,12 @@ from opgen.ir.show import show
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An op of the module and its kernels."""
+    """An op of the module and its kernels: one thread a cell, and for the CPU."""
 
     member: Member
     program: Program
+    on_cpu: Program
+    traits: Traits
 
     @property
     def op(self) -> Op:
@@ -52,7 +55,6 @@ class PublicOp:
 
     signature: str
     docstring: str
-    computed: str
     result: str
     module: str
     function: str
@@ -69,6 +71,7 @@ class PrivateOp:
     title: str
     notation: tuple[str, ...]
     shape_function: str
+    eager_function: str
     c_name: str
     c_source: str
     cuda_name: str
@@ -83,6 +86,7 @@ class Module:
     docstring: str
     needs_math: bool
     typing: str
+    runtime: str | None
     imports: tuple[str, ...]
     spec: str
     spec_name: str
@@ -92,9 +96,16 @@ class Module:
 
 
 def module_source(
-    units: Sequence[Unit], spec: str, spec_name: str, certificate: Certificate | None = None
+    units: Sequence[Unit],
+    spec: str,
+    spec_name: str,
+    certificate: Certificate | None = None,
+    runtime: str | None = None,
 ) -> str:
-    """The text of a module with these ops; spec ops first, in the order of the spec."""
+    """The text of a module with these ops; spec ops first, in the order of the spec.
+
+    It imports `opgen.runtime`, or the copy of it that lies beside the module as `runtime`.
+    """
     public = [unit.op for unit in units if unit.member.is_public]
     functions = python_names(op.name for op in public)
     classes: dict[str, str] = {}
@@ -114,6 +125,7 @@ def module_source(
             string(title),
             any("math." in unit.shape_function for unit in private),
             "Any, Literal" if choices else "Any",
+            runtime,
             _imports(units, any("checks." in unit.shape_function for unit in private)),
             string(spec),
             quoted(spec_name),
@@ -143,6 +155,7 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
         "Sources": True,
         "Temporary": any(operand.widened for unit in units for operand in unit.program.operands),
         "checks": checks,
+        "eager": True,
     }
     return tuple(name for name, is_used in used.items() if is_used)
 
@@ -170,16 +183,10 @@ def _public(op: Op, function: str, module: str, operation: str) -> PublicOp:
     if len(op.outputs) != 1:
         returns = f"tuple[{', '.join('Tensor' for _ in op.outputs)}]"
     both = (*tensor_parameters, *keyword_parameters)
-    outputs = python_names(
-        (tensor.name for tensor in op.outputs), (operation, *names.values())
-    ).values()
-    result = call(operation, (tuple_of(tensors), tuple_of(attributes)))
-    unpacked = ", ".join(outputs) if len(outputs) > 1 else f"({', '.join(outputs)},)"
     return PublicOp(
         layout(call(function, both), before="def ", after=f" -> {returns}:"),
         docstring(_documentation(op), "    "),
-        layout(result, "    ", f"{unpacked} = "),
-        f"    return {', '.join(outputs)}",
+        layout(call(operation, (*tensors, *attributes)), "    ", "return "),
         module,
         function,
         layout(call("__init__", ("self", *keyword_parameters)), "    ", "def ", " -> None:"),
@@ -260,13 +267,14 @@ def _dtype_text(tensor: Tensor) -> str:
 def _private(unit: Unit, operation: str) -> PrivateOp:
     op, program = unit.op, unit.program
     kernels = cuda_functions(program)
-    shapes = f"{operation}_shapes"
-    cells = tuple(kernel.cells for kernel in kernels)
+    shapes, eager = f"{operation}_shapes", f"{operation}_eager"
+    cells = tuple(kernel.points for kernel in kernels)
     c_name, cuda_name = f"{operation}_c".upper(), f"{operation}_cuda".upper()
     description = call(
         "Operation",
         (),
         name=quoted(op.name),
+        digest=quoted(unit.traits.digest),
         path=strings(unit.member.path),
         family="FAMILY",
         inputs=tuple_of([_input(tensor) for tensor in op.inputs], tall=True),
@@ -274,18 +282,24 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         outputs=tuple_of([_output(tensor) for tensor in op.outputs], tall=True),
         temporaries=tuple_of(_temporaries(program), tall=True),
         shapes=shapes,
+        eager=eager,
         sources=call("Sources", (c_name, quoted(entry_name(program)), cuda_name)),
         launches=tuple_of([_launch(kernel, program) for kernel in kernels], tall=True),
         floating=repr(Types(program).is_floating),
         faults=tuple_of([_fault(fault) for fault in program.faults], tall=True),
         gradients=dict_of({link.input: _gradient(link) for link in unit.member.links}, tall=True),
+        parallel=tuple_of(
+            [dict_of({name: str(axis) for name, axis in axes}) for axes in unit.traits.parallel]
+        ),
+        linear=tuple_of([strings(names) for names in unit.traits.linear]),
     )
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],
         () if unit.member.is_public else _notation(op),
         shape_function(op, program, cells, shapes).rstrip(),
+        eager_function(op, eager).rstrip(),
         c_name,
-        string(c_source(program)),
+        string(c_source(unit.on_cpu)),
         cuda_name,
         string(cuda_source(program)),
         layout(call("FAMILY.add", (description,)), before=f"{operation} = "),

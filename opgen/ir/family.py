@@ -32,3 +32,17 @@ class Member:
     def is_public(self) -> bool:
         """Whether it is an op of the spec."""
         return len(self.path) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a caller may know about an op besides its signature.
+
+    `digest` tells ops apart by what they compute. Each of `parallel` names, for the tensors that
+    have it, the axis of a dim along which the op works slice by slice. Each of `linear` is a set of
+    inputs in which the op is linear together while all others are held fixed.
+    """
+
+    digest: str
+    parallel: tuple[tuple[tuple[str, int], ...], ...]
+    linear: tuple[tuple[str, ...], ...]

@@ -1,6 +1,6 @@
 """What a generated module imports: the standard library and torch only."""
 
-from opgen.runtime import checks
+from opgen.runtime import checks, eager
 from opgen.runtime.description import (
     Attribute,
     Fault,
@@ -10,9 +10,11 @@ from opgen.runtime.description import (
     Output,
     Shape,
     Shapes,
+    Sources,
     Temporary,
 )
-from opgen.runtime.operation import Family, Operation, Sources
+from opgen.runtime.family import Family
+from opgen.runtime.operation import Operation
 
 __all__ = [
     "Attribute",
@@ -28,4 +30,5 @@ __all__ = [
     "Sources",
     "Temporary",
     "checks",
+    "eager",
 ]

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch.autograd import forward_ad
 
 from opgen.runtime.description import Attribute, Input
 
@@ -164,21 +162,8 @@ def tensors(op: str, inputs: Sequence[Input], given: Sequence[object]) -> torch.
     return torch.device("cpu") if first is None else first[1]
 
 
-_unpack_dual = cast(Callable[[torch.Tensor], forward_ad.UnpackedDualTensor], forward_ad.unpack_dual)
-
-
 def _dense(op: str, name: str, tensor: torch.Tensor) -> None:
     """Check that the elements of a tensor lie in memory at its strides, and are all there is."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise RuntimeError(
-            f"{op}: {name} belongs to a torch.func transform (vmap, grad, jvp, ...), which ops of "
-            "opgen do not support"
-        )
-    if _unpack_dual(tensor).tangent is not None:
-        raise RuntimeError(
-            f"{op}: {name} has a tangent, but ops of opgen do not support forward-mode "
-            "differentiation"
-        )
     if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
         kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else layout
@@ -327,7 +312,8 @@ def _values(known: Known) -> str:
 
 def modular_inverse(value: int, modulus: int) -> int:
     """The x in [0, modulus) with value * x % modulus == 1 % modulus."""
-    return 0 if modulus == 1 else pow(value, -1, modulus)
+    # Neither kind of number that stands for an int can be inverted.
+    return 0 if modulus == 1 else pow(int(value), -1, int(modulus))
 
 
 # ---------------------------------------------------------------------------- indices

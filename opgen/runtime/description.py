@@ -1,4 +1,10 @@
-"""What a generated module tells the runtime about an op."""
+"""What a generated module tells the runtime about an op.
+
+Besides the classes here there are two facts that the generator proved. Each mapping of `parallel`
+names, for the tensors that have it, the axis of a dim along which the op works slice by slice.
+Each tuple of `linear` is a set of inputs in which the op is linear together while the others are
+held fixed.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +36,15 @@ class Output:
     name: str
     dtype: str = "same"
     batched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The generated kernels: C with its entry function, and CUDA."""
+
+    c: str
+    entry: str
+    cuda: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from pathlib import Path
 
 import torch
 
-from opgen.runtime import build, cuda
-from opgen.runtime.operation import Operation
+from opgen.runtime import build, cuda, evaluation
 
 _HEADER = r"""
 #define OPGEN_HOST
@@ -146,11 +145,11 @@ def _library(source: str) -> ctypes.CDLL:
 @contextlib.contextmanager
 def patched() -> Iterator[None]:
     """Within this block, ops on CPU tensors run their CUDA kernels."""
-    real_launch, real_run = cuda.launch, Operation._run_on_cpu
+    real_launch, real_run = cuda.launch, evaluation.run_on_cpu
     cuda.launch = launch
-    Operation._run_on_cpu = Operation._run_on_cuda  # type: ignore[method-assign]
+    evaluation.run_on_cpu = evaluation.run_on_cuda
     try:
         yield
     finally:
         cuda.launch = real_launch
-        Operation._run_on_cpu = real_run  # type: ignore[method-assign]
+        evaluation.run_on_cpu = real_run

@@ -1,0 +1,45 @@
+"""Ops under `torch.autocast`: floating tensors are cast to the type that is active.
+
+Eager and compiled calls pass here alike. As for PyTorch's own ops, float64 is left alone, and so
+are tensors whose type the spec declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opgen.runtime import compat
+
+if TYPE_CHECKING:
+    from opgen.runtime.operation import Operation
+
+
+def kernel(
+    current: Callable[[], Operation], overload: Callable[..., Any], device_type: str
+) -> Callable[..., Any]:
+    """The kernel of an op for the autocast key of a device."""
+
+    def cast_and_call(*arguments: Any) -> Any:
+        inputs = current().inputs
+        shared = [
+            (at, tensor)
+            for at, (declared, tensor) in enumerate(zip(inputs, arguments, strict=False))
+            if declared.dtype in ("same", "float") and tensor is not None
+        ]
+        given = list(arguments)
+        if all(_is_eligible(tensor, device_type) for _, tensor in shared):
+            dtype = torch.get_autocast_dtype(device_type)
+            for at, tensor in shared:
+                given[at] = tensor.to(dtype)
+        with compat.without_autocast(device_type):
+            return overload(*given)
+
+    return cast_and_call
+
+
+def _is_eligible(tensor: torch.Tensor, device_type: str) -> bool:
+    floating = tensor.is_floating_point() and tensor.dtype is not torch.float64
+    return floating and tensor.device.type == device_type

@@ -1,0 +1,291 @@
+"""Autograd for every op: derivatives are ops again, so they are recorded like any other.
+
+The backward pass calls the gradient of each input. Forward mode needs no ops of its own: the
+gradient is linear in the cotangents, and its gradient with respect to one is the derivative of that
+output along a direction of the input. Both modes agree therefore by construction, also where the
+author of a spec wrote a gradient by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opgen.runtime import checks, compat
+from opgen.runtime.description import Shape
+from opgen.runtime.evaluation import default_tensor
+from opgen.runtime.schema import Number, flatten
+
+if TYPE_CHECKING:
+    from opgen.runtime.operation import Operation
+
+
+def kernel(current: Callable[[], Operation], overload: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of an op for the Autograd key."""
+    record = recorded(current, overload, below_autograd=True)
+
+    def call(*arguments: Any) -> Any:
+        if compat.transforms_are_active():
+            with compat.single_level_autograd():
+                return record(*arguments)
+        wanted = torch.is_grad_enabled() and compat.any_requires_grad(*arguments)
+        # Compilers do not keep the dual level up to date: within a mode, always record.
+        if wanted or compat.dual_level_is_active() or compat.dispatch_modes():
+            return record(*arguments)
+        with compat.below_autograd():
+            return overload(*arguments)
+
+    return call
+
+
+def recorded(
+    current: Callable[[], Operation], overload: Callable[..., Any], *, below_autograd: bool
+) -> Callable[..., Any]:
+    """A function that calls `overload` and records how to differentiate it."""
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        if not below_autograd:
+            result = overload(*arguments)
+        elif compat.transforms_are_active():
+            with compat.outer_levels_recorded():
+                result = overload(*arguments)
+        else:
+            with compat.below_autograd():
+                result = overload(*arguments)
+        _save(ctx, current(), arguments, result)
+        return result
+
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        point = _Point.of(ctx)
+        rest = (None,) * (len(ctx.needs_input_grad) - len(point.operation.inputs))
+        return (*_gradients(point, ctx.needs_input_grad, cotangents), *rest)
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        if compat.transforms_are_active():
+            with compat.outer_levels_differentiated():
+                found = _tangents(_Point.of(ctx, compat.primal), tangents)
+        else:
+            found = _tangents(_Point.of(ctx), tangents)
+        return found[0] if len(found) == 1 else tuple(found)
+
+    function = type(
+        current().name,
+        (torch.autograd.Function,),
+        {
+            "forward": staticmethod(forward),
+            "backward": staticmethod(backward),
+            "jvp": staticmethod(jvp),
+        },
+    )
+    return compat.fast_apply(function)
+
+
+# ---------------------------------------------------------------------------- what is kept
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a tensor looks like."""
+
+    shape: Shape
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _save(ctx: Any, operation: Operation, arguments: Sequence[Any], result: Any) -> None:
+    outputs = (result,) if isinstance(result, torch.Tensor) else result
+    count = len(operation.inputs)
+    tensors = arguments[:count]
+    ctx.operation, ctx.numbers = operation, arguments[count:]
+    ctx.shapes = tuple(None if tensor is None else tensor.shape for tensor in tensors)
+    ctx.outputs = tuple(_Kind(each.shape, each.dtype, each.device) for each in outputs)
+    ctx.set_materialize_grads(False)
+    needed = _needed(operation, ctx.needs_input_grad)
+    ctx.kept = tuple(declared.name in needed for declared in operation.inputs)
+    kept = [tensor if keep else None for tensor, keep in zip(tensors, ctx.kept, strict=True)]
+    ctx.save_for_backward(*kept)
+    ctx.save_for_forward(*kept)
+    ctx.mark_non_differentiable(*(each for each in outputs if not each.is_floating_point()))
+
+
+def _needed(operation: Operation, needs_input_grad: Sequence[bool]) -> set[str]:
+    """The inputs that derivatives read; all of them where a derivative is not known yet."""
+    forward_mode = (
+        compat.transforms_are_active()
+        or compat.dual_level_is_active()
+        or bool(compat.dispatch_modes())
+    )
+    needed: set[str] = set()
+    for declared, wanted in zip(operation.inputs, needs_input_grad, strict=False):
+        if operation.is_differentiable(declared) and (wanted or forward_mode):
+            link = operation.family.known_gradient(operation, declared.name)
+            if link is None:
+                return {each.name for each in operation.inputs}
+            needed.update(link.tensors)
+    return needed
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """Where an op is differentiated: its inputs by name, as far as they were kept."""
+
+    operation: Operation
+    numbers: Sequence[Number]
+    shapes: Sequence[Shape | None]
+    tensors: Mapping[str, torch.Tensor | None]
+    outputs: Sequence[_Kind]
+
+    @staticmethod
+    def of(ctx: Any, seen: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> _Point:
+        """The point that a forward call left; `seen` is applied to the tensors it kept."""
+        operation: Operation = ctx.operation
+        saved = zip(operation.inputs, ctx.saved_tensors, ctx.kept, strict=True)
+        tensors = {
+            declared.name: None if tensor is None else seen(tensor)
+            for declared, tensor, keep in saved
+            if keep
+        }
+        return _Point(operation, ctx.numbers, ctx.shapes, tensors, ctx.outputs)
+
+
+# ---------------------------------------------------------------------------- reverse mode
+def _gradients(
+    point: _Point, wanted: Sequence[bool], cotangents: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """The gradient of every input that wants one."""
+    operation = point.operation
+    found: list[torch.Tensor | None] = [None] * len(operation.inputs)
+    if all(cotangent is None for cotangent in cotangents):
+        return found
+    given = _with_zeros(point, cotangents)
+    known, optional = operation.symbols(point.shapes, point.numbers)
+    for at, declared in enumerate(operation.inputs):
+        if wanted[at] and operation.is_differentiable(declared):
+            derived, link = operation.gradient(declared.name)
+            tensors = [_tensor(point, optional, given, source) for source in link.tensors]
+            numbers = flatten(known[attribute.name] for attribute in derived.attributes)
+            (found[at],) = derived.apply(tensors, numbers)
+    return found
+
+
+def _with_zeros(
+    point: _Point, cotangents: Sequence[torch.Tensor | None]
+) -> Callable[[str], torch.Tensor]:
+    """Cotangents by the name of their output; zero where the loss does not depend on it."""
+    names = [output.name for output in point.operation.outputs]
+
+    def cotangent(name: str) -> torch.Tensor:
+        at = names.index(name)
+        given = cotangents[at] if cotangents else None
+        return _zeros(point.outputs[at]) if given is None else given
+
+    return cotangent
+
+
+def _zeros(kind: _Kind) -> torch.Tensor:
+    """Zeros that take no memory."""
+    return torch.zeros((), dtype=kind.dtype, device=kind.device).expand(kind.shape)
+
+
+_COTANGENT = "grad "
+
+
+def _tensor(
+    point: _Point,
+    optional: Mapping[str, Shape],
+    cotangent: Callable[[str], torch.Tensor],
+    source: str,
+) -> torch.Tensor:
+    """What a derived op reads: a cotangent, or an input of the op that is differentiated."""
+    if _is_cotangent(source):
+        return cotangent(source.removeprefix(_COTANGENT))
+    tensor = point.tensors[source]
+    return _default(point, optional, source) if tensor is None else tensor
+
+
+def _default(point: _Point, optional: Mapping[str, Shape], name: str) -> torch.Tensor:
+    """What stands for an input that was left out."""
+    operation = point.operation
+    declared = next(each for each in operation.inputs if each.name == name)
+    generic = ("same", "float")
+    if declared.dtype in generic:
+        same = zip(operation.outputs, point.outputs, strict=True)
+        dtype = next(kind.dtype for output, kind in same if output.dtype in generic)
+    else:
+        dtype = checks.TORCH_DTYPES["i64" if declared.dtype == "int" else declared.dtype]
+    return default_tensor(declared, optional[name], dtype, point.outputs[0].device)
+
+
+# ---------------------------------------------------------------------------- forward mode
+def _tangents(point: _Point, tangents: Sequence[Any]) -> list[torch.Tensor | None]:
+    """The derivative of every output along the directions of the inputs; none for integers."""
+    return [
+        _tangent(point, at, tangents) if kind.dtype.is_floating_point else None
+        for at, kind in enumerate(point.outputs)
+    ]
+
+
+def _tangent(point: _Point, output: int, tangents: Sequence[Any]) -> torch.Tensor:
+    """The derivative of an output along the directions of all inputs that have one."""
+    operation = point.operation
+    total: torch.Tensor | None = None
+    for declared, tangent in zip(operation.inputs, tangents, strict=False):
+        if tangent is not None and operation.is_differentiable(declared):
+            term = _term(point, output, declared.name, tangent)
+            if term is not None:
+                total = term if total is None else total + term
+    return _zeros(point.outputs[output]).clone() if total is None else total
+
+
+def _term(point: _Point, output: int, name: str, tangent: torch.Tensor) -> torch.Tensor | None:
+    """The derivative of an output along a direction of one input; None if there is none."""
+    operation = point.operation
+    gradient, link = operation.gradient(name)
+    source = _COTANGENT + operation.outputs[output].name
+    if source not in link.tensors:
+        return None
+    cotangent = gradient.inputs[link.tensors.index(source)].name
+    derived, inner = gradient.gradient(cotangent)
+    known, optional = operation.symbols(point.shapes, point.numbers)
+    numbers = flatten(known[attribute.name] for attribute in gradient.attributes)
+    shapes = [_shape(point, optional, each) for each in link.tensors]
+    symbols, _ = gradient.symbols(shapes, numbers)
+    origins = dict(zip((each.name for each in gradient.inputs), link.tensors, strict=True))
+
+    _require_linear(gradient, [name for name, each in origins.items() if _is_cotangent(each)])
+
+    def tensor(each: str) -> torch.Tensor:
+        if _is_cotangent(each):
+            return tangent
+        # A cotangent that is still an input shows a type or a shape; its numbers have no part.
+        return _tensor(point, optional, _with_zeros(point, ()), origins[each])
+
+    tensors = [tensor(each) for each in inner.tensors]
+    numbers = flatten(symbols[attribute.name] for attribute in derived.attributes)
+    (result,) = derived.apply(tensors, numbers)
+    return result
+
+
+def _require_linear(gradient: Operation, cotangents: Sequence[str]) -> None:
+    """Refuse a gradient that is not linear in the cotangents; only one written by hand may be."""
+    if gradient.is_public and tuple(cotangents) not in gradient.linear:
+        raise RuntimeError(
+            f"{gradient.name}: forward-mode differentiation needs a gradient that is linear in "
+            f"{', '.join(cotangents)}, which cannot be seen of this one, written by hand"
+        )
+
+
+def _is_cotangent(source: str) -> bool:
+    return source.startswith(_COTANGENT)
+
+
+def _shape(point: _Point, optional: Mapping[str, Shape], source: str) -> Shape:
+    """The shape of what a gradient reads."""
+    operation = point.operation
+    if _is_cotangent(source):
+        names = [_COTANGENT + each.name for each in operation.outputs]
+        return point.outputs[names.index(source)].shape
+    names = [each.name for each in operation.inputs]
+    shape = point.shapes[names.index(source)]
+    return optional[source] if shape is None else shape

@@ -1,0 +1,107 @@
+"""Every private name of PyTorch that the binding uses, in one place.
+
+Supported are PyTorch 2.10 and newer. A release that moved one of these names is refused when the
+runtime is imported, with the name, instead of failing in the middle of a training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+
+
+class UnsupportedError(ImportError):
+    """This release of PyTorch lacks something that the binding is built on."""
+
+
+def find(module: str, path: str) -> Any:
+    """An object by the module it is in and its name there; UnsupportedError if it is not."""
+    try:
+        return functools.reduce(getattr, path.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(
+            f"opgen needs {module}.{path}, which PyTorch {torch.__version__} does not have; "
+            "opgen supports PyTorch 2.10 and newer, and is tested with 2.13"
+        ) from error
+
+
+# ---------------------------------------------------------------------------- what is active
+transforms_are_active = cast(
+    Callable[[], bool], find("torch._C", "_are_functorch_transforms_active")
+)
+"""Whether a call is inside of vmap, grad, jvp or another transform of torch.func."""
+
+dispatch_modes = cast(Callable[[], int], find("torch._C", "_len_torch_dispatch_stack"))
+"""How many modes such as FakeTensorMode or a tracer are active."""
+
+function_modes_are_active = cast(
+    Callable[[], bool], find("torch._C", "_is_torch_function_mode_enabled")
+)
+is_jit_tracing = cast(Callable[[], bool], find("torch._C", "_is_tracing"))
+autocast_is_active = cast(Callable[[], bool], find("torch._C", "_is_any_autocast_enabled"))
+any_requires_grad = cast(Callable[..., bool], find("torch._C", "_any_requires_grad"))
+
+forward_ad = cast(Any, find("torch.autograd", "forward_ad"))
+find("torch.autograd", "forward_ad._current_level")
+
+
+def dual_level_is_active() -> bool:
+    """Whether a call is inside of `forward_ad.dual_level()`; not kept up to date by compilers."""
+    return bool(forward_ad._current_level >= 0)
+
+
+# ---------------------------------------------------------------------------- what can be changed
+below_autograd = cast(
+    Callable[[], AbstractContextManager[None]], find("torch._C", "_AutoDispatchBelowAutograd")
+)
+"""Within it, ops are not recorded for autograd."""
+
+single_level_autograd = cast(
+    Callable[[], AbstractContextManager[None]],
+    find("torch._functorch.utils", "enable_single_level_autograd_function"),
+)
+"""Allows `Function.apply` on one level of torch.func transforms."""
+
+_set_forward_grad_enabled = cast(
+    Callable[[bool], AbstractContextManager[None]],
+    find("torch.autograd.forward_ad", "_set_fwd_grad_enabled"),
+)
+_exclude_keys = cast(
+    Callable[[Any], AbstractContextManager[None]], find("torch._C", "_ExcludeDispatchKeyGuard")
+)
+_keys = find("torch._C", "DispatchKeySet")
+_key = find("torch._C", "DispatchKey")
+
+
+@contextlib.contextmanager
+def outer_levels_recorded() -> Any:
+    """Undo what `Function.apply` switches off for its own level: outer levels differentiate too."""
+    with torch.enable_grad(), _set_forward_grad_enabled(True), below_autograd():
+        yield
+
+
+def outer_levels_differentiated() -> AbstractContextManager[None]:
+    """Undo what a call of `Function.jvp` switches off for outer levels, which go on above it."""
+    return _set_forward_grad_enabled(True)
+
+
+def primal(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without its tangent of the innermost level; those of outer levels stay."""
+    return cast(torch.Tensor, forward_ad.unpack_dual(tensor).primal)
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[None]:
+    """Within it, ops on tensors of a device do not cast."""
+    return _exclude_keys(_keys(getattr(_key, f"Autocast{device_type.upper()}")))
+
+
+def fast_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply` without the layer that binds arguments by name in every call."""
+    base = cast(Any, super(torch.autograd.Function, function))
+    return cast(Callable[..., Any], base.apply)

@@ -1,0 +1,283 @@
+"""One call of one op: shapes and types found and checked, outputs allocated, kernels run."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from opgen.runtime import build, checks, cuda, eager, prelude
+from opgen.runtime.description import Input, Output, Shape, Shapes
+from opgen.runtime.layout import memory_format
+from opgen.runtime.schema import Numbers
+
+if TYPE_CHECKING:
+    from opgen.runtime.operation import Operation
+
+Tensors = Sequence[torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """The element types of a call."""
+
+    shared: str
+    real: str
+    wide: str
+    found: dict[str, str]
+    integers: dict[str, str]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What the C source is compiled for."""
+        return (self.shared, self.real, *self.integers.values())
+
+    def widened(self, dtype: str) -> str:
+        """The type of a temporary."""
+        if dtype in ("same", "float"):
+            return self.wide
+        return self.real if dtype in checks.FLOATING else "i64"
+
+    def bindings(self) -> str:
+        """The types as definitions in front of a source."""
+        return prelude.bindings(self.shared, self.real, self.integers)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A checked call: everything but the numbers in the tensors."""
+
+    operation: Operation
+    tensors: Tensors
+    values: Sequence[Numbers]
+    device: torch.device
+    leading: Shape
+    shapes: Shapes
+    types: Types
+
+
+# ---------------------------------------------------------------------------- before the kernels
+def prepare(operation: Operation, tensors: Tensors, values: Sequence[Numbers]) -> Call:
+    """Check a call against the declaration of its op; raises what is wrong with it."""
+    name, inputs = operation.name, operation.inputs
+    device = checks.tensors(name, inputs, tensors)
+    leading = checks.leading_shape(name, inputs, tensors)
+    shapes = operation.shapes(*flat_shapes(inputs, tensors), *values)
+    for size, value in shapes.integers.items():
+        checks.fits(name, size, value)
+    for output, shape in zip(operation.outputs, shapes.outputs, strict=True):
+        checks.addressable(name, output.name, shape)
+    types = _types(operation, tensors)
+    return Call(operation, tensors, values, device, tuple(leading), shapes, types)
+
+
+def flat_shapes(inputs: Sequence[Input], tensors: Tensors) -> list[Shape | None]:
+    """The shapes of inputs with their batch dims made one."""
+    return [
+        None if tensor is None else flat_shape(declared, tensor.shape)
+        for declared, tensor in zip(inputs, tensors, strict=True)
+    ]
+
+
+def flat_shape(declared: Input, shape: Shape) -> Shape:
+    """A shape with its batch dims made one."""
+    if not declared.batched:
+        return tuple(shape)
+    split = len(shape) - len(declared.dims) + 1
+    count = 1
+    for size in shape[:split]:
+        count *= size
+    return (count, *shape[split:])
+
+
+def _types(operation: Operation, tensors: Tensors) -> Types:
+    shared, found = checks.element_types(
+        operation.name, operation.inputs, tensors, operation.floating
+    )
+    shared = shared or "f32"
+    declared = [(each.name, each.dtype) for each in operation.inputs]
+    declared += [(each.name, each.dtype) for each in operation.outputs]
+    for name, dtype in declared:
+        generic = {"same": shared, "float": shared, "int": "i64"}.get(dtype, dtype)
+        found.setdefault(name, generic)
+    real = "f64" if "f64" in found.values() else "f32"
+    wide = real if shared in checks.FLOATING else "i64"
+    integers = {name: found[name] for name, dtype in declared if dtype == "int"}
+    return Types(shared, real, wide, found, integers)
+
+
+def empty_outputs(call: Call) -> tuple[torch.Tensor, ...]:
+    """New tensors for the results; also the whole answer where only shapes are asked for."""
+    return tuple(
+        _empty_output(call, output, shape)
+        for output, shape in zip(call.operation.outputs, call.shapes.outputs, strict=True)
+    )
+
+
+def _empty_output(call: Call, output: Output, shape: Shape) -> torch.Tensor:
+    dtype = checks.TORCH_DTYPES[call.types.found[output.name]]
+    if output.batched:
+        # Batch dims are one dim to the kernels, which only a contiguous output allows.
+        shape, format_ = (*call.leading, *shape[1:]), torch.contiguous_format
+    else:
+        format_ = memory_format(len(shape), call.tensors)
+    return torch.empty(shape, dtype=dtype, device=call.device, memory_format=format_)
+
+
+# ---------------------------------------------------------------------------- the kernels
+def evaluate(
+    operation: Operation, tensors: Tensors, values: Sequence[Numbers]
+) -> tuple[torch.Tensor, ...]:
+    """The outputs of a call; raises what is wrong with it."""
+    call = prepare(operation, tensors, values)
+    outputs = empty_outputs(call)
+    operands = operands_of(call, outputs)
+    if call.device.type == "cpu":
+        run_on_cpu(call, operands)
+    elif call.device.type == "cuda":
+        run_on_cuda(call, operands)
+    else:
+        raise RuntimeError(f"{operation.name}: there are no kernels for device {call.device}")
+    return outputs
+
+
+def operands_of(call: Call, outputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Every tensor that kernels take, in their order: inputs, outputs, temporaries."""
+    operation, types = call.operation, call.types
+    found: dict[str, torch.Tensor] = {}
+    for declared, tensor in zip(operation.inputs, call.tensors, strict=True):
+        if tensor is None:
+            dtype = checks.TORCH_DTYPES[types.found[declared.name]]
+            shape = call.shapes.optional[declared.name]
+            found[declared.name] = default_tensor(declared, shape, dtype, call.device)
+        else:
+            found[declared.name] = _flattened(tensor.resolve_neg(), declared)
+    for output, tensor, shape in zip(operation.outputs, outputs, call.shapes.outputs, strict=True):
+        found[output.name] = tensor.view(shape) if output.batched else tensor
+    for temporary, shape in zip(operation.temporaries, call.shapes.temporaries, strict=True):
+        dtype_name = types.widened(temporary.dtype)
+        shared = temporary.workspace_of
+        if shared is not None and types.found[shared] == dtype_name:
+            found[temporary.name] = found[shared]
+        else:
+            checks.addressable(operation.name, temporary.name, shape)
+            found[temporary.name] = torch.empty(
+                shape, dtype=checks.TORCH_DTYPES[dtype_name], device=call.device
+            )
+    return found
+
+
+def default_tensor(
+    declared: Input, shape: Shape, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """What stands for an input that is absent: one element with strides 0."""
+    assert declared.default is not None
+    return torch.full((), declared.default, dtype=dtype, device=device).expand(shape)
+
+
+def _flattened(tensor: torch.Tensor, declared: Input) -> torch.Tensor:
+    """The tensor with its batch dims made one; copied where their strides do not allow it."""
+    shape = flat_shape(declared, tensor.shape)
+    return tensor.reshape(shape) if declared.batched else tensor
+
+
+def run_on_cpu(call: Call, operands: Mapping[str, torch.Tensor]) -> None:
+    """Run the C kernels."""
+    integers = [*call.shapes.integers.values()]
+    for tensor in operands.values():
+        integers.extend(tensor.stride())
+    numbers = _numbers(call)
+    try:
+        kernels = compiled(call)
+    except build.NoCompilerError as error:
+        eager.warn_once(str(error))
+        operation = call.operation
+        eager.run(operation.name, operation.eager, operands, call.shapes.integers, numbers)
+        return
+    fault = kernels(operands.values(), integers, [*numbers.values()])
+    _raise_fault(call.operation, fault)
+
+
+def _numbers(call: Call) -> dict[str, float]:
+    """The float attributes by name."""
+    return {
+        attribute.name: value
+        for attribute, value in zip(call.operation.attributes, call.values, strict=True)
+        if isinstance(value, float)
+    }
+
+
+def compiled(call: Call) -> Compiled:
+    """The C kernels for the element types of a call."""
+    operation, key = call.operation, call.types.key
+    found = operation.compiled.get(key)
+    if found is None:
+        source = prelude.C + call.types.bindings() + operation.sources.c
+        found = Compiled(build.library(source), operation.sources.entry)
+        operation.compiled[key] = found
+    return found
+
+
+class Compiled:
+    """The entry function of a library; see `prelude` for what it is given."""
+
+    def __init__(self, library: ctypes.CDLL, entry: str) -> None:
+        self._library = library  # keeps it loaded
+        self.function = getattr(library, entry)
+        self.function.restype = ctypes.c_int64
+        self.function.argtypes = [ctypes.c_void_p] * 4
+
+    def __call__(
+        self,
+        tensors: Iterable[torch.Tensor],
+        integers: Sequence[int],
+        numbers: Sequence[float],
+    ) -> tuple[int, int, int]:
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        fault = (ctypes.c_int64 * 3)()
+        self.function(
+            (ctypes.c_void_p * len(addresses))(*addresses),
+            (ctypes.c_int64 * len(integers))(*integers),
+            (ctypes.c_double * len(numbers))(*numbers),
+            fault,
+        )
+        return fault[0], fault[1], fault[2]
+
+
+def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> None:
+    """Launch the CUDA kernels."""
+    operation, shapes, device = call.operation, call.shapes, call.device
+    fault = torch.zeros(3, dtype=torch.int64, device=device) if operation.faults else None
+    numbers = _numbers(call)
+    launches = []
+    for launch, cells in zip(operation.launches, shapes.cells, strict=True):
+        if launch.converts is not None:
+            workspace, output = launch.converts
+            if operands[workspace] is operands[output]:
+                continue
+        arguments: list[int | float] = []
+        for name in launch.tensors:
+            arguments += [operands[name].data_ptr(), *operands[name].stride()]
+        arguments += [shapes.integers[name] for name in launch.integers]
+        arguments += [numbers[name] for name in launch.numbers]
+        if launch.faults:
+            assert fault is not None
+            arguments.append(fault.data_ptr())
+        launches.append((launch.kernel, cells, tuple(arguments)))
+    source = (
+        prelude.cuda(call.types.found.values()) + call.types.bindings() + operation.sources.cuda
+    )
+    cuda.launch(source, device, launches)
+    if fault is not None:
+        number, index, extent = fault.tolist()
+        _raise_fault(operation, (number, index, extent))
+
+
+def _raise_fault(operation: Operation, fault: tuple[int, int, int]) -> None:
+    number, index, extent = fault
+    if number:
+        about = operation.faults[number - 1]
+        raise checks.outside(operation.name, about.tensor, about.axis, about.access, index, extent)

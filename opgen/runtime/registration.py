@@ -1,0 +1,76 @@
+"""Ops made known to PyTorch: one op of the dispatcher for each, with a kernel for every need.
+
+The name ends in a hash of what the op computes, so two modules generated from one spec share an
+op, and programs saved with it find it again. The kernels look up the operation in every call: the
+module that was imported last serves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from opgen.runtime import autocast, autograd, vmap
+from opgen.runtime.evaluation import empty_outputs, evaluate, prepare
+from opgen.runtime.schema import NAMESPACE, registered_name, schema, unflatten
+
+if TYPE_CHECKING:
+    from opgen.runtime.operation import Operation
+
+_LIBRARY = cast(Any, torch.library.Library)(NAMESPACE, "FRAGMENT")
+_OPERATIONS: dict[str, Operation] = {}
+
+
+def register(operation: Operation) -> Callable[..., Any]:
+    """The op of the dispatcher that runs an operation; defined when it is asked for first."""
+    name = registered_name(operation)
+    is_known = name in _OPERATIONS
+    _OPERATIONS[name] = operation
+    # Another copy of this runtime in the same process may have defined the same op.
+    if not is_known and not hasattr(getattr(torch.ops, NAMESPACE), name):
+        _define(name, operation)
+    overload: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name).default
+    return overload
+
+
+def _define(name: str, operation: Operation) -> None:
+    _LIBRARY.define(f"{name}{schema(operation)}", tags=(torch.Tag.pt2_compliant_tag,))
+    overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    qualified = f"{NAMESPACE}::{name}"
+
+    def current() -> Operation:
+        return _OPERATIONS[name]
+
+    def kernel(*arguments: Any) -> Any:
+        tensors, values = _split(current(), arguments)
+        return _result(evaluate(current(), tensors, values))
+
+    def shapes_only(*arguments: Any) -> Any:
+        tensors, values = _split(current(), arguments)
+        return _result(empty_outputs(prepare(current(), tensors, values)))
+
+    _LIBRARY.impl(name, kernel, "CPU")
+    _LIBRARY.impl(name, kernel, "CUDA")
+    if all(declared.default is not None for declared in operation.inputs):
+        # A call without tensors has no device to be dispatched on.
+        _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(qualified, shapes_only, lib=_LIBRARY)
+    _LIBRARY.impl(name, autograd.kernel(current, overload), "Autograd")
+    torch.library.register_vmap(qualified, vmap.rule(current, overload), lib=_LIBRARY)
+    if operation.is_public:
+        # Tensors of derived ops were cast on the way forward.
+        for device_type in ("cpu", "cuda"):
+            kernel_ = autocast.kernel(current, overload, device_type)
+            _LIBRARY.impl(name, kernel_, f"Autocast{device_type.upper()}")
+
+
+def _split(operation: Operation, arguments: Sequence[Any]) -> tuple[Any, Any]:
+    """Tensors and the values of attributes."""
+    count = len(operation.inputs)
+    return arguments[:count], unflatten(operation.attributes, arguments[count:])
+
+
+def _result(outputs: tuple[torch.Tensor, ...]) -> Any:
+    return outputs[0] if len(outputs) == 1 else outputs
