@@ -20,11 +20,12 @@ from pathlib import Path
 from opgen import output
 from opgen.emit.c import c_source
 from opgen.emit.cuda import cuda_source
-from opgen.emit.torch_module import Unit, module_source
+from opgen.emit.torch_module import SpecialKernels, Unit, module_source
 from opgen.errors import Source
 from opgen.ir.certificate import Trials
 from opgen.ir.context import facts_of
 from opgen.ir.family import Member, Traits
+from opgen.ir.loops import Program
 from opgen.ir.notation import Op
 from opgen.ir.show import show_file
 from opgen.ir.show_loops import show_program
@@ -39,6 +40,7 @@ from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
+from opgen.passes.specialise import attributes_of, default_values, specialise, windows_of
 from opgen.runtime import Gradient, Operation
 
 ORDERS = 2
@@ -86,7 +88,11 @@ def stages(
     yield Stage("cuda", programs, lambda: "\n".join(map(cuda_source, programs)))
     by_name = {op.name: op for op in ops}
     traits = [_traits(member.op, by_name) for member in members]
-    units = tuple(map(Unit, members, programs, on_cpu, traits))
+    specials = [
+        _special_kernels(member.op, program, by_name[member.path[0]])
+        for member, program in zip(members, on_cpu, strict=True)
+    ]
+    units = tuple(map(Unit, members, programs, on_cpu, traits, specials))
     proved = certificate(members, fibres, trials)
     module = module_source(units, source.text, source.name, proved, runtime)
     yield Stage("module", module, lambda: module)
@@ -100,6 +106,32 @@ def stage_text(source: Source, name: str) -> str:
 def _traits(op: Op, ops: Mapping[str, Op]) -> Traits:
     """What the module tells about an op; `ops` are all ops of the file by name."""
     return Traits(fingerprint(op, ops), parallel_axes(op), linear_inputs(op))
+
+
+def _special_kernels(op: Op, program: Program, public: Op) -> SpecialKernels:
+    """What the op's CPU kernels can be made for, and those for default attributes.
+
+    `public` is the op of the spec that it was derived from: it knows what a window is.
+    """
+    if program.faults:
+        return SpecialKernels()  # faults are numbered, and each program numbers its own
+    names = attributes_of(op)
+    windows = tuple(name for name in windows_of(public) if name in program.integers)
+    defaults = default_values(op)
+    if not names or defaults is None:
+        return SpecialKernels(names, windows)
+    values = tuple(defaults[name] for name in names) + (None,) * len(windows)
+    return SpecialKernels(names, windows, ((values, _special(op, program, defaults)),))
+
+
+def _special(op: Op, program: Program, values: Mapping[str, int]) -> Program:
+    """The program for particular values, or the general one if it has not all operands of it."""
+    special = specialise(op, values)
+    on_cpu = rows(schedule(special, gather(special)), facts_of(special))
+    known = {operand.name for operand in program.operands}
+    if any(operand.name not in known for operand in on_cpu.operands):
+        return program
+    return on_cpu
 
 
 def _tangent(op: Op) -> Op:
@@ -189,6 +221,16 @@ def derived(text: str, name: str, path: tuple[str, ...]) -> tuple[Operation, Gra
     return operation(op, path, text, name, ops), Gradient(op.name, sources(derivative))
 
 
+def special_source(text: str, name: str, path: tuple[str, ...], values: Mapping[str, int]) -> str:
+    """C kernels of the op at the end of a path for particular values of its integers."""
+    ops = _checked(text, name)
+    op = ops[path[0]]
+    for step in path[1:]:
+        op = adjoint(op, step, ops).op
+    program = rows(schedule(op, gather(op)), facts_of(op))
+    return c_source(_special(op, program, values), program)
+
+
 def operation(
     op: Op,
     path: tuple[str, ...] = (),
@@ -199,7 +241,11 @@ def operation(
     """One op of the notation as something to call; `ops` are those of its file by name."""
     member = Member(op, path or (op.name,), ())
     program = schedule(op, gather(op))
-    unit = Unit(member, program, rows(program, facts_of(op)), _traits(op, ops or {}))
+    on_cpu = rows(program, facts_of(op))
+    kernels = SpecialKernels()  # without a spec nothing can be made later
+    if text:
+        kernels = _special_kernels(op, on_cpu, (ops or {}).get(member.path[0], op))
+    unit = Unit(member, program, on_cpu, _traits(op, ops or {}), kernels)
     module = _loaded(module_source((unit,), text, name), name)
     found: Operation = module.FAMILY.operations[op.name]
     return found

@@ -51,8 +51,12 @@ class Source:
     entry: Entry
 
 
-def c_source(program: Program) -> str:
-    """The C source; it is compiled behind `opgen.runtime.prelude` and the bindings of a call."""
+def c_source(program: Program, called_as: Program | None = None) -> str:
+    """The C source; it is compiled behind `opgen.runtime.prelude` and the bindings of a call.
+
+    A special program may be `called_as` a more general one, with all arguments of that.
+    """
+    called_as = called_as or program
     types = Types(program)
     helpers: dict[tuple[str, Type], None] = {}
     functions = tuple(
@@ -65,8 +69,8 @@ def c_source(program: Program) -> str:
             title,
             helper_lines(helpers),
             table_lines(program),
-            tuple(map(functools.partial(_task, program), program.kernels, functions)),
-            _entry(program, functions),
+            tuple(map(functools.partial(_task, called_as), program.kernels, functions)),
+            _entry(program, called_as, functions),
         ),
     )
 
@@ -87,28 +91,28 @@ def _stride_positions(program: Program) -> dict[str, int]:
     return positions
 
 
-def _task(program: Program, kernel: Kernel, function: Function) -> Task:
+def _task(called_as: Program, kernel: Kernel, function: Function) -> Task:
     """How a kernel is called."""
     signature = function.signature
-    order = [operand.name for operand in program.operands]
-    strides = _stride_positions(program)
+    order = [operand.name for operand in called_as.operands]
+    strides = _stride_positions(called_as)
     walked = _walked(kernel)
 
     def arguments(unit_steps: bool) -> tuple[str, ...]:
         lines = []
         for name in signature.tensors:
-            rank = program.operand(name).rank
+            rank = called_as.operand(name).rank
             steps = [f"n[{strides[name] + axis}]" for axis in range(rank)]
             if unit_steps and name in walked:
                 steps[-1] = "1"
             lines.append(", ".join([f"call->tensors[{order.index(name)}]", *steps]))
-        integers = [f"n[{program.integers.index(name)}]" for name in signature.integers]
-        numbers = [f"call->numbers[{program.numbers.index(name)}]" for name in signature.numbers]
+        integers = [f"n[{called_as.integers.index(name)}]" for name in signature.integers]
+        numbers = [f"call->numbers[{called_as.numbers.index(name)}]" for name in signature.numbers]
         faults = ["call->fault"] if signature.faults else []
         return (*lines, *wrapped([*integers, *numbers, *faults]), "begin, end")
 
     tests = [
-        f"n[{strides[name] + program.operand(name).rank - 1}] == 1"
+        f"n[{strides[name] + called_as.operand(name).rank - 1}] == 1"
         for name in signature.tensors
         if name in walked
     ]
@@ -144,16 +148,16 @@ def _walked(kernel: Kernel) -> frozenset[str]:
 
 
 # ---------------------------------------------------------------------------- entry
-def _entry(program: Program, functions: tuple[Function, ...]) -> Entry:
+def _entry(program: Program, called_as: Program, functions: tuple[Function, ...]) -> Entry:
     """Run the kernels in order, each over all of its points."""
     scope = CNames({function.name for function in functions} | {"call", "n"})
-    order = [operand.name for operand in program.operands]
+    order = [operand.name for operand in called_as.operands]
     workspaces = {workspace.output: workspace.name for workspace in program.workspaces}
     counts = [(points(kernel), work(kernel, program.integers)) for kernel in program.kernels]
     used = frozenset[str]().union(*(value.symbols for pair in counts for value in pair))
     names = {name: scope.fresh(name) for name in program.integers if name in used}
     printer = Printer(program, Types(program), Names(symbols=names))
-    parts = [f"{local} = n[{program.integers.index(name)}]" for name, local in names.items()]
+    parts = [f"{local} = n[{called_as.integers.index(name)}]" for name, local in names.items()]
     lines = []
     if parts:
         declared = ",\n    ".join(wrapped(parts, 76))

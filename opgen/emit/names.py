@@ -82,7 +82,17 @@ _PYTHON: Final = frozenset(
             "Family",
             "Fault",
         ),
-        *("Gradient", "Input", "Launch", "Operation", "Output", "Shapes", "Sources", "Temporary"),
+        *(
+            "Gradient",
+            "Input",
+            "Launch",
+            "Operation",
+            "Output",
+            "Shapes",
+            "Sources",
+            "Special",
+            "Temporary",
+        ),
         *("checks", "eager", "min", "max", "int", "float", "bool", "str", "tuple", "dict"),
         *("super", "self"),
     )

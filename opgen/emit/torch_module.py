@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from opgen.emit.c import c_source, entry_name
@@ -34,6 +34,15 @@ from opgen.ir.show import show
 
 
 @dataclass(frozen=True, slots=True)
+class SpecialKernels:
+    """CPU kernels for values of integers: `names`, then `windows`, None for a window left open."""
+
+    names: tuple[str, ...] = ()
+    windows: tuple[str, ...] = ()
+    programs: tuple[tuple[tuple[int | None, ...], Program], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
     """An op of the module and its kernels: one thread a cell, and for the CPU."""
 
@@ -41,6 +50,7 @@ class Unit:
     program: Program
     on_cpu: Program
     traits: Traits
+    special: SpecialKernels
 
     @property
     def op(self) -> Op:
@@ -74,6 +84,7 @@ class PrivateOp:
     eager_function: str
     c_name: str
     c_source: str
+    special: tuple[tuple[str, str], ...]
     cuda_name: str
     cuda_source: str
     operation: str
@@ -153,6 +164,7 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
         "Shape": any(unit.op.inputs for unit in units),
         "Shapes": True,
         "Sources": True,
+        "Special": any(unit.special.names or unit.special.windows for unit in units),
         "Temporary": any(operand.widened for unit in units for operand in unit.program.operands),
         "checks": checks,
         "eager": True,
@@ -270,6 +282,10 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
     shapes, eager = f"{operation}_shapes", f"{operation}_eager"
     cells = tuple(kernel.points for kernel in kernels)
     c_name, cuda_name = f"{operation}_c".upper(), f"{operation}_cuda".upper()
+    special = {
+        f"{operation}_c_{number}".upper(): c_source(each, unit.on_cpu)
+        for number, (_, each) in enumerate(unit.special.programs, start=1)
+    }
     description = call(
         "Operation",
         (),
@@ -292,6 +308,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
             [dict_of({name: str(axis) for name, axis in axes}) for axes in unit.traits.parallel]
         ),
         linear=tuple_of([strings(names) for names in unit.traits.linear]),
+        special=_special(unit.special, special),
     )
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],
@@ -300,6 +317,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         eager_function(op, eager).rstrip(),
         c_name,
         string(c_source(unit.on_cpu)),
+        tuple((name, string(text)) for name, text in special.items()),
         cuda_name,
         string(cuda_source(program)),
         layout(call("FAMILY.add", (description,)), before=f"{operation} = "),
@@ -328,6 +346,20 @@ def _output(tensor: Tensor) -> Group:
     dtype = None if tensor.dtype.value == "same" else quoted(tensor.dtype.value)
     batched = "True" if tensor.batched else None
     return call("Output", (quoted(tensor.name),), dtype=dtype, batched=batched)
+
+
+def _special(special: SpecialKernels, sources: Iterable[str]) -> Group | None:
+    if not special.names and not special.windows:
+        return None
+    pairs = [
+        tuple_of((tuple_of([repr(value) for value in values]), source))
+        for (values, _), source in zip(special.programs, sources, strict=True)
+    ]
+    return call(
+        "Special",
+        (strings(special.names), strings(special.windows)),
+        sources=tuple_of(pairs) if pairs else None,
+    )
 
 
 def _temporaries(program: Program) -> list[Node]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from opgen.algebra.condition import Condition
+from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import Kind, Poly, poly, symbol, symbol_atom
 from opgen.ir.loops import (
     Accumulate,
@@ -77,12 +77,24 @@ def _residues(kernel: Kernel, name: str) -> tuple[Kernel, list[Body]]:
 
 
 def _divisors(body: Body, name: str) -> Iterator[int]:
-    """The constants that something which depends on the index is divided by."""
+    """The constants that something which depends on the index is divided by.
+
+    Bounds do not count: they hold for a range of the index however they are rounded.
+    """
     values: dict[str, Poly] = {}
+    found: list[Poly] = []
     for node in walk(body):
-        if isinstance(node, Define):
-            values.setdefault(node.name, node.value.substitute(values))
-    for value in polynomials(*body):
+        match node:
+            case Define(name=name_, value=value):
+                values.setdefault(name_, value.substitute(values))
+            case For():
+                pass
+            case If(conditions=conditions, test=test):
+                found += [each.value for each in conditions if each.relation is not Relation.GE]
+                found += polynomials(If((), (), test))
+            case _:
+                found += polynomials(node)
+    for value in found:
         for atom in value.substitute(values).all_atoms():
             if atom.kind is Kind.FLOOR_DIV and name in atom.symbols and atom.args[1].is_constant:
                 yield atom.args[1].constant

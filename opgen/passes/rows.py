@@ -53,7 +53,7 @@ from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solv
 from opgen.passes.lane_choice import Choice, Way, choose
 from opgen.passes.lane_passes import fused
 from opgen.passes.peel import Peeling
-from opgen.passes.unroll import unrolled
+from opgen.passes.unroll import LONGEST, unrolled
 
 Leaf = Accumulate | Start | Store | AtomicAdd
 
@@ -274,15 +274,18 @@ class _Rewriter:
     def moving_along(self, node: For, scope: _Scope) -> For | None:
         """A loop whose range moves with the lane, counted from where the range begins.
 
-        Over all lanes together its values are many, though every lane needs but few.
+        Over all lanes together its values may be many, though every lane needs but few.
         """
+        bounds = (node.lower, node.upper)
+        stays = all(any(not self.depends(b.symbols, scope) for b in each) for each in bounds)
         for first in node.lower:
             if not self.depends(first.symbols, scope):
                 continue
             begin = first.substitute(scope.values)
             for last in node.upper:
                 count = last.substitute(scope.values) - begin
-                if self.lane in count.symbols or (count.symbols & scope.values.keys()):
+                is_short = count.is_constant and count.constant < LONGEST
+                if not is_short and (stays or self.depends(count.symbols, scope)):
                     continue
                 value = begin + symbol(node.name)
                 others = [Condition(value - bound) for bound in node.lower if bound is not first]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, poly, symbol
@@ -26,13 +27,33 @@ from opgen.ir.notation import (
 )
 from opgen.passes.simplify import simplify_expression
 
+_FIXED: Final = (AttributeType.INT, AttributeType.BOOL, AttributeType.CHOICE)
+
 
 def attributes_of(op: Op) -> tuple[str, ...]:
     """The symbols of attributes that take few values in a program: all but sizes and floats."""
-    fixed = (AttributeType.INT, AttributeType.BOOL, AttributeType.CHOICE)
     return tuple(
-        name for attribute in op.attributes if attribute.type in fixed for name in attribute.symbols
+        name
+        for attribute in op.attributes
+        if attribute.type in _FIXED
+        for name in attribute.symbols
     )
+
+
+def default_values(op: Op) -> dict[str, int] | None:
+    """The values of `attributes_of` where the caller gives none; None if one must be given."""
+    values: dict[str, int] = {}
+    for attribute in op.attributes:
+        if attribute.type not in _FIXED:
+            continue
+        default = attribute.default
+        if default is None:
+            return None
+        if isinstance(default, str):
+            default = attribute.choices.index(default)
+        numbers = default if isinstance(default, tuple) else (default,) * len(attribute.symbols)
+        values.update(zip(attribute.symbols, map(int, numbers), strict=True))
+    return values
 
 
 def windows_of(op: Op) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from opgen.runtime.description import (
     Shape,
     Shapes,
     Sources,
+    Special,
     Temporary,
 )
 from opgen.runtime.family import Family
@@ -28,6 +29,7 @@ __all__ = [
     "Shape",
     "Shapes",
     "Sources",
+    "Special",
     "Temporary",
     "checks",
     "eager",

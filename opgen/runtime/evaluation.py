@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import build, checks, cuda, eager, prelude
+from opgen.runtime import build, checks, cuda, eager, prelude, special
 from opgen.runtime.description import Input, Output, Shape, Shapes
 from opgen.runtime.layout import memory_format
 from opgen.runtime.schema import Numbers
@@ -211,11 +211,13 @@ def _numbers(call: Call) -> dict[str, float]:
 
 
 def compiled(call: Call) -> Compiled:
-    """The C kernels for the element types of a call."""
-    operation, key = call.operation, call.types.key
+    """The C kernels for the element types of a call, and for its attributes."""
+    operation = call.operation
+    values = special.values_of(operation, call.shapes.integers)
+    key = call.types.key, values
     found = operation.compiled.get(key)
     if found is None:
-        source = prelude.C + call.types.bindings() + operation.sources.c
+        source = prelude.C + call.types.bindings() + special.source_of(operation, values)
         found = Compiled(build.library(source), operation.sources.entry)
         operation.compiled[key] = found
     return found

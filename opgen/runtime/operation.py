@@ -19,10 +19,12 @@ from opgen.runtime.description import (
     Shape,
     Shapes,
     Sources,
+    Special,
     Temporary,
 )
 from opgen.runtime.evaluation import Compiled, flat_shape
 from opgen.runtime.schema import Number, Numbers, flatten, unflatten
+from opgen.runtime.special import Values
 
 if TYPE_CHECKING:
     from opgen.runtime.family import Family
@@ -55,7 +57,8 @@ class Operation:
     gradients: Mapping[str, Gradient] = field(default_factory=dict)
     parallel: tuple[Mapping[str, int], ...] = ()
     linear: tuple[tuple[str, ...], ...] = ()
-    compiled: dict[tuple[str, ...], Compiled] = field(default_factory=dict)
+    special: Special = field(default_factory=Special)
+    compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
     _overload: list[Callable[..., Any]] = field(default_factory=list)
 
     def register(self) -> None:
