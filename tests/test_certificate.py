@@ -100,9 +100,9 @@ def test_forms_of_derivatives(tmp_path: Path) -> None:
 def test_forms_are_those_of_the_fibres() -> None:
     """For every derivative of every spec, and the README's claim for its example."""
     for path in sorted(SPECS.glob("*.op")):
-        *_, adjoints, _, _, _, _, module = compiler.stages(compiler.read_source(path), 1)
-        members = [m for m in adjoints.value if not m.is_public]  # type: ignore[attr-defined]
-        tree = ast.parse(str(module.value))
+        stages = {s.name: s.value for s in compiler.stages(compiler.read_source(path), 1)}
+        members = [m for m in stages["adjoint"] if not m.is_public]  # type: ignore[attr-defined]
+        tree = ast.parse(str(stages["module"]))
         (node,) = (n for n in tree.body if isinstance(n, ast.AnnAssign))
         assert node.value is not None
         stated = ast.literal_eval(node.value)

@@ -118,8 +118,8 @@ def compiler() -> Finding:
             Status.FAILURE,
             "compiler",
             str(error).partition(";")[0],
-            "install gcc or clang (Debian and Ubuntu: apt install gcc, "
-            "macOS: xcode-select --install), or set $OPGEN_CC",
+            "until then ops run as plain PyTorch operations, slowly: install gcc or clang "
+            "(Debian and Ubuntu: apt install gcc, macOS: xcode-select --install), or set $OPGEN_CC",
         )
     result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     about = (result.stdout.splitlines() or ["does not say its version"])[0]
@@ -141,6 +141,8 @@ def kernels() -> Finding:
     try:
         library = build.library(_PROBE)
         answer = library.opgen_probe(1764)
+    except build.NoCompilerError:
+        return Finding(Status.FAILURE, "kernels", "need a C compiler", "see above")
     except (build.BuildError, OSError) as error:
         advice = "the lines above come from the compiler; try another one with $OPGEN_CC"
         return Finding(Status.FAILURE, "kernels", str(error).strip(), advice)
@@ -156,7 +158,7 @@ def threads() -> Finding:
     try:
         found = bool(build.library(_PROBE).opgen_threads())
     except (build.BuildError, OSError):
-        return Finding(Status.WARNING, "threads", "unknown: no kernel could be compiled")
+        return Finding(Status.WARNING, "threads", "unknown: no kernel runs", "see above")
     text = f"{count} of PyTorch's on {cores} cores"
     if not found:
         return Finding(
@@ -183,10 +185,9 @@ def _cores() -> int:
 def cache() -> Finding:
     """Where compiled kernels are kept."""
     directory = build.cache_directory()
-    files = [path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()]
-    size = sum(path.stat().st_size for path in files) / 1e6
+    sizes = [size for path in directory.rglob("*") if (size := _size(path)) is not None]
     mode = stat.S_IMODE(directory.stat().st_mode)
-    text = f"{directory}: {len(files)} files, {size:.1f} MB, mode {mode:o}"
+    text = f"{directory}: {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB, mode {mode:o}"
     if directory.parent == Path(tempfile.gettempdir()) and directory.name.startswith("opgen-"):
         return Finding(
             Status.WARNING,
@@ -195,6 +196,15 @@ def cache() -> Finding:
             "let $OPGEN_CACHE name a directory of yours that nobody else may write to",
         )
     return Finding(Status.OK, "cache", text, f"it may be deleted at any time: rm -r {directory}")
+
+
+def _size(path: Path) -> int | None:
+    """The size of a file; None for anything else, and where another process just removed it."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 # ---------------------------------------------------------------------------- GPU

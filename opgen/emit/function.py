@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from opgen.algebra.poly import Poly
 from opgen.emit.c_layout import spec_comment, wrapped
 from opgen.emit.expression import Names, Printer, type_name
-from opgen.emit.names import CNames
+from opgen.emit.names import CNames, function_name
 from opgen.emit.statements import Emitter
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import (
@@ -50,7 +50,7 @@ def print_function(
 ) -> Function:
     """The function of a kernel. The helper functions that it calls join `helpers`."""
     signature = signature_of(kernel, program)
-    scope = CNames({k.name for k in program.kernels})
+    scope = CNames({function_name(k.name) for k in program.kernels})
     parameters, names = declare_parameters(signature, kernel, program, scope, cuda)
     printer = Printer(program, types, names, cuda, helpers)
     emitter = Emitter(printer, scope, kernel)
@@ -64,7 +64,8 @@ def print_function(
         emitter.points("begin", "end")
     spec = tuple(line for text in kernel.spec for line in spec_comment(text))
     lines = tuple(emitter.lines)
-    return Function(kernel.name, spec, signature, parameters, lines, points(kernel), kernel.written)
+    name = function_name(kernel.name)
+    return Function(name, spec, signature, parameters, lines, points(kernel), kernel.written)
 
 
 def signature_of(kernel: Kernel, program: Program) -> Signature:

@@ -67,13 +67,15 @@ class Call:
             found[tensor.name] = self._placed(torch.from_numpy(np.asarray(values)), name, at)
         return found
 
-    def like(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
-        """Other random numbers for a tensor, such as a gradient that comes in; `number` tells two
-        apart.
+    def like(self, tensor: torch.Tensor, number: int, place: int | None = None) -> torch.Tensor:
+        """Other random numbers for a tensor, such as a gradient that comes in.
+
+        `number` tells two apart; it lies in memory as the tensor at `place`, or at `number`.
         """
         numbers = np.random.default_rng((self.seed, number))
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return self._floats(tuple(tensor.shape), dtype, numbers, number)
+        place = number if place is None else place
+        return self._floats(tuple(tensor.shape), dtype, numbers, place)
 
     def dtype_of(self, tensor: Tensor) -> str:
         """The type of an input in this call."""

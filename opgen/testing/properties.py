@@ -242,7 +242,9 @@ def tangents(subject: Subject, call: Call) -> None:
     names = [tensor.name for tensor in subject.numeric if tensor.name in inputs]
     if not names or not subject.tangent_exists:
         raise Inconclusive
-    directions = {name: call.like(inputs[name], 40 + at) for at, name in enumerate(names)}
+    # PyTorch takes a tangent for an expanded tensor only if it is expanded likewise.
+    places = {tensor.name: at for at, tensor in enumerate(subject.op.inputs)}
+    directions = {name: call.like(inputs[name], 40 + places[name], places[name]) for name in names}
     with forward_ad.dual_level():
         duals = {
             name: forward_ad.make_dual(value, directions[name]) if name in directions else value  # type: ignore[no-untyped-call]
