@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -183,10 +184,9 @@ def _cores() -> int:
 def cache() -> Finding:
     """Where compiled kernels are kept."""
     directory = build.cache_directory()
-    files = [path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()]
-    size = sum(path.stat().st_size for path in files) / 1e6
+    sizes = list(_sizes(directory))
     mode = stat.S_IMODE(directory.stat().st_mode)
-    text = f"{directory}: {len(files)} files, {size:.1f} MB, mode {mode:o}"
+    text = f"{directory}: {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB, mode {mode:o}"
     if directory.parent == Path(tempfile.gettempdir()) and directory.name.startswith("opgen-"):
         return Finding(
             Status.WARNING,
@@ -195,6 +195,14 @@ def cache() -> Finding:
             "let $OPGEN_CACHE name a directory of yours that nobody else may write to",
         )
     return Finding(Status.OK, "cache", text, f"it may be deleted at any time: rm -r {directory}")
+
+
+def _sizes(directory: Path) -> Iterator[int]:
+    """The sizes of all files; those that another process removes meanwhile are left out."""
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):
+                yield Path(place, name).lstat().st_size
 
 
 # ---------------------------------------------------------------------------- GPU

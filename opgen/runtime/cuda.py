@@ -13,6 +13,9 @@ from typing import Protocol, cast
 
 import torch
 
+OPTIONS = ("-std=c++17", "--fmad=false")
+"""How sources are compiled."""
+
 _THREADS = 256
 
 Argument = int | float
@@ -57,7 +60,7 @@ def _kernel(source: str, name: str, device: int) -> _Kernel:
 
 @functools.cache
 def _module(source: str, device: int) -> _Module:
-    return _cupy().RawModule(code=source, options=("-std=c++17", "--fmad=false"))
+    return _cupy().RawModule(code=source, options=OPTIONS)
 
 
 class _Stream:
