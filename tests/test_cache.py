@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -151,6 +152,12 @@ def test_a_damaged_entry_is_made_again(place: Path, damage: str) -> None:
         case "unreadable":
             entry.write_bytes(content)
             entry.chmod(0)
+        case "link":
+            (place.parent / "elsewhere").write_bytes(content)
+            entry.symlink_to(place.parent / "elsewhere")
+        case "open to others":
+            entry.write_bytes(content)
+            entry.chmod(0o722)
         case "dangling link":
             entry.symlink_to(place / "nowhere")
         case "no library":  # its name is right, and still it cannot be loaded
@@ -159,7 +166,33 @@ def test_a_damaged_entry_is_made_again(place: Path, damage: str) -> None:
     assert answer() == 42
     (repaired,) = entries(place)
     assert repaired.read_bytes() == content
+    assert not repaired.lstat().st_mode & 0o022
     assert list(place.iterdir()) == [repaired]
+
+
+def test_entries_of_a_directory_that_was_open_are_made_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else may have put files there, under names that anybody can compute."""
+    assert answer() == 42
+    (entry,) = entries(place)
+    before = entry.stat().st_ino
+    status = os.lstat(entry)
+    real = Path.lstat
+    stranger = os.stat_result((*status[:4], status.st_uid + 1, *status[5:]))
+    monkeypatch.setattr(Path, "lstat", lambda path: stranger if path == entry else real(path))
+    place.chmod(0o777)
+    assert answer() == 42
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert entry.stat().st_ino != before
+
+
+def test_a_child_outlives_the_directory_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPGEN_CACHE", "/dev/null")
+    first = cache.private_directory()
+    shutil.rmtree(first)
+    assert answer() == 42
+    assert cache.private_directory() != first
 
 
 def test_an_entry_is_not_trusted_for_its_name_alone(place: Path) -> None:

@@ -64,9 +64,17 @@ def _is_private(found: Path) -> bool:
     return owned and not others and os.access(found, os.W_OK | os.X_OK)
 
 
-@functools.cache
 def private_directory() -> Path:
-    """A new directory that goes when this process ends."""
+    """A directory that goes when the process ends that made it."""
+    found = _made()
+    if not found.is_dir():  # made by a parent of this process, which has ended
+        _made.cache_clear()
+        found = _made()
+    return found
+
+
+@functools.cache
+def _made() -> Path:
     made = Path(tempfile.mkdtemp(prefix="opgen-"))
     owner = os.getpid()
 
@@ -90,9 +98,9 @@ def find(place: Path, key: str) -> ctypes.CDLL | None:
 
 
 def _load(entry: Path) -> ctypes.CDLL | None:
-    """The library if its bytes match its name, else None."""
+    """The library if its bytes match its name and nobody else can have written them, else None."""
     try:
-        if not entry.stem.endswith(f"-{_digest(entry)}"):
+        if not _is_ours(entry.lstat()) or not entry.stem.endswith(f"-{_digest(entry)}"):
             return None
         loaded = ctypes.CDLL(str(entry))
         if time.time() - entry.stat().st_mtime > _HOUR:
@@ -102,11 +110,21 @@ def _load(entry: Path) -> ctypes.CDLL | None:
     return loaded
 
 
+def _is_ours(status: os.stat_result) -> bool:
+    """Whether a file is a plain one of this user that no other may write to.
+
+    The directory may have been open to others before it was made private.
+    """
+    mode = status.st_mode
+    return stat.S_ISREG(mode) and status.st_uid == os.getuid() and not stat.S_IMODE(mode) & 0o022
+
+
 def add(built: Path, place: Path, key: str) -> Path:
     """Make a file an entry, and make room for it; OSError if that is not possible."""
     entry = place / f"{key}-{_digest(built)}.so"
     if entry.is_dir():
         _remove(entry)
+    built.chmod(0o700)
     built.replace(entry)
     _shrink(place, entry)
     return entry
