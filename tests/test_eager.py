@@ -264,6 +264,21 @@ def test_an_index_outside_that_nobody_uses_is_no_fault() -> None:
             ops.pick(t, torch.tensor([0, 9]), w)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    ["y[n] = argmax(k in 1; id[jd[n]]) x[n]", "y[n] = 1  if id[jd[n]] > 0", "y[n] = id[jd[n]]"],
+)
+def test_an_integer_read_by_a_bad_index_is_a_fault(statement: str) -> None:
+    """In positions, conditions and values."""
+    text = f"op f(x[N], id: int[V], jd: int[N]) -> y: i64[N]\n  {statement}\n"
+    x, rows = torch.ones(2), torch.tensor([5, 6])
+    with without_compiler():
+        function = opgen.compile(text).f
+        assert function(x, rows, torch.tensor([1, 0])).shape == (2,)
+        with pytest.raises(IndexError, match=r"index 2 .* of 'id'.*\(in id\[jd\[n\]\]\)"):
+            function(x, rows, torch.tensor([1, 2]))
+
+
 def test_a_double_is_rounded_once() -> None:
     text = "op narrow(x: f64[N]) -> y: f16[N]\n  y[n] = x[n]\n"
     x = np.random.default_rng(0).standard_normal(20000)
