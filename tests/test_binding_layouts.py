@@ -1,4 +1,4 @@
-"""Memory formats, strides and autocast: what a kernel computes and what a compiler is told agree."""
+"""Memory formats, strides, autocast: what kernels compute and what compilers are told agree."""
 
 from __future__ import annotations
 
