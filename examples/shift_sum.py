@@ -1,13 +1,16 @@
 """Import the module that `opgen build specs/shift_sum.op` wrote, and use it.
 
-Prints the toy of the shift-and-sum thread, its gradient, and a check against the loop of slices
-that PyTorch users write.
+Prints the toy of the shift-and-sum thread, its gradient, and how fast it is beside the loop of
+slices that PyTorch users write, on a batch of 16 cubes of 28 x 256 x 256.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import statistics
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -50,12 +53,32 @@ def main() -> None:
     assert x.grad is not None
     print("gradient of sum(y * [0,1,2,3,4]):      ", x.grad.reshape(3, 3).tolist())
 
-    cube = torch.rand(2, 28, 64, 64, dtype=torch.float64, requires_grad=True)
+    cube = torch.rand(16, 28, 256, 256, requires_grad=True)
     ours, theirs = ops.shift_sum(cube, step=2), slices(cube, 2)
     torch.testing.assert_close(ours, theirs)
-    first, second = (torch.autograd.grad((v * v).sum(), cube)[0] for v in (ours, theirs))
-    torch.testing.assert_close(first, second)
-    print("a [2,28,64,64] cube, step 2: equal to the loop of slices, forward and backward")
+    cotangent = torch.rand_like(theirs)
+
+    def backward(y: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(y, cube, cotangent, retain_graph=True)[0]
+
+    torch.testing.assert_close(backward(ours), backward(theirs))
+    print("a [16,28,256,256] cube, step 2: equal to the loop of slices, forward and backward")
+    pixels = cube.detach()
+    compare("forward ", lambda: ops.shift_sum(pixels, step=2), lambda: slices(pixels, 2))
+    compare("backward", lambda: backward(ours), lambda: backward(theirs))
+
+
+def compare(what: str, ours: Callable[[], object], theirs: Callable[[], object]) -> None:
+    """Medians of alternating calls."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(7):
+        for call, taken in zip((ours, theirs), times, strict=True):
+            start = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - start)
+    ours_ms, theirs_ms = (statistics.median(taken) * 1e3 for taken in times)
+    ratio = theirs_ms / ours_ms
+    print(f"{what}: {ours_ms:.1f} ms, loop of slices {theirs_ms:.1f} ms: {ratio:.1f}x")
 
 
 if __name__ == "__main__":

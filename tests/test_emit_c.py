@@ -282,6 +282,9 @@ KERNEL void f_y(
         for (int64_t c = greatest(0, floor_div(v_first - W, step) + 1); c < c_end; c++) {
             const int64_t v_begin = greatest(v_first, c * step);
             const int64_t v_end = least(v_last, c * step + W - 1);
+            if (x_s2 == 1)
+                for (int64_t v = v_begin; v <= v_end; v += 64 / (int64_t)sizeof(T))
+                    FETCH(&x[b * x_s0 + (c + 1) * x_s1 + (v - c * step - step) * x_s2]);
             INDEPENDENT
             for (int64_t v = v_begin; v <= v_end; v++) {
                 total[v - v_first] += from_T(x[b * x_s0 + c * x_s1 + (v - c * step) * x_s2]);

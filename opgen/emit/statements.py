@@ -12,7 +12,7 @@ from opgen.emit.expression import Printer, type_name
 from opgen.emit.names import CNames
 from opgen.emit.polynomial import Text
 from opgen.emit.types import Type
-from opgen.emit.vectors import VectorSum, vector_sum
+from opgen.emit.vectors import VectorSum, row_loads, vector_sum
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -95,6 +95,7 @@ class Emitter:
     states: dict[str, _State] = field(default_factory=dict)
     arrays: set[str] = field(default_factory=set)  # accumulators that are arrays over the lanes
     vectors: dict[str, str] = field(default_factory=dict)  # vectors of partial sums
+    around: str | None = None  # the innermost loop around, if it may be long
     lane: str = ""  # the names of the lane and of the number of the stretch of a row
     stretch: str = ""
 
@@ -127,6 +128,7 @@ class Emitter:
             self.states,
             self.arrays,
             self.vectors,
+            self.around,
             self.lane,
             self.stretch,
         )
@@ -294,6 +296,7 @@ class Emitter:
             )
             self.write(f"IN_ANY_ORDER({', '.join(totals)})")
         self.write(f"for (int64_t {name} = {lower}; {name} < {end}; {name}++) {{")
+        inner.around = None if any(bound.is_constant for bound in node.upper) else node.name
         inner.nodes(node.body)
         self.write("}")
 
@@ -337,10 +340,27 @@ class Emitter:
         if node.upper:
             last = self.scope.fresh(f"{row.axis.name}_end")
             self.write(f"const int64_t {last} = {_extreme('least', upper)};")
+        self.fetch_ahead(node, inner, first, last)
         self.write("INDEPENDENT")
         self.write(f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++) {{")
         inner.nodes(node.body)
         self.write("}")
+
+    def fetch_ahead(self, node: Lanes, inside: Emitter, first: str, last: str) -> None:
+        """Ask for the rows of the next round of the loop around: they begin elsewhere in memory."""
+        if self.around is None or self.kernel.row is None:
+            return
+        lane, program = self.kernel.row.axis.name, self.printer.program
+        upcoming = {self.around: symbol(self.around) + 1}
+        for load in row_loads(node.body, lane, self.around):
+            indices = [index.substitute(upcoming) for index in load.indices]
+            operand = program.operand(load.tensor)
+            step = self.printer.names.strides[load.tensor, operand.rank - 1]
+            name = self.lane
+            count = f"64 / (int64_t)sizeof({type_name(operand)})"
+            self.write(f"if ({step} == 1)")
+            self.write(f"    for (int64_t {name} = {first}; {name} <= {last}; {name} += {count})")
+            self.write(f"        FETCH(&{inside.printer.cell(load.tensor, indices)});")
 
     def condition(self, node: If) -> None:
         texts = [self.printer.condition(condition) for condition in node.conditions]

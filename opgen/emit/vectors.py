@@ -23,9 +23,12 @@ from opgen.ir.loops import (
     For,
     Integer,
     Load,
+    Node,
     Number,
     Program,
     Scalar,
+    visit,
+    walk,
 )
 from opgen.ir.notation import Reducer
 
@@ -101,3 +104,20 @@ def _loads(value: Scalar) -> Iterator[Load | None]:
             return
         case _:
             yield None
+
+
+def row_loads(body: tuple[Node, ...], lane: str, loop: str) -> tuple[Load, ...]:
+    """One load for every row that lanes run along and that changes with a loop around them."""
+    found: dict[tuple[str, tuple[Poly, ...]], Load] = {}
+
+    def on_scalar(value: Scalar) -> None:
+        if not isinstance(value, Load) or not value.indices:
+            return
+        *rows, last = value.indices
+        moved = frozenset[str]().union(*(index.symbols for index in rows))
+        if _is_next(last, lane) and loop in moved and lane not in moved:
+            found.setdefault((value.tensor, tuple(rows)), value)
+
+    for node in walk(body):
+        visit(node, on_scalar, lambda test: None, lambda value: None)
+    return tuple(found.values())
