@@ -90,6 +90,8 @@ def stages(
     traits = [_traits(member.op, by_name) for member in members]
     specials = [
         _special_kernels(member.op, program, by_name[member.path[0]])
+        if len(member.path) <= 2
+        else SpecialKernels()  # gradients of gradients are large, and rarely what takes the time
         for member, program in zip(members, on_cpu, strict=True)
     ]
     units = tuple(map(Unit, members, programs, on_cpu, traits, specials))
@@ -243,7 +245,7 @@ def operation(
     program = schedule(op, gather(op))
     on_cpu = rows(program, facts_of(op))
     kernels = SpecialKernels()  # without a spec nothing can be made later
-    if text:
+    if text and len(member.path) <= 2:
         kernels = _special_kernels(op, on_cpu, (ops or {}).get(member.path[0], op))
     unit = Unit(member, program, on_cpu, _traits(op, ops or {}), kernels)
     module = _loaded(module_source((unit,), text, name), name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from types import ModuleType
 
 import torch
@@ -18,10 +17,13 @@ from catalogue import SPECS
 Function = Callable[..., Tensor]
 
 
-@cache
+_FILES = ("shift_sum", "depth_to_space", "conv", "upsample_bilinear", "pool", "embedding")
+_MODULES = {name: opgen.load(SPECS / f"{name}.op") for name in (*_FILES, "norm", "softmax")}
+
+
 def spec(name: str) -> ModuleType:
     """The module of a spec file, derivatives on demand."""
-    return opgen.load(SPECS / f"{name}.op")
+    return _MODULES[name]
 
 
 def real(*shape: int, seed: int = 0) -> Tensor:
@@ -120,7 +122,7 @@ OPS = (
     ),
     Op(
         "embedding",
-        lambda weight: spec("embedding").embedding(INDICES, weight),
+        lambda weight: spec("embedding").embedding(INDICES.to(weight.device), weight),
         lambda weight: F.embedding(INDICES, weight),
         (real(4, 2),),
         _of("embedding", "embedding", INDICES, real(4, 2)),

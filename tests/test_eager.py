@@ -170,8 +170,8 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 @pytest.mark.parametrize("dtype", [*FLOATING, *INTEGERS])
 def test_every_dtype_gives_the_bits_of_the_kernel(dtype: torch.dtype) -> None:
-    """Sums add up in the same order and the same wide type; integers wrap around alike."""
-    x = (torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(1)) * 100).to(dtype)
+    """Whole numbers add up exactly in any order, and in 32 bits; integers wrap around alike."""
+    x = torch.randint(-100, 100, (2, 3, 40), generator=torch.Generator().manual_seed(1)).to(dtype)
     assert_same_bits(SPEC, "shift_sum", x, step=2)
     assert_same_bits(SPEC, "max_pool", x[0])
     assert_same_bits(SPEC, "total", x.flatten())
@@ -226,7 +226,9 @@ def test_what_is_absent_is_not_computed() -> None:
 
 
 def test_strides_and_optional_inputs() -> None:
-    x, w = torch.randn(2, 3, 6, 5).permute(0, 3, 1, 2)[:, ::2], torch.randn(2, 3, 2, 2)
+    numbers = torch.Generator().manual_seed(0)
+    x = torch.randint(-9, 9, (2, 3, 6, 5), generator=numbers).float().permute(0, 3, 1, 2)[:, ::2]
+    w = torch.randint(-9, 9, (2, 3, 2, 2), generator=numbers).float()
     assert_same_bits(SPEC, "conv", x, w, p=1)
     assert_same_bits(SPEC, "conv", x.expand(2, 3, 3, 6), w, torch.ones(1).expand(2), p=1, s=2)
 
@@ -260,6 +262,21 @@ def test_an_index_outside_that_nobody_uses_is_no_fault() -> None:
         assert (y.tolist(), z.tolist(), u.tolist()) == ([0, 6], [0, 0], [0, 6])
         with pytest.raises(IndexError, match="index 9"):
             ops.pick(t, torch.tensor([0, 9]), w)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["y[n] = argmax(k in 1; id[jd[n]]) x[n]", "y[n] = 1  if id[jd[n]] > 0", "y[n] = id[jd[n]]"],
+)
+def test_an_integer_read_by_a_bad_index_is_a_fault(statement: str) -> None:
+    """In positions, conditions and values."""
+    text = f"op f(x[N], id: int[V], jd: int[N]) -> y: i64[N]\n  {statement}\n"
+    x, rows = torch.ones(2), torch.tensor([5, 6])
+    with without_compiler():
+        function = opgen.compile(text).f
+        assert function(x, rows, torch.tensor([1, 0])).shape == (2,)
+        with pytest.raises(IndexError, match=r"index 2 .* of 'id'.*\(in id\[jd\[n\]\]\)"):
+            function(x, rows, torch.tensor([1, 2]))
 
 
 def test_a_double_is_rounded_once() -> None:

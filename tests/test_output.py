@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import os
 import re
 import stat
 import subprocess
@@ -94,6 +95,19 @@ def test_a_vendored_module_works_with_torch_alone(
     result = run_alone(torch_alone, program, spec.parent / "root")
     assert result.stdout.splitlines() == ["[]", "32.0", "48.0"]
     assert "its gradient with respect to 'x' is not part of the generated module" in result.stderr
+
+
+def test_a_vendored_module_asks_an_installed_opgen_for_more(spec: Path) -> None:
+    opgen.build(spec, spec.parent, vendor=True)
+    result = subprocess.run(
+        [sys.executable, "-c", f"import cube\n{USE.format(module='cube')}"],
+        cwd=spec.parent,
+        env={**os.environ, "PYTHONPATH": str(Path(opgen.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout.split() == ["32.0", "48.0", "48.0"], result.stderr
 
 
 def test_a_vendored_module_works_without_a_compiler(torch_alone: Path, spec: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -118,8 +119,8 @@ def compiler() -> Finding:
             Status.FAILURE,
             "compiler",
             str(error).partition(";")[0],
-            "until then ops run as plain PyTorch operations, slowly: install gcc or clang "
-            "(Debian and Ubuntu: apt install gcc, macOS: xcode-select --install), or set $OPGEN_CC",
+            "install gcc or clang (Debian and Ubuntu: apt install gcc, "
+            "macOS: xcode-select --install), or set $OPGEN_CC",
         )
     result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     about = (result.stdout.splitlines() or ["does not say its version"])[0]
@@ -141,8 +142,6 @@ def kernels() -> Finding:
     try:
         library = build.library(_PROBE)
         answer = library.opgen_probe(1764)
-    except build.NoCompilerError:
-        return Finding(Status.FAILURE, "kernels", "need a C compiler", "see above")
     except (build.BuildError, OSError) as error:
         advice = "the lines above come from the compiler; try another one with $OPGEN_CC"
         return Finding(Status.FAILURE, "kernels", str(error).strip(), advice)
@@ -158,7 +157,7 @@ def threads() -> Finding:
     try:
         found = bool(build.library(_PROBE).opgen_threads())
     except (build.BuildError, OSError):
-        return Finding(Status.WARNING, "threads", "unknown: no kernel runs", "see above")
+        return Finding(Status.WARNING, "threads", "unknown: no kernel could be compiled")
     text = f"{count} of PyTorch's on {cores} cores"
     if not found:
         return Finding(
@@ -185,7 +184,7 @@ def _cores() -> int:
 def cache() -> Finding:
     """Where compiled kernels are kept."""
     directory = build.cache_directory()
-    sizes = [size for path in directory.rglob("*") if (size := _size(path)) is not None]
+    sizes = list(_sizes(directory))
     mode = stat.S_IMODE(directory.stat().st_mode)
     text = f"{directory}: {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB, mode {mode:o}"
     if directory.parent == Path(tempfile.gettempdir()) and directory.name.startswith("opgen-"):
@@ -198,13 +197,12 @@ def cache() -> Finding:
     return Finding(Status.OK, "cache", text, f"it may be deleted at any time: rm -r {directory}")
 
 
-def _size(path: Path) -> int | None:
-    """The size of a file; None for anything else, and where another process just removed it."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
+def _sizes(directory: Path) -> Iterator[int]:
+    """The sizes of all files; those that another process removes meanwhile are left out."""
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):
+                yield Path(place, name).lstat().st_size
 
 
 # ---------------------------------------------------------------------------- GPU

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opgen.algebra.poly import Poly
+from opgen.algebra.poly import Poly, poly
 from opgen.emit.c_layout import broken, wrapped
-from opgen.emit.expression import Names, Printer
+from opgen.emit.expression import Names, Printer, type_name
 from opgen.emit.function import Function, print_function
 from opgen.emit.names import CNames
 from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import Define, For, Kernel, Load, Program, Scalar, Store, visit, walk
+from opgen.ir.primitives import Level
 from opgen.ir.work import points, work
 
 
@@ -148,13 +151,25 @@ def _walked(kernel: Kernel) -> frozenset[str]:
 
 
 # ---------------------------------------------------------------------------- entry
+def _written(program: Program) -> list[tuple[str, Poly]]:
+    """The tensors that kernels write, with the number of their cells."""
+    names = dict.fromkeys(kernel.written for kernel in program.kernels)
+    return [
+        (name, functools.reduce(operator.mul, program.operand(name).extents, poly(1)))
+        for name in names
+    ]
+
+
 def _entry(program: Program, called_as: Program, functions: tuple[Function, ...]) -> Entry:
     """Run the kernels in order, each over all of its points."""
     scope = CNames({function.name for function in functions} | {"call", "n"})
     order = [operand.name for operand in called_as.operands]
     workspaces = {workspace.output: workspace.name for workspace in program.workspaces}
     counts = [(points(kernel), work(kernel, program.integers)) for kernel in program.kernels]
-    used = frozenset[str]().union(*(value.symbols for pair in counts for value in pair))
+    sizes = [size for _, size in _written(program)]
+    used = frozenset[str]().union(
+        *(value.symbols for value in (*itertools.chain.from_iterable(counts), *sizes))
+    )
     names = {name: scope.fresh(name) for name in program.integers if name in used}
     printer = Printer(program, Types(program), Names(symbols=names))
     parts = [f"{local} = n[{called_as.integers.index(name)}]" for name, local in names.items()]
@@ -162,6 +177,11 @@ def _entry(program: Program, called_as: Program, functions: tuple[Function, ...]
     if parts:
         declared = ",\n    ".join(wrapped(parts, 76))
         lines += f"const int64_t {declared};".split("\n")
+    for name, extents in _written(program):
+        size = printer.poly(extents).at(Level.MULTIPLICATIVE)
+        place = order.index(name)
+        kind = type_name(program.operand(name))
+        lines += broken(f"will_be_written(call->tensors[{place}], {size} * sizeof({kind}));")
     for kernel, function, (count, each) in zip(program.kernels, functions, counts, strict=True):
         source = workspaces.get(kernel.written)
         if source is not None:

@@ -12,6 +12,7 @@ from opgen.emit.expression import Printer, type_name
 from opgen.emit.names import CNames
 from opgen.emit.polynomial import Text
 from opgen.emit.types import Type
+from opgen.emit.vectors import VectorSum, vector_sum
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -24,6 +25,7 @@ from opgen.ir.loops import (
     Lanes,
     Node,
     Number,
+    Result,
     Scalar,
     Start,
     Store,
@@ -92,6 +94,7 @@ class Emitter:
     kinds: dict[str, Type] = field(default_factory=dict)
     states: dict[str, _State] = field(default_factory=dict)
     arrays: set[str] = field(default_factory=set)  # accumulators that are arrays over the lanes
+    vectors: dict[str, str] = field(default_factory=dict)  # vectors of partial sums
     lane: str = ""  # the names of the lane and of the number of the stretch of a row
     stretch: str = ""
 
@@ -123,6 +126,7 @@ class Emitter:
             self.kinds,
             self.states,
             self.arrays,
+            self.vectors,
             self.lane,
             self.stretch,
         )
@@ -243,6 +247,7 @@ class Emitter:
             case Accumulate():
                 self.accumulate(node)
             case Store(tensor=tensor, indices=indices, value=value):
+                self.add_up_vectors(value)
                 operand = self.printer.program.operand(tensor)
                 stored = self.printer.stored(operand, self.printer.scalar(value))
                 self.write(f"{self.printer.cell(tensor, indices)} = {stored};")
@@ -255,6 +260,12 @@ class Emitter:
                     self.write(f"{cell} += {term};")
             case unexpected:
                 assert_never(unexpected)
+
+    def add_up_vectors(self, value: Scalar) -> None:
+        """Before a total is stored, add its vector of partial sums to it."""
+        if isinstance(value, Result) and value.accumulator in self.vectors:
+            total = self.printer.names.accumulators[value.accumulator]
+            self.write(f"{total} += sum_of_lanes({self.vectors[value.accumulator]});")
 
     def loop(self, node: For) -> None:
         lower = _extreme("greatest", [self.text(bound) for bound in node.lower])
@@ -271,6 +282,10 @@ class Emitter:
             end = self.scope.fresh(f"{node.name}_end")
             value = _extreme("least", [bound.text for bound in upper])
             self.write(f"const int64_t {end} = {value};")
+        vectors = None if self.printer.cuda else vector_sum(node, self.printer.program)
+        if vectors is not None and vectors.term.accumulator in self.vectors:
+            self.vector_loop(node, vectors, name, lower, end)
+            return
         if node.any_order:
             totals = dict.fromkeys(
                 self.printer.names.accumulators[each.accumulator]
@@ -280,6 +295,28 @@ class Emitter:
             self.write(f"IN_ANY_ORDER({', '.join(totals)})")
         self.write(f"for (int64_t {name} = {lower}; {name} < {end}; {name}++) {{")
         inner.nodes(node.body)
+        self.write("}")
+
+    def vector_loop(self, node: For, vectors: VectorSum, name: str, lower: str, end: str) -> None:
+        """Whole vectors of terms where memory is consecutive, then the terms that are left."""
+        strides = self.printer.names.strides
+        program = self.printer.program
+        steps = [strides[tensor, program.operand(tensor).rank - 1] for tensor in vectors.walked]
+        condition = " && ".join(f"{step} == 1" for step in steps)
+        inner = self.inner()
+        inner.printer.names.symbols[node.name] = name
+        self.write("{")
+        inner.nodes(node.body[:-1])
+        value = replace(inner.printer, walking=node.name).scalar(vectors.term.value).text
+        total = self.vectors[vectors.term.accumulator]
+        inner.write(f"int64_t {name} = {lower};")
+        inner.write(f"if ({condition}) {{")
+        head = f"for (; {name} + LANES <= {end}; {name} += LANES)"
+        inner.write(f"    {head} {total} += {value};")
+        inner.write("}")
+        inner.write(f"for (; {name} < {end}; {name}++) {{")
+        inner.inner().nodes((vectors.term,))
+        inner.write("}")
         self.write("}")
 
     def lanes(self, node: Lanes) -> None:
@@ -374,6 +411,16 @@ class Emitter:
         values = [initial, *("0" for _ in names.declared[1:])]
         for (kind, name), value in zip(names.declared, values, strict=True):
             self.write(f"{'' if is_array else f'{kind} '}{name} = {value};")
+        if not self.printer.cuda and self.adds_vectors(node.accumulator):
+            vector = self.scope.fresh(f"{names.total}_lanes")
+            self.vectors[node.accumulator] = vector
+            self.write(f"wide_lanes {vector} = {{0}};")
+
+    def adds_vectors(self, accumulator: str) -> bool:
+        """Whether some loop adds vectors of terms to the accumulator."""
+        loops = (node for node in walk(self.kernel.body) if isinstance(node, For))
+        sums = (vector_sum(node, self.printer.program) for node in loops)
+        return any(each is not None and each.term.accumulator == accumulator for each in sums)
 
     def identity(self, tensor: str, reducer: Reducer) -> str:
         """The value of a cell that nothing has joined."""

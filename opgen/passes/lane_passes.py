@@ -24,6 +24,10 @@ def fused(nodes: Sequence[Node], around: LaneBounds, lane: str) -> tuple[Node, .
         if isinstance(node, Lanes):
             run.append(node)
             continue
+        if isinstance(node, Define):
+            # It depends on no pass before it, so it need not come between two of them.
+            out += () if node in out else (node,)
+            continue
         out += _joined(run, around, lane)
         run = []
         if isinstance(node, For | If):

@@ -12,6 +12,7 @@ from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, poly
 from opgen.ir.loops import Accumulate, For, If, Node, walk
 from opgen.ir.map_loops import map_nodes
+from opgen.ir.notation import Reducer
 from opgen.passes.jam import with_own_definitions
 
 LONGEST: Final = 8
@@ -23,7 +24,39 @@ MOST: Final = 32
 
 def unrolled(body: tuple[Node, ...]) -> tuple[Node, ...]:
     """The body without innermost loops that have few terms for every cell."""
-    return _unrolled(body, MOST)
+    return _unrolled(short_inside(body), MOST)
+
+
+def short_inside(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Short loops inside of long ones where one is all that the other contains.
+
+    Terms are then added in another order, so it is done to sums only.
+    """
+    return tuple(_short_inside(node) for node in body)
+
+
+def _short_inside(node: Node) -> Node:
+    match node:
+        case For(body=(For() as inner,)) if (
+            _values(node) is not None
+            and _values(inner) is None
+            and not any(node.name in bound.symbols for bound in (*inner.lower, *inner.upper))
+            and _only_adds(inner.body)
+        ):
+            swapped = replace(node, body=inner.body)
+            return replace(inner, body=(_short_inside(swapped),))
+        case For(body=body):
+            changed = replace(node, body=short_inside(body))
+            return changed if changed == node else _short_inside(changed)
+        case If(body=body):
+            return replace(node, body=short_inside(body))
+        case _:
+            return node
+
+
+def _only_adds(body: tuple[Node, ...]) -> bool:
+    terms = [each for each in walk(body) if isinstance(each, Accumulate)]
+    return all(term.reducer is Reducer.ADD for term in terms)
 
 
 def _unrolled(body: tuple[Node, ...], most: int) -> tuple[Node, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import checks, compat
+from opgen.runtime import checks, compat, sharding
 from opgen.runtime.description import Shape
 from opgen.runtime.evaluation import default_tensor
 from opgen.runtime.schema import Number, flatten
@@ -28,6 +28,7 @@ def kernel(current: Callable[[], Operation], overload: Callable[..., Any]) -> Ca
     record = recorded(current, overload, below_autograd=True)
 
     def call(*arguments: Any) -> Any:
+        sharding.register(current())
         if compat.transforms_are_active():
             with compat.single_level_autograd():
                 return record(*arguments)

@@ -68,6 +68,7 @@ single_level_autograd = cast(
 )
 """Allows `Function.apply` on one level of torch.func transforms."""
 
+_unpack_dual = cast(Callable[..., tuple[torch.Tensor, object]], find("torch._VF", "_unpack_dual"))
 _set_forward_grad_enabled = cast(
     Callable[[bool], AbstractContextManager[None]],
     find("torch.autograd.forward_ad", "_set_fwd_grad_enabled"),
@@ -93,7 +94,9 @@ def outer_levels_differentiated() -> AbstractContextManager[None]:
 
 def primal(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor without its tangent of the innermost level; those of outer levels stay."""
-    return cast(torch.Tensor, forward_ad.unpack_dual(tensor).primal)
+    # PyTorch has one level, 0, and nests by wrapping. `forward_ad.unpack_dual` would ask for the
+    # current level, of which nothing is known where a compiler traces.
+    return _unpack_dual(tensor, level=0)[0]
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[None]:

@@ -272,7 +272,10 @@ def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> None:
     source = (
         prelude.cuda(call.types.found.values()) + call.types.bindings() + operation.sources.cuda
     )
-    cuda.launch(source, device, launches)
+    try:
+        cuda.launch(source, device, launches)
+    except cuda.CudaError as error:
+        raise cuda.CudaError(f"{operation.name}: {error}") from error
     if fault is not None:
         number, index, extent = fault.tolist()
         _raise_fault(operation, (number, index, extent))

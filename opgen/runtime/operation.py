@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from opgen.runtime import checks, eager, registration
+from opgen.runtime import checks, eager, registration, sharding
 from opgen.runtime.description import (
     Attribute,
     Fault,
@@ -23,7 +24,7 @@ from opgen.runtime.description import (
     Temporary,
 )
 from opgen.runtime.evaluation import Compiled, flat_shape
-from opgen.runtime.schema import Number, Numbers, flatten, unflatten
+from opgen.runtime.schema import Number, Numbers, flatten, registered_name, unflatten
 from opgen.runtime.special import Values
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ class Operation:
         """Make the op known to the dispatcher of PyTorch."""
         self._overload[:] = [registration.register(self)]
 
+    @functools.cached_property
+    def registered_name(self) -> str:
+        """The name of the op in the dispatcher."""
+        return registered_name(self)
+
     @property
     def overload(self) -> Callable[..., Any]:
         """The op of the dispatcher: tensors, then attributes as single numbers."""
@@ -82,6 +88,7 @@ class Operation:
         tensors = arguments[:count]
         if not torch.compiler.is_compiling():
             checks.tensors(self.name, self.inputs, tensors)
+            sharding.register(self)
         values = [
             checks.attribute_value(self.name, attribute, value)
             for attribute, value in zip(self.attributes, arguments[count:], strict=True)

@@ -157,6 +157,27 @@ static int is_child;
 static void in_child(void) { is_child = 1; }
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(0, 0, in_child); }
 
+/* Memory that the allocator has just got from the system is mapped page by page as it is written,
+   which takes several times longer than writing it: ask for large pages there. */
+static void will_be_written(void *memory, int64_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    const uintptr_t large = (uintptr_t)2 << 20, first = (uintptr_t)memory, last = first + bytes;
+    const uintptr_t begin = (first + large - 1) & ~(large - 1), end = last & ~(large - 1);
+    if (bytes < 2 * (int64_t)large || begin >= end) return;
+    for (int part = 0; part < 4; part++) {
+        unsigned char resident = 0;
+        void *page = (void *)((begin + (end - begin - 4096) / 4 * part) & ~(uintptr_t)4095);
+        if (mincore(page, 1, &resident) != 0) return;
+        if (!(resident & 1)) {
+            madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+            return;
+        }
+    }
+#endif
+    (void)memory, (void)bytes;
+}
+
 struct share {
     task run;
     const struct call *call;
@@ -190,14 +211,18 @@ static void in_parallel(task run, const struct call *call, int64_t points, int64
 """
 
 C = (
-    r"""#include <math.h>
+    r"""#define _GNU_SOURCE
+#include <math.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <tgmath.h>
 
 #define FUNCTION __attribute__((unused)) static inline
 /* One copy for each way of calling it: constant steps make better loops. */
 #define KERNEL __attribute__((always_inline)) static inline
+#define LANE_BYTES 64
 #define PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
 #define INDEPENDENT PRAGMA(clang loop vectorize(assume_safety))
@@ -269,6 +294,33 @@ def cuda(types: Iterable[str]) -> str:
     return ("#define OPGEN_F16\n" if "f16" in types else "") + _CUDA
 
 
+def _lanes(shared: str) -> Iterable[str]:
+    """Vectors of `wide`, and how elements of T become one."""
+    yield "enum { LANES = LANE_BYTES / sizeof(wide) };"
+    for name, element in (("wide_lanes", "wide"), ("T_lanes", _STORED.get(shared, "T"))):
+        size = f"vector_size(LANE_BYTES / sizeof(wide) * sizeof({element}))"
+        given = f"{size}, aligned(sizeof({element})), may_alias"
+        yield f"typedef {element} {name} __attribute__(({given}));"
+    yield "#define lanes_of(values) __builtin_convertvector(values, wide_lanes)"
+    if shared == "bf16":
+        yield "typedef uint32_t word_lanes __attribute__((vector_size(LANES * 4)));"
+        yield "typedef float float_lanes __attribute__((vector_size(LANES * 4)));"
+        words = "(__builtin_convertvector(*(const T_lanes *)(place), word_lanes) << 16)"
+        yield f"#define lanes_from_T(place) lanes_of((float_lanes){words})"
+    else:
+        yield "#define lanes_from_T(place) lanes_of(*(const T_lanes *)(place))"
+    yield "FUNCTION wide sum_of_lanes(wide_lanes values)"
+    yield "{"
+    yield "    wide total = 0;"
+    yield "    for (int lane = 0; lane < LANES; lane++) total += values[lane];"
+    yield "    return total;"
+    yield "}"
+
+
+_STORED = {"bf16": "uint16_t", "bool": "b8"}
+"""Element types of vectors where that is not the type of the elements."""
+
+
 def bindings(shared: str, real: str, integers: Mapping[str, str]) -> str:
     """Definitions of the element types of one call, such as `f32`; `real` is `f32` or `f64`."""
     is_floating = shared in _FLOATING
@@ -278,6 +330,7 @@ def bindings(shared: str, real: str, integers: Mapping[str, str]) -> str:
     for name, type_name in names.items():
         lines.append(f"typedef {type_name} {name};")
         lines += [f"#define {name}_{end} {type_name}_{end}" for end in ("least", "greatest")]
+    lines += ["#ifdef LANE_BYTES", *_lanes(shared), "#endif"]
     lines.append(f"#define from_T(cell) from_{shared}(cell)")
     lines.append(f"#define to_T(value) to_{shared}(value)")
     if not is_floating:

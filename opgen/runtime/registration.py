@@ -14,7 +14,7 @@ import torch
 
 from opgen.runtime import autocast, autograd, vmap
 from opgen.runtime.evaluation import empty_outputs, evaluate, prepare
-from opgen.runtime.schema import NAMESPACE, registered_name, schema, unflatten
+from opgen.runtime.schema import NAMESPACE, schema, unflatten
 
 if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
@@ -25,7 +25,7 @@ _OPERATIONS: dict[str, Operation] = {}
 
 def register(operation: Operation) -> Callable[..., Any]:
     """The op of the dispatcher that runs an operation; defined when it is asked for first."""
-    name = registered_name(operation)
+    name = operation.registered_name
     is_known = name in _OPERATIONS
     _OPERATIONS[name] = operation
     # Another copy of this runtime in the same process may have defined the same op.

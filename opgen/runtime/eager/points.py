@@ -122,8 +122,8 @@ class Points:
     ) -> None:
         cells, values, kept = self._written(target, cell, value, convert=False)
         stated = term(position, self._like)
-        self._refuse(stated.faults)
-        positions = stated.value.expand(self.shape).reshape(-1)[kept]
+        self._refuse(stated.faults, kept)
+        positions = self._chosen(stated.value, kept)
         size, state = _flat(target).numel(), target.best
         # The best of these points for every cell that has one, and the first that attains it.
         best = values.new_zeros(size).scatter_reduce_(
@@ -154,8 +154,11 @@ class Points:
         *,
         skip_absent: bool = True,
         convert: bool = True,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The cells that are written, as positions in memory, the values, and the points."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The cells that are written, as positions in memory, the values, and the points.
+
+        The latter as a mask, or None for all points.
+        """
         body = term(value, self._like)
         cells = target.cells(cell)
         made = None if cells.dropped is None else ~cells.dropped
@@ -169,12 +172,12 @@ class Points:
         values = body.value.to(target.data.dtype) if convert else body.value
         masks = [mask for mask in (made, body.present if skip_absent else None) if mask is not None]
         kept = every(masks)
-        if kept is None:
-            kept = torch.ones((), dtype=torch.bool, device=target.data.device)
-        kept, place, values = (
-            tensor.expand(self.shape).reshape(-1) for tensor in (kept, place, values)
-        )
-        return place[kept], values[kept], kept
+        return self._chosen(place, kept), self._chosen(values, kept), kept
+
+    def _chosen(self, values: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+        """The values at the points of a mask, in the order of the points."""
+        everywhere = values.expand(self.shape)
+        return everywhere.reshape(-1) if kept is None else everywhere[kept.expand(self.shape)]
 
 
 def _flat(target: Operand) -> torch.Tensor:

@@ -1,0 +1,221 @@
+"""Ops under torch.compile, torch.export and tracers: one op in the graph, the same numbers."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import binding_cases as cases
+from binding_cases import OPS, Op, loss, real, spec
+
+close = torch.testing.assert_close
+every_op = pytest.mark.parametrize("op", OPS, ids=repr)
+func: Any = torch.func
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """No graph of another test, and no warnings about what torch calls itself."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def compiled(function: Callable[..., Any], backend: str = "aot_eager", **options: Any) -> Any:
+    return torch.compile(function, fullgraph=True, backend=backend, **options)
+
+
+def gradients(function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Any:
+    leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in tensors)
+    value = function(*leaves)
+    return value, torch.autograd.grad(value, leaves)
+
+
+def surrounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The op between others."""
+    return lambda *t: function(*(2 * x for x in t)).relu().pow(3).sum()
+
+
+# ---------------------------------------------------------------------------- torch.compile
+@every_op
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_forward_and_backward_in_one_graph(op: Op, dynamic: bool) -> None:
+    got = gradients(compiled(surrounded(op.ours), dynamic=dynamic), op.tensors)
+    close(got, gradients(surrounded(op.reference), op.tensors))
+
+
+@every_op
+def test_without_gradients(op: Op) -> None:
+    with torch.no_grad():
+        close(compiled(op.ours)(*op.tensors), op.reference(*op.tensors))
+    with torch.inference_mode():
+        close(compiled(op.ours)(*op.tensors), op.reference(*op.tensors))
+
+
+COMPILED = {
+    "grad": lambda f: func.grad(loss(f)),
+    "jvp": lambda f: lambda x, *rest: func.jvp(lambda z: f(z, *rest), (x,), (x.cos(),)),
+    "vjp": lambda f: lambda x, *rest: func.vjp(lambda z: f(z, *rest).pow(2).sum(), x)[0],
+    "hessian": lambda f: func.hessian(loss(f)),
+    "vmap": lambda f: lambda *t: torch.vmap(f)(*(torch.stack([x, 2 * x]) for x in t)),
+    "vmap of grad": lambda f: (
+        lambda *t: torch.vmap(func.grad(loss(f)))(*(torch.stack([x, 2 * x]) for x in t))
+    ),
+}
+
+
+@pytest.mark.parametrize("op", [cases.op(n) for n in ("shift_sum", "conv2d", "softmax")], ids=repr)
+@pytest.mark.parametrize("transform", COMPILED)
+def test_compiled_transforms(op: Op, transform: str) -> None:
+    apply = COMPILED[transform]
+    close(compiled(apply(op.ours))(*op.tensors), apply(op.reference)(*op.tensors))
+
+
+def test_a_compiled_dual_level() -> None:
+    ad: Any = torch.autograd.forward_ad
+    op = cases.op("softmax")
+    (x,) = op.tensors
+
+    def tangent(x: Tensor) -> Any:
+        with ad.dual_level():
+            return ad.unpack_dual(op.ours(ad.make_dual(x, x.cos()))).tangent
+
+    close(compiled(tangent)(x), func.jvp(op.reference, (x,), (x.cos(),))[1])
+
+
+@pytest.mark.parametrize("name", ["shift_sum", "conv2d"])
+def test_inductor(name: str) -> None:
+    op = cases.op(name)
+    got = gradients(compiled(surrounded(op.ours), backend="inductor"), op.tensors)
+    close(got, gradients(surrounded(op.reference), op.tensors))
+
+
+# Sizes of one call differ from each other: the compiler takes equal ones to stay equal.
+SIZES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "shift_sum": (lambda x: spec("shift_sum").shift_sum(x, step=2), ((2, 3, 4, 5), (3, 9, 2, 7))),
+    "shift_sum_pinv": (
+        lambda x, n: spec("shift_sum").shift_sum_pinv(x, C=n.shape[0]),
+        ((3, 1, 5, 9), (5, 1, 2, 11)),
+    ),
+    "depth_to_space": (
+        lambda x: spec("depth_to_space").depth_to_space(x, r=2),
+        ((2, 4, 6, 5), (3, 12, 5, 7)),
+    ),
+    "max_pool2d": (
+        lambda x: spec("pool").max_pool2d(x, kernel_size=3, stride=2, padding=1),
+        ((2, 3, 6, 5), (3, 4, 9, 7)),
+    ),
+    "layer_norm": (lambda x: spec("norm").layer_norm(x), ((2, 3, 4), (5, 4, 7))),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_one_graph_serves_all_sizes(name: str) -> None:
+    function, shapes = SIZES[name]
+    counter = CompileCounter()
+    traced = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
+    for shape, channels in zip(shapes, (4, 3), strict=True):
+        given = (real(*shape), real(channels)) if name == "shift_sum_pinv" else (real(*shape),)
+        close(traced(*given), function(*given))
+    assert counter.frame_count == 1
+
+
+def test_a_call_that_does_not_fit_names_the_op() -> None:
+    with pytest.raises(Exception, match=r"depth_to_space: .*multiple of 4"):
+        compiled(lambda x: spec("depth_to_space").depth_to_space(x, r=2))(real(1, 6, 2, 2))
+
+
+def test_compiled_autograd() -> None:
+    op = cases.op("depth_to_space")
+    (x,) = op.leaves
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        loss(op.ours)(x).backward()
+    close(x.grad, func.grad(loss(op.reference))(x.detach()))
+
+
+# ---------------------------------------------------------------------------- graphs
+class Net(nn.Module):
+    """A convolution of ours between ops of PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 1).double()
+        self.weight = nn.Parameter(real(4, 4, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = spec("conv").conv2d(self.first(x), self.weight, padding=1)
+        result: Tensor = spec("depth_to_space").depth_to_space(y.relu(), r=2)
+        return result + 1
+
+    def reference(self, x: Tensor) -> Tensor:
+        y = F.conv2d(self.first(x), self.weight, padding=1)
+        return F.pixel_shuffle(y.relu(), 2) + 1
+
+
+def ours(graph: torch.fx.Graph) -> list[str]:
+    """Readable names of our ops in a graph."""
+    found = [str(node.target) for node in graph.nodes if "opgen" in str(node.target)]
+    return [name.removeprefix("opgen.").rsplit("_", 1)[0] for name in found]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_with_dynamic_sizes(strict: bool) -> None:
+    net, x = Net(), real(2, 2, 5, 6)
+    dims = {0: torch.export.Dim("n"), 2: torch.export.Dim("h"), 3: torch.export.Dim("w")}
+    program = torch.export.export(net, (x,), dynamic_shapes=(dims,), strict=strict)
+    assert ours(program.graph) == ["conv2d", "depth_to_space"]
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    again = torch.export.load(file)
+    for size in (x, real(4, 2, 3, 9)):
+        close(program.module()(size), net.reference(size))
+        close(again.module()(size), net.reference(size))
+    assert ours(program.run_decompositions().graph) == ["conv2d", "depth_to_space"]
+
+
+@pytest.mark.slow
+def test_aot_inductor_package(tmp_path: Path) -> None:
+    net, x = Net(), real(2, 2, 5, 6)
+    dims = {0: torch.export.Dim("n", min=1, max=64)}
+    program = torch.export.export(net, (x,), dynamic_shapes=(dims,))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "net.pt2"))
+    loaded = torch._inductor.aoti_load_package(path)
+    for size in (x, real(5, 2, 5, 6)):
+        close(loaded(size), net.reference(size))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx_keeps_ops_whole(mode: str) -> None:
+    op = cases.op("conv2d")
+    traced = make_fx(func.grad(loss(op.ours), argnums=(0, 1, 2)), tracing_mode=mode)(*op.tensors)
+    names = ours(traced.graph)
+    assert sorted(set(names)) == [
+        "conv2d",
+        "conv2d_grad_bias",
+        "conv2d_grad_weight",
+        "conv2d_grad_x",
+    ]
+    close(traced(*op.tensors), func.grad(loss(op.reference), argnums=(0, 1, 2))(*op.tensors))
+
+
+def test_symbolic_trace_and_jit_trace() -> None:
+    net, x = Net(), real(2, 2, 5, 6)
+    traced = torch.jit.trace(net, x)
+    assert "opgen::conv2d" in str(traced.inlined_graph)
+    file = io.BytesIO()
+    torch.jit.save(traced, file)
+    file.seek(0)
+    other = real(3, 2, 4, 8)
+    close(torch.jit.load(file)(other), net.reference(other))
