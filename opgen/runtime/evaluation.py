@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
 
 Tensors = Sequence[torch.Tensor | None]
+Outputs = tuple[torch.Tensor, ...]
+Operands = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +131,19 @@ def _empty_output(call: Call, output: Output, shape: Shape) -> torch.Tensor:
 
 # ---------------------------------------------------------------------------- the kernels
 def evaluate(
-    operation: Operation, tensors: Tensors, values: Sequence[Numbers]
-) -> tuple[torch.Tensor, ...]:
-    """The outputs of a call; raises what is wrong with it."""
+    operation: Operation,
+    tensors: Tensors,
+    values: Sequence[Numbers],
+    done_on_cpu: Callable[[Call, Outputs, Operands], None] | None = None,
+) -> Outputs:
+    """The outputs of a call; raises what is wrong with it. `done_on_cpu` hears of success."""
     call = prepare(operation, tensors, values)
     outputs = empty_outputs(call)
     operands = operands_of(call, outputs)
     if call.device.type == "cpu":
         run_on_cpu(call, operands)
+        if done_on_cpu is not None:
+            done_on_cpu(call, outputs, operands)
     elif call.device.type == "cuda":
         run_on_cuda(call, operands)
     else:
