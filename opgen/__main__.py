@@ -1,4 +1,4 @@
-"""The command line: `opgen check | show | grad | fmt | build`.
+"""The command line: `opgen check | show | grad | fmt | build`, and the commands of `opgen.cli`.
 
 Exit status: 0 for success, 1 where a spec was refused (or `fmt --check` would change one), 2 for a
 wrong call. Results go to standard output, diagnostics to standard error.
@@ -14,11 +14,22 @@ from pathlib import Path
 from typing import Final
 
 from opgen import compiler
+from opgen.cli import console, doctor, new, test
 from opgen.derivation import gradient_text
 from opgen.errors import OpgenError, Source
 from opgen.lang.format import format_source
 
-_STAGES: Final = ("syntax", "notation", "adjoint", "tangent", "loops", "c", "cuda", "module")
+_STAGES: Final = (
+    "syntax",
+    "notation",
+    "adjoint",
+    "tangent",
+    "loops",
+    "rows",
+    "c",
+    "cuda",
+    "module",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,11 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except OpgenError as error:
-        print(error, file=sys.stderr)
+        console.errors().print(console.diagnostics(error))
         return 1
     except UnicodeDecodeError as error:
         print(f"opgen: the spec is not UTF-8 text: {error.reason}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130  # as a shell reports a program that was interrupted
     except BrokenPipeError:
         return 1
     except OSError as error:
@@ -70,7 +83,23 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="write the Python module of a spec")
     build.add_argument("spec", type=Path, metavar="SPEC")
     build.add_argument("-o", "--output", type=Path, default=Path("generated"), metavar="DIR")
+    build.add_argument(
+        "--vendor",
+        action="store_true",
+        help="copy the runtime beside it: it then needs torch alone",
+    )
+    build.add_argument(
+        "--certify",
+        action="store_true",
+        help="run the property tests of `opgen test` first, and state them in the module",
+    )
+    build.add_argument(
+        "--examples", type=test.positive, default=100, metavar="N", help="calls for each property"
+    )
     build.set_defaults(run=_build)
+
+    for command in (new, test, doctor):
+        command.add_to(commands)
     return parser
 
 
@@ -86,7 +115,7 @@ def _check(options: argparse.Namespace) -> int:
         try:
             ops = compiler.check_source(source)
         except OpgenError as error:
-            print(error, file=sys.stderr)
+            console.errors().print(console.diagnostics(error))
             status = 1
             continue
         print(f"{source.name}: {', '.join(op.name for op in ops)}")
@@ -127,7 +156,12 @@ def _format(options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    print(compiler.build(options.spec, options.output))
+    trials = None
+    if options.certify:
+        trials = test.certified(options.spec, options.examples)
+        if trials is None:
+            return 1
+    print(compiler.build(options.spec, options.output, trials, vendor=options.vendor))
     return 0
 
 

@@ -1,7 +1,7 @@
 """The stages from spec text to a module, in order. Nothing else knows the order.
 
-text -> syntax -> notation -> adjoint -> loops -> c, cuda, module
-                           -> tangent
+text -> syntax -> notation -> adjoint -> loops -> cuda, module
+                           -> tangent        -> rows -> c, module
 """
 
 from __future__ import annotations
@@ -12,29 +12,35 @@ import hashlib
 import linecache
 import os
 import sys
-import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from opgen import output
 from opgen.emit.c import c_source
 from opgen.emit.cuda import cuda_source
-from opgen.emit.torch_module import Unit, module_source
+from opgen.emit.torch_module import SpecialKernels, Unit, module_source
 from opgen.errors import Source
+from opgen.ir.certificate import Trials
+from opgen.ir.context import facts_of
 from opgen.ir.family import Member, Traits
+from opgen.ir.loops import Program
 from opgen.ir.notation import Op
 from opgen.ir.show import show_file
 from opgen.ir.show_loops import show_program
 from opgen.lang.parse import parse
 from opgen.lang.read import read
+from opgen.passes.certify import certificate
 from opgen.passes.derive import derive, differentiable, sources
 from opgen.passes.differentiate import adjoint, tangent
 from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
+from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
+from opgen.passes.specialise import attributes_of, default_values, specialise, windows_of
 from opgen.runtime import Gradient, Operation
 
 ORDERS = 2
@@ -50,12 +56,18 @@ class Stage:
     text: Callable[[], str]
 
 
-STAGES = ("syntax", "notation", "adjoint", "tangent", "loops", "c", "cuda", "module")
+STAGES = ("syntax", "notation", "adjoint", "tangent", "loops", "rows", "c", "cuda", "module")
 """The names of the stages, in order."""
 
 
-def stages(source: Source, orders: int = ORDERS) -> Iterator[Stage]:
-    """Every representation of a spec, in order; raises OpgenError where the spec is at fault."""
+def stages(
+    source: Source, orders: int = ORDERS, trials: Trials | None = None, runtime: str | None = None
+) -> Iterator[Stage]:
+    """Every representation of a spec, in order; raises OpgenError where the spec is at fault.
+
+    `trials` are property tests that passed, for the module's certificate. `runtime` is the package
+    beside the module that it imports, if it is not `opgen.runtime`.
+    """
     tree = parse(source)
     yield Stage("syntax", tree, lambda: f"{tree}\n")
     ops = check_source(source)
@@ -64,14 +76,27 @@ def stages(source: Source, orders: int = ORDERS) -> Iterator[Stage]:
     derived = tuple(member.op for member in members if not member.is_public)
     yield Stage("adjoint", members, lambda: show_file(map(gathered_form, derived)))
     yield Stage("tangent", ops, lambda: show_file(map(_tangent, ops)))
-    programs = tuple(schedule(member.op, gather(member.op)) for member in members)
+    fibres = tuple(gather(member.op) for member in members)
+    programs = tuple(map(schedule, (member.op for member in members), fibres))
     yield Stage("loops", programs, lambda: "\n".join(map(show_program, programs)))
-    yield Stage("c", programs, lambda: "\n".join(map(c_source, programs)))
+    on_cpu = tuple(
+        rows(program, facts_of(member.op))
+        for program, member in zip(programs, members, strict=True)
+    )
+    yield Stage("rows", on_cpu, lambda: "\n".join(map(show_program, on_cpu)))
+    yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
     yield Stage("cuda", programs, lambda: "\n".join(map(cuda_source, programs)))
     by_name = {op.name: op for op in ops}
     traits = [_traits(member.op, by_name) for member in members]
-    units = tuple(map(Unit, members, programs, traits))
-    module = module_source(units, source.text, source.name)
+    specials = [
+        _special_kernels(member.op, program, by_name[member.path[0]])
+        if len(member.path) <= 2
+        else SpecialKernels()  # gradients of gradients are large, and rarely what takes the time
+        for member, program in zip(members, on_cpu, strict=True)
+    ]
+    units = tuple(map(Unit, members, programs, on_cpu, traits, specials))
+    proved = certificate(members, fibres, trials)
+    module = module_source(units, source.text, source.name, proved, runtime)
     yield Stage("module", module, lambda: module)
 
 
@@ -83,6 +108,32 @@ def stage_text(source: Source, name: str) -> str:
 def _traits(op: Op, ops: Mapping[str, Op]) -> Traits:
     """What the module tells about an op; `ops` are all ops of the file by name."""
     return Traits(fingerprint(op, ops), parallel_axes(op), linear_inputs(op))
+
+
+def _special_kernels(op: Op, program: Program, public: Op) -> SpecialKernels:
+    """What the op's CPU kernels can be made for, and those for default attributes.
+
+    `public` is the op of the spec that it was derived from: it knows what a window is.
+    """
+    if program.faults:
+        return SpecialKernels()  # faults are numbered, and each program numbers its own
+    names = attributes_of(op)
+    windows = tuple(name for name in windows_of(public) if name in program.integers)
+    defaults = default_values(op)
+    if not names or defaults is None:
+        return SpecialKernels(names, windows)
+    values = tuple(defaults[name] for name in names) + (None,) * len(windows)
+    return SpecialKernels(names, windows, ((values, _special(op, program, defaults)),))
+
+
+def _special(op: Op, program: Program, values: Mapping[str, int]) -> Program:
+    """The program for particular values, or the general one if it has not all operands of it."""
+    special = specialise(op, values)
+    on_cpu = rows(schedule(special, gather(special)), facts_of(special))
+    known = {operand.name for operand in program.operands}
+    if any(operand.name not in known for operand in on_cpu.operands):
+        return program
+    return on_cpu
 
 
 def _tangent(op: Op) -> Op:
@@ -112,24 +163,35 @@ def load(path: str | os.PathLike[str]) -> types.ModuleType:
     return compile(source.text, source.name)
 
 
-def build(path: str | os.PathLike[str], out_dir: str | os.PathLike[str] = "generated") -> Path:
-    """Write the module of a spec file, with derivatives up to order two, into a directory."""
-    spec = Path(path)
+def build(
+    path: str | os.PathLike[str],
+    out_dir: str | os.PathLike[str] = "generated",
+    trials: Trials | None = None,
+    *,
+    vendor: bool = False,
+) -> Path:
+    """Write the module of a spec file, with derivatives up to order two, into a directory.
+
+    `trials` are property tests that passed, for the module's certificate. With `vendor` a copy of
+    the runtime is written beside it, so that the module works where opgen is not installed. OSError
+    if a file is in the way that opgen did not write.
+    """
+    spec, directory = Path(path), Path(out_dir)
+    source = read_source(path)
+    target = output.module_path(spec, directory)
+    runtime = output.runtime_package() if vendor else None
     # The name alone: the same spec gives the same bytes wherever it lies.
-    text = _module_text(Source(read_source(path).text, spec.name), ORDERS)
-    directory = Path(out_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    target = directory / f"{spec.stem}.py"
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=directory, prefix=f".{spec.stem}-", delete=False
-    ) as file:
-        file.write(text)
-    Path(file.name).replace(target)
+    text = _module_text(Source(source.text, spec.name), ORDERS, trials, runtime)
+    if vendor:
+        output.write_runtime(directory)
+    output.write_module(target, text)
     return target
 
 
-def _module_text(source: Source, orders: int) -> str:
-    *_, last = stages(source, orders)
+def _module_text(
+    source: Source, orders: int, trials: Trials | None = None, runtime: str | None = None
+) -> str:
+    *_, last = stages(source, orders, trials, runtime)
     return last.text()
 
 
@@ -164,6 +226,16 @@ def derived(text: str, name: str, path: tuple[str, ...]) -> tuple[Operation, Gra
     return operation(op, path, text, name, ops), Gradient(op.name, sources(derivative))
 
 
+def special_source(text: str, name: str, path: tuple[str, ...], values: Mapping[str, int]) -> str:
+    """C kernels of the op at the end of a path for particular values of its integers."""
+    ops = _checked(text, name)
+    op = ops[path[0]]
+    for step in path[1:]:
+        op = adjoint(op, step, ops).op
+    program = rows(schedule(op, gather(op)), facts_of(op))
+    return c_source(_special(op, program, values), program)
+
+
 def operation(
     op: Op,
     path: tuple[str, ...] = (),
@@ -173,7 +245,12 @@ def operation(
 ) -> Operation:
     """One op of the notation as something to call; `ops` are those of its file by name."""
     member = Member(op, path or (op.name,), ())
-    unit = Unit(member, schedule(op, gather(op)), _traits(op, ops or {}))
+    program = schedule(op, gather(op))
+    on_cpu = rows(program, facts_of(op))
+    kernels = SpecialKernels()  # without a spec nothing can be made later
+    if text and len(member.path) <= 2:
+        kernels = _special_kernels(op, on_cpu, (ops or {}).get(member.path[0], op))
+    unit = Unit(member, program, on_cpu, _traits(op, ops or {}), kernels)
     module = _loaded(module_source((unit,), text, name), name)
     found: Operation = module.FAMILY.operations[op.name]
     return found

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from catalogue import AttributeValue, Case, Entry
+from catalogue import Case, Entry
 from opgen.errors import Source
 from opgen.ir.binding import Array
-from opgen.ir.notation import BATCH, Op
-from opgen.ir.reference import evaluate
+from opgen.ir.notation import Op
 from opgen.lang.check import check
 from opgen.lang.parse import parse
 from opgen.passes.differentiate import Derivative, adjoint, tangent
-from opgen.testing.magnitude import magnitude
+from opgen.testing.interpret import interpret as run
 from opgen.testing.sizes import flattened, solve_sizes
+
+__all__ = [
+    "checked",
+    "close",
+    "complete",
+    "directional",
+    "gradient",
+    "leading",
+    "ops_of",
+    "run",
+    "sizes_of",
+]
 
 
 def checked(entry: Entry) -> Op:
@@ -59,35 +69,6 @@ def leading(op: Op, case: Case) -> tuple[int, ...]:
             shape = case.shapes[tensor.name]
             return shape[: len(shape) - len(tensor.dims) + 1]
     return ()
-
-
-def run(
-    op: Op,
-    sizes: Mapping[str, int],
-    inputs: Mapping[str, Array],
-    attributes: Mapping[str, AttributeValue],
-    batch: tuple[int, ...] = (),
-    *,
-    measure: bool = False,
-) -> dict[str, Array]:
-    """Outputs (or their magnitudes) of an op; inputs are flattened, outputs unflattened."""
-    names = {tensor.name for tensor in op.inputs}
-    arrays = {
-        name: array.reshape(flattened(op, name, array.shape))
-        for name, array in inputs.items()
-        if name in names
-    }
-    known = set(op.sizes) | {let.name for let in op.lets} | {BATCH}
-    known |= {symbol for attribute in op.attributes for symbol in attribute.symbols}
-    mine = {name: value for name, value in sizes.items() if name in known}
-    values = {a.name: attributes[a.name] for a in op.attributes if a.name in attributes}
-    outputs = (magnitude if measure else evaluate)(op, mine, arrays, values)
-    return {
-        name: value.reshape((*batch, *value.shape[1:]))
-        if next(t for t in op.outputs if t.name == name).batched
-        else value
-        for name, value in outputs.items()
-    }
 
 
 def complete(entry: Entry, op: Op, case: Case, inputs: dict[str, Array]) -> dict[str, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ def test_check_goes_on_after_a_bad_spec(bad: Path, capsys: pytest.CaptureFixture
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("command", ["check", "show", "grad", "fmt", "build"])
+@pytest.mark.parametrize("command", ["check", "show", "grad", "fmt", "build", "test"])
 def test_a_missing_file_is_a_wrong_call(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,7 +47,7 @@ def test_a_missing_file_is_a_wrong_call(
     assert capsys.readouterr().err == f"opgen: No such file or directory: {missing}\n"
 
 
-@pytest.mark.parametrize("command", ["check", "show", "grad", "build"])
+@pytest.mark.parametrize("command", ["check", "show", "grad", "build", "test"])
 def test_a_file_that_is_no_text(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,7 +67,7 @@ def test_a_file_that_is_no_text(
         ("adjoint", "grad_x[b,c,h,w] = grad_y[b,0,h, c*step + w]"),
         ("tangent", "op shift_sum_tangent"),
         ("loops", "shift_sum"),
-        ("c", "static void shift_sum_y("),
+        ("c", "KERNEL void shift_sum_y("),
         ("cuda", 'extern "C" __global__ void shift_sum_y('),
         ("module", "def shift_sum(x: Tensor, *, step: int = 1) -> Tensor:"),
     ],
@@ -142,6 +143,57 @@ def test_same_bytes_under_two_hash_seeds(tmp_path: Path) -> None:
         outputs.append({p.name: p.read_bytes() for p in sorted(directory.glob("*.py"))})
     assert len(outputs[0]) == 5
     assert outputs[0] == outputs[1]
+
+
+def run_opgen(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "opgen", *arguments],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def test_colours_in_a_terminal_and_the_very_same_text_in_a_pipe(bad: Path) -> None:
+    piped = run_opgen("check", str(bad))
+    coloured = run_opgen("check", str(bad), FORCE_COLOR="1", TERM="xterm")
+    assert (piped.returncode, coloured.returncode) == (1, 1)
+    assert "\x1b[" not in piped.stderr
+    assert "\x1b[" in coloured.stderr
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured.stderr) == piped.stderr
+
+
+def test_text_is_neither_wrapped_nor_read_as_markup(tmp_path: Path) -> None:
+    """Rich would wrap at 80 columns, and take `[b]` for bold."""
+    path = tmp_path / f"{'long' * 30}.op"
+    path.write_text("op f(x[B]) -> y[B]\n  y[b] = x[b+1] + x[bold] # :smile: [/red]\n")
+    done = run_opgen("check", str(path), COLUMNS="40")
+    assert f"--> {path}:2:" in done.stderr
+    assert "2 |   y[b] = x[b+1] + x[bold] # :smile: [/red]\n" in done.stderr
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("opgen.compiler.check_source", interrupted)
+    assert main(["check", str(SPECS / "roll.op")]) == 130
+
+
+def test_importing_opgen_loads_nothing_heavy() -> None:
+    """`import opgen` alone, and the runtime that generated modules import."""
+    for module in ("opgen", "opgen.runtime"):
+        script = (
+            f"import sys, {module}\n"
+            "print(*sorted({'lark', 'jinja2', 'rich', 'hypothesis'} "
+            "& set(sys.modules)))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100
+        )
+        assert done.stdout == "\n", done.stdout
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,11 +38,13 @@ from opgen.emit.polynomial import python_condition, python_text
 from opgen.emit.types import Types
 from opgen.errors import Source
 from opgen.ir import loops
+from opgen.ir.context import facts_of
 from opgen.ir.loops import Operand, Program
 from opgen.ir.notation import BATCH, DType, Op
 from opgen.ir.reference import evaluate
 from opgen.lang.read import read
 from opgen.passes.gather import gather
+from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.runtime import build, prelude
 from opgen.testing import cuda_host
@@ -250,26 +252,70 @@ def test_kernel() -> None:
         "op f(x[B,C,W]; step=1) -> y[B,V]\n  where step >= 1\n  let V = W + (C-1)*step\n"
         "  y[b,v] = sum(c) x[b,c, v - c*step ?0]  for v in V"
     )
-    text = c_source(schedule(op, gather(op)))
+    text = c_source(rows(schedule(op, gather(op)), facts_of(op)))
     start, end = text.index("// y["), text.index("// Called")
-    assert text[start:end].strip() == (
-        "// y[b,v] = sum(c) x[b,c, v - c*step ?0]\n"
-        "static void f_y(\n"
-        "    const T *restrict x, int64_t x_s0, int64_t x_s1, int64_t x_s2,\n"
-        "    T *restrict y, int64_t y_s0, int64_t y_s1,\n"
-        "    int64_t B, int64_t C, int64_t W, int64_t V, int64_t step)\n"
-        "{\n"
-        "    for (int64_t b = 0; b < B; b++)\n"
-        "    for (int64_t v = 0; v < V; v++) {\n"
-        "        wide total = 0;\n"
-        "        const int64_t c_end = least(C, floor_div(v, step) + 1);\n"
-        "        for (int64_t c = greatest(0, floor_div(v - W, step) + 1); c < c_end; c++) {\n"
-        "            total += from_T(x[b * x_s0 + c * x_s1 + (v - c * step) * x_s2]);\n"
-        "        }\n"
-        "        y[b * y_s0 + v * y_s1] = to_T(total);\n"
-        "    }\n"
-        "}"
-    )
+    assert text[start:end].strip() == KERNEL.strip()
+
+
+KERNEL = """
+// y[b,v] = sum(c) x[b,c, v - c*step ?0]
+KERNEL void f_y(
+    const T *restrict x, int64_t x_s0, int64_t x_s1, int64_t x_s2,
+    T *restrict y, int64_t y_s0, int64_t y_s1,
+    int64_t B, int64_t C, int64_t W, int64_t V, int64_t step,
+    int64_t begin, int64_t end)
+{
+    if (begin >= end) return;
+    int64_t rest = begin;
+    int64_t v_part = rest % floor_div(V + 1023, 1024);
+    rest /= floor_div(V + 1023, 1024);
+    int64_t b = rest;
+    for (int64_t point = begin; point < end; point++) {
+        const int64_t v_first = v_part * 1024;
+        const int64_t v_last = least(v_first + 1024, V) - 1;
+        wide total[1024];
+        INDEPENDENT
+        for (int64_t v = v_first; v <= v_last; v++) {
+            total[v - v_first] = 0;
+        }
+        const int64_t c_end = least(C, floor_div(v_last, step) + 1);
+        for (int64_t c = greatest(0, floor_div(v_first - W, step) + 1); c < c_end; c++) {
+            const int64_t v_begin = greatest(v_first, c * step);
+            const int64_t v_end = least(v_last, c * step + W - 1);
+            INDEPENDENT
+            for (int64_t v = v_begin; v <= v_end; v++) {
+                total[v - v_first] += from_T(x[b * x_s0 + c * x_s1 + (v - c * step) * x_s2]);
+            }
+        }
+        INDEPENDENT
+        for (int64_t v = v_first; v <= v_last; v++) {
+            y[b * y_s0 + v * y_s1] = to_T(total[v - v_first]);
+        }
+        if (++v_part < floor_div(V + 1023, 1024)) continue;
+        v_part = 0;
+        ++b;
+    }
+}
+
+static void f_y_task(int64_t begin, int64_t end, const struct call *call)
+{
+    const int64_t *n = call->integers;
+    (void)n;
+    if (n[7] == 1 && n[9] == 1) {
+        f_y(
+            call->tensors[0], n[5], n[6], 1,
+            call->tensors[1], n[8], 1,
+            n[0], n[1], n[2], n[3], n[4],
+            begin, end);
+        return;
+    }
+    f_y(
+        call->tensors[0], n[5], n[6], n[7],
+        call->tensors[1], n[8], n[9],
+        n[0], n[1], n[2], n[3], n[4],
+        begin, end);
+}
+"""
 
 
 # ---------------------------------------------------------------------------- names

@@ -140,6 +140,17 @@ THIRD = (
 CUBE = "op cube(x: float[N]) -> y[N]\n  y[n] = x[n] * x[n] * x[n] * x[n]\n"
 
 
+def test_with_a_compiler_nothing_is_loaded_that_does_without_one(tmp_path: Path) -> None:
+    result = run_without(
+        "numpy",
+        "import torch, spec\n"
+        "spec.window(torch.ones(4))\n"
+        "print([name for name in sys.modules if name.startswith('opgen.runtime.eager.')])\n",
+        written(tmp_path, SPEC),
+    )
+    assert result.stdout == "[]\n", result.stderr
+
+
 def test_orders_beyond_two_are_derived_where_opgen_is(tmp_path: Path) -> None:
     result = run_without("", THIRD, written(tmp_path, CUBE))
     assert result.returncode == 0, result.stderr

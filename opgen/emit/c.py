@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opgen.emit.expression import type_name
-from opgen.emit.function import Function, print_function, wrapped
+from opgen.algebra.poly import Poly, poly
+from opgen.emit.c_layout import broken, wrapped
+from opgen.emit.expression import Names, Printer, type_name
+from opgen.emit.function import Function, print_function
 from opgen.emit.names import CNames
 from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
-from opgen.ir.loops import Program
+from opgen.ir.loops import Define, For, Kernel, Load, Program, Scalar, Store, visit, walk
+from opgen.ir.primitives import Level
+from opgen.ir.work import points, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +30,39 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Task:
+    """A kernel, and the function that runs a range of its points for the arguments of a call.
+
+    `arguments` are those of the kernel; `unit_steps` the same where every tensor that the innermost
+    loop walks through is consecutive in memory, which `consecutive` tests.
+    """
+
+    function: Function
+    arguments: tuple[str, ...]
+    unit_steps: tuple[str, ...]
+    consecutive: str
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """What `cpu.c.j2` prints."""
 
     title: str
     helpers: tuple[str, ...]
     tables: tuple[str, ...]
-    kernels: tuple[Function, ...]
+    tasks: tuple[Task, ...]
     entry: Entry
 
 
-def c_source(program: Program) -> str:
-    """The C source; it is compiled behind `opgen.runtime.prelude` and the bindings of a call."""
+def c_source(program: Program, called_as: Program | None = None) -> str:
+    """The C source; it is compiled behind `opgen.runtime.prelude` and the bindings of a call.
+
+    A special program may be `called_as` a more general one, with all arguments of that.
+    """
+    called_as = called_as or program
     types = Types(program)
     helpers: dict[tuple[str, Type], None] = {}
-    kernels = tuple(
+    functions = tuple(
         print_function(kernel, program, types, helpers, cuda=False) for kernel in program.kernels
     )
     (title,) = comment(program.name)
@@ -46,8 +72,8 @@ def c_source(program: Program) -> str:
             title,
             helper_lines(helpers),
             table_lines(program),
-            kernels,
-            _entry(program, kernels),
+            tuple(map(functools.partial(_task, called_as), program.kernels, functions)),
+            _entry(program, called_as, functions),
         ),
     )
 
@@ -57,47 +83,114 @@ def entry_name(program: Program) -> str:
     return f"run_{program.name}"
 
 
-def _entry(program: Program, kernels: tuple[Function, ...]) -> Entry:
-    """Unpack the arguments that kernels use, then call the kernels."""
-    signatures = [kernel.signature for kernel in kernels]
-    scope = CNames({kernel.name for kernel in kernels} | {"tensors", "integers", "numbers"})
-    lines: list[str] = []
-    local: dict[str, str] = {}
-
-    def unpack(kind: str, source: str, names: tuple[str, ...], used: set[str]) -> None:
-        parts = []
-        for at, name in enumerate(names):
-            if name in used:
-                local[name] = scope.fresh(name)
-                parts.append(f"{local[name]} = {source}[{at}]")
-        if parts:
-            declared = ",\n    ".join(wrapped(parts, 76))
-            lines.extend(f"const {kind} {declared};".split("\n"))
-
-    unpack("int64_t", "integers", program.integers, {n for s in signatures for n in s.integers})
-    unpack("double", "numbers", program.numbers, {n for s in signatures for n in s.numbers})
-    arguments: dict[str, list[str]] = {}
+# ---------------------------------------------------------------------------- tasks
+def _stride_positions(program: Program) -> dict[str, int]:
+    """Where the strides of each tensor begin among the integers of a call."""
+    positions = {}
     position = len(program.integers)
-    for at, operand in enumerate(program.operands):
-        name = operand.name
-        if any(name in signature.tensors for signature in signatures):
-            data = scope.first_free(name, f"{name}_data")
-            lines.append(f"{type_name(operand)} *{data} = tensors[{at}];")
-            arguments[name] = [data]
-            arguments[name] += [f"integers[{position + axis}]" for axis in range(operand.rank)]
+    for operand in program.operands:
+        positions[operand.name] = position
         position += operand.rank
+    return positions
+
+
+def _task(called_as: Program, kernel: Kernel, function: Function) -> Task:
+    """How a kernel is called."""
+    signature = function.signature
+    order = [operand.name for operand in called_as.operands]
+    strides = _stride_positions(called_as)
+    walked = _walked(kernel)
+
+    def arguments(unit_steps: bool) -> tuple[str, ...]:
+        lines = []
+        for name in signature.tensors:
+            rank = called_as.operand(name).rank
+            steps = [f"n[{strides[name] + axis}]" for axis in range(rank)]
+            if unit_steps and name in walked:
+                steps[-1] = "1"
+            lines.append(", ".join([f"call->tensors[{order.index(name)}]", *steps]))
+        integers = [f"n[{called_as.integers.index(name)}]" for name in signature.integers]
+        numbers = [f"call->numbers[{called_as.numbers.index(name)}]" for name in signature.numbers]
+        faults = ["call->fault"] if signature.faults else []
+        return (*lines, *wrapped([*integers, *numbers, *faults]), "begin, end")
+
+    tests = [
+        f"n[{strides[name] + called_as.operand(name).rank - 1}] == 1"
+        for name in signature.tensors
+        if name in walked
+    ]
+    return Task(function, arguments(False), arguments(True), " && ".join(tests))
+
+
+def _walked(kernel: Kernel) -> frozenset[str]:
+    """The tensors through whose last dim the innermost loop walks."""
+    names = {node.name for node in walk(kernel.body) if isinstance(node, For) and node.any_order}
+    if kernel.row is not None:
+        names.add(kernel.row.axis.name)
+    found: set[str] = set()
+    moving = set(names)
+
+    def access(tensor: str, indices: Sequence[Poly]) -> None:
+        if indices and not moving.isdisjoint(indices[-1].symbols):
+            found.add(tensor)
+
+    def on_scalar(value: Scalar) -> None:
+        if isinstance(value, Load):
+            access(value.tensor, value.indices)
+
+    for node in walk(kernel.body):
+        match node:
+            case Define(name=name, value=value) if not moving.isdisjoint(value.symbols):
+                moving.add(name)
+            case Store(tensor=tensor, indices=indices):
+                access(tensor, indices)
+            case _:
+                pass
+        visit(node, on_scalar, lambda test: None, lambda value: None)
+    return frozenset(found)
+
+
+# ---------------------------------------------------------------------------- entry
+def _written(program: Program) -> list[tuple[str, Poly]]:
+    """The tensors that kernels write, with the number of their cells."""
+    names = dict.fromkeys(kernel.written for kernel in program.kernels)
+    return [
+        (name, functools.reduce(operator.mul, program.operand(name).extents, poly(1)))
+        for name in names
+    ]
+
+
+def _entry(program: Program, called_as: Program, functions: tuple[Function, ...]) -> Entry:
+    """Run the kernels in order, each over all of its points."""
+    scope = CNames({function.name for function in functions} | {"call", "n"})
+    order = [operand.name for operand in called_as.operands]
     workspaces = {workspace.output: workspace.name for workspace in program.workspaces}
-    for kernel in kernels:
-        signature = kernel.signature
-        given = [", ".join(arguments[name]) for name in signature.tensors]
-        given += wrapped([local[name] for name in (*signature.integers, *signature.numbers)])
-        given += ["fault"] if signature.faults else []
+    counts = [(points(kernel), work(kernel, program.integers)) for kernel in program.kernels]
+    sizes = [size for _, size in _written(program)]
+    used = frozenset[str]().union(
+        *(value.symbols for value in (*itertools.chain.from_iterable(counts), *sizes))
+    )
+    names = {name: scope.fresh(name) for name in program.integers if name in used}
+    printer = Printer(program, Types(program), Names(symbols=names))
+    parts = [f"{local} = n[{called_as.integers.index(name)}]" for name, local in names.items()]
+    lines = []
+    if parts:
+        declared = ",\n    ".join(wrapped(parts, 76))
+        lines += f"const int64_t {declared};".split("\n")
+    for name, extents in _written(program):
+        size = printer.poly(extents).at(Level.MULTIPLICATIVE)
+        place = order.index(name)
+        kind = type_name(program.operand(name))
+        lines += broken(f"will_be_written(call->tensors[{place}], {size} * sizeof({kind}));")
+    for kernel, function, (count, each) in zip(program.kernels, functions, counts, strict=True):
         source = workspaces.get(kernel.written)
         if source is not None:
             # A workspace of the output's own type is the output itself.
-            pair = arguments[source][0], arguments[kernel.written][0]
-            lines.append(f"if ((void *){pair[0]} != (void *){pair[1]})")
-        lines.append(f"{kernel.name}(")
-        lines += [f"    {line}," for line in given[:-1]]
-        lines.append(f"    {given[-1]});")
+            pair = order.index(source), order.index(kernel.written)
+            lines.append(f"if (call->tensors[{pair[0]}] != call->tensors[{pair[1]}])")
+        count_text, work_text = printer.poly(count).text, printer.poly(each).text
+        if kernel.is_deterministic:
+            lines += broken(f"in_parallel({function.name}_task, call, {count_text}, {work_text});")
+        else:
+            lines += broken(f"{function.name}_task(0, {count_text}, call);  // points share cells")
     return Entry(entry_name(program), tuple(lines))

@@ -61,6 +61,7 @@ class Printer:
     cuda: bool = False
     helpers: dict[tuple[str, Type], None] = field(default_factory=dict)
     bounded: set[tuple[Poly, Poly]] = field(default_factory=set)
+    walking: str = ""  # the index along which whole vectors are loaded
 
     # ------------------------------------------------------------ polynomials
     def poly(self, value: Poly) -> Text:
@@ -149,6 +150,8 @@ class Printer:
     def loaded(self, name: str, indices: Sequence[Poly]) -> Text:
         """The element at an index in the type it is computed in."""
         cell = self.cell(name, indices)
+        if self.walking and any(self.walking in index.symbols for index in indices):
+            return Text(f"lanes_from_T(&{cell})")
         match self._tensor(name):
             case Table():
                 return Text(cell)

@@ -24,6 +24,8 @@ typename typeof union unsigned using virtual void volatile wchar_t while xor
 complex imaginary I errno main unix linux NULL EOF INFINITY NAN HUGE_VAL M_PI M_E
 threadIdx blockIdx blockDim gridDim warpSize half
 f16 bf16 f32 f64 u8 i8 i16 i32 i64 b8 T real fault gcd inside
+KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER FIRST
+tensors integers numbers arguments task share
 """
 _FUNCTIONS: Final = """
 abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh div erf erfc exp exp2 expm1
@@ -33,6 +35,10 @@ round rsqrt scalbn signbit sin sinh sqrt tan tanh tgamma time trunc y0 y1 yn mal
 memset exit abort assert signal index
 """
 _OURS: Final = re.compile(r"(opgen|from|to|floor_div|least|greatest|modular_inverse|atomic)(_|$)")
+
+_FUNCTION_PREFIXES: Final = re.compile(
+    r"(pthread|omp|GOMP|clock|timer|timespec|sched|time|bf16|f16|in|is|take|watch|inside|run)_"
+)
 
 RESERVED_IN_C: Final = frozenset((*_C.split(), *_FUNCTIONS.split()))
 """Words of C, C++ and CUDA, of their libraries, and of the prelude of `opgen.runtime`."""
@@ -48,6 +54,15 @@ def is_reserved_in_c(name: str) -> bool:
     )
 
 
+def function_name(kernel: str) -> str:
+    """The C function of a kernel, which is called after its op and a tensor: `floor_div` may be.
+
+    Functions of the prelude, of the C library and of other kernels' tasks have names of that form.
+    """
+    taken = is_reserved_in_c(kernel) or _FUNCTION_PREFIXES.match(kernel) or kernel.endswith("_task")
+    return f"k_{kernel}" if taken else kernel
+
+
 def is_reserved_in_python(name: str) -> bool:
     """Whether an identifier has a meaning in a generated Python function already."""
     return keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in _PYTHON
@@ -55,9 +70,31 @@ def is_reserved_in_python(name: str) -> bool:
 
 _PYTHON: Final = frozenset(
     (
-        *("torch", "math", "Literal", "Tensor", "SPEC", "FAMILY", "Attribute", "Family", "Fault"),
-        *("Gradient", "Input", "Launch", "Operation", "Output", "Shapes", "Sources", "Temporary"),
-        *("checks", "min", "max", "int", "float", "bool", "str", "tuple", "dict", "super", "self"),
+        *(
+            "torch",
+            "math",
+            "Literal",
+            "Tensor",
+            "SPEC",
+            "CERTIFICATE",
+            "FAMILY",
+            "Attribute",
+            "Family",
+            "Fault",
+        ),
+        *(
+            "Gradient",
+            "Input",
+            "Launch",
+            "Operation",
+            "Output",
+            "Shapes",
+            "Sources",
+            "Special",
+            "Temporary",
+        ),
+        *("checks", "eager", "min", "max", "int", "float", "bool", "str", "tuple", "dict"),
+        *("super", "self"),
     )
 )
 """What the template of a module imports, and the builtins that it uses."""

@@ -30,8 +30,11 @@ class Text:
 Spell = Callable[[Atom], Text]
 
 
-def sum_text(value: Poly, spell: Spell) -> Text:
-    """A polynomial, in the order of `poly.to_text`: positive terms first."""
+def sum_text(value: Poly, spell: Spell, suffix: str = "LL") -> Text:
+    """A polynomial, in the order of `poly.to_text`: positive terms first.
+
+    `suffix` is what C and CUDA, but not Python, put behind literals beyond 32 bits.
+    """
     if not value.terms:
         return Text("0")
     ordered = sorted(
@@ -39,7 +42,7 @@ def sum_text(value: Poly, spell: Spell) -> Text:
         key=lambda item: (item[1] < 0, -len(item[0]), [atom.key for atom in item[0]]),
     )
     (monomial, coefficient), *rest = ordered
-    first = _term(monomial, abs(coefficient), spell)
+    first = _term(monomial, abs(coefficient), spell, suffix)
     if coefficient < 0:
         first = Text(f"-{first.at(Level.UNARY)}", Level.UNARY)
     if not rest:
@@ -47,17 +50,17 @@ def sum_text(value: Poly, spell: Spell) -> Text:
     out = first.at(Level.ADDITIVE)
     for monomial, coefficient in rest:
         sign = "-" if coefficient < 0 else "+"
-        out += f" {sign} {_term(monomial, abs(coefficient), spell).at(Level.MULTIPLICATIVE)}"
+        out += (
+            f" {sign} {_term(monomial, abs(coefficient), spell, suffix).at(Level.MULTIPLICATIVE)}"
+        )
     return Text(out, Level.ADDITIVE)
 
 
-def _term(monomial: Monomial, coefficient: int, spell: Spell) -> Text:
+def _term(monomial: Monomial, coefficient: int, spell: Spell, suffix: str) -> Text:
     ordered = sorted(monomial, key=lambda atom: atom.kind is not Kind.SYMBOL)
     factors = [spell(atom) for atom in ordered]
     if coefficient != 1 or not factors:
-        # Beyond 32 bits C and CUDA need a suffix; indices never get there in Python.
-        suffix = "LL" if coefficient >= 2**31 else ""
-        factors.insert(0, Text(f"{coefficient}{suffix}"))
+        factors.insert(0, Text(f"{coefficient}{suffix if coefficient >= 2**31 else ''}"))
     first, *rest = factors
     if not rest:
         return first
@@ -67,7 +70,7 @@ def _term(monomial: Monomial, coefficient: int, spell: Spell) -> Text:
     return Text(out, Level.MULTIPLICATIVE)
 
 
-def condition_text(condition: Condition, spell: Spell) -> Text:
+def condition_text(condition: Condition, spell: Spell, suffix: str = "LL") -> Text:
     """A comparison with all negative terms on the right: `a > b` rather than `a - b - 1 >= 0`."""
     left = Poly({m: c for m, c in condition.value.terms.items() if c > 0})
     right = Poly({m: -c for m, c in condition.value.terms.items() if c < 0})
@@ -83,24 +86,25 @@ def condition_text(condition: Condition, spell: Spell) -> Text:
         case unexpected:
             assert_never(unexpected)
     above = Level(level + 1)
-    text = f"{sum_text(left, spell).at(level)} {relation} {sum_text(right, spell).at(above)}"
+    first, second = sum_text(left, spell, suffix), sum_text(right, spell, suffix)
+    text = f"{first.at(level)} {relation} {second.at(above)}"
     return Text(text, level)
 
 
 # ---------------------------------------------------------------------------- Python
 def python_text(value: Poly, symbol: Callable[[str], str]) -> Text:
     """A polynomial of sizes and attributes as a Python expression."""
-    return sum_text(value, _python_speller(symbol))
+    return sum_text(value, _python_speller(symbol), suffix="")
 
 
 def python_condition(condition: Condition, symbol: Callable[[str], str]) -> Text:
     """A condition on sizes and attributes as a Python expression."""
-    return condition_text(condition, _python_speller(symbol))
+    return condition_text(condition, _python_speller(symbol), suffix="")
 
 
 def _python_speller(symbol: Callable[[str], str]) -> Spell:
     def spell(atom: Atom) -> Text:
-        args = [sum_text(arg, spell) for arg in atom.args]
+        args = [sum_text(arg, spell, suffix="") for arg in atom.args]
         inner = ", ".join(arg.text for arg in args)
         match atom.kind:
             case Kind.SYMBOL:

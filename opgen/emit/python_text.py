@@ -71,7 +71,7 @@ class Group:
     @property
     def content(self) -> str:
         """The items on one line."""
-        items = ", ".join(item if isinstance(item, str) else item.flat for item in self.items)
+        items = ", ".join(map(flat, self.items))
         return f"{items}," if self.kind is Kind.TUPLE and len(self.items) == 1 else items
 
     @property
@@ -84,7 +84,25 @@ class Group:
         return replace(self, opening=f"{text}{self.opening}")
 
 
-Node = str | Group
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Operands with an operator before each but the first, for the inside of brackets."""
+
+    first: str | Group
+    rest: tuple[tuple[str, str | Group], ...]
+
+    @property
+    def flat(self) -> str:
+        """All on one line."""
+        return flat(self.first) + "".join(f" {sign} {flat(item)}" for sign, item in self.rest)
+
+
+Node = str | Group | Chain
+
+
+def flat(node: Node) -> str:
+    """A node on one line."""
+    return node if isinstance(node, str) else node.flat
 
 
 def call(function: str, positional: Sequence[Node], **named: Node | None) -> Group:
@@ -94,14 +112,16 @@ def call(function: str, positional: Sequence[Node], **named: Node | None) -> Gro
         if isinstance(value, Group):
             arguments.append(value.behind(f"{name}="))
         elif value is not None:
-            arguments.append(f"{name}={value}")
+            arguments.append(f"{name}={flat(value)}")
     return Group(Kind.CALL, f"{function}(", tuple(arguments), ")")
 
 
 def dict_of(items: Mapping[str, Node], tall: bool = False) -> Group:
     """A dict display with strings for keys."""
     entries = tuple(
-        value.behind(f"{quoted(key)}: ") if isinstance(value, Group) else f"{quoted(key)}: {value}"
+        value.behind(f"{quoted(key)}: ")
+        if isinstance(value, Group)
+        else f"{quoted(key)}: {flat(value)}"
         for key, value in items.items()
     )
     return Group(Kind.DICT, "{", entries, "}", tall)
@@ -122,6 +142,12 @@ def layout(node: Node, indent: str = "", before: str = "", after: str = "") -> s
     if isinstance(node, str):
         return f"{indent}{before}{node}{after}"
     line = f"{indent}{before}{node.flat}{after}"
+    if isinstance(node, Chain):
+        if len(line) <= WIDTH:
+            return line
+        parts = [layout(node.first, indent, before)]
+        parts += [layout(item, indent, f"{sign} ") for sign, item in node.rest]
+        return "\n".join(parts) + after
     is_tall = node.tall and len(node.items) > (0 if node.kind is Kind.DICT else 1)
     if not is_tall and (len(line) <= WIDTH or not node.items):
         return line

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from opgen.emit.c import c_source, entry_name
+from opgen.emit.certificate import certificate_text
 from opgen.emit.cuda import cuda_functions, cuda_source
 from opgen.emit.function import Function
 from opgen.emit.names import python_names
@@ -23,7 +24,9 @@ from opgen.emit.python_text import (
 )
 from opgen.emit.shapes import dim_text, shape_function
 from opgen.emit.templates import comment, render
+from opgen.emit.torch_eager import eager_function
 from opgen.emit.types import Types
+from opgen.ir.certificate import Certificate
 from opgen.ir.family import GradientLink, Member, Traits
 from opgen.ir.loops import Fault, Program
 from opgen.ir.notation import Attribute, AttributeType, Op, Tensor
@@ -31,12 +34,23 @@ from opgen.ir.show import show
 
 
 @dataclass(frozen=True, slots=True)
+class SpecialKernels:
+    """CPU kernels for values of integers: `names`, then `windows`, None for a window left open."""
+
+    names: tuple[str, ...] = ()
+    windows: tuple[str, ...] = ()
+    programs: tuple[tuple[tuple[int | None, ...], Program], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
-    """An op of the module and its kernels."""
+    """An op of the module and its kernels: one thread a cell, and for the CPU."""
 
     member: Member
     program: Program
+    on_cpu: Program
     traits: Traits
+    special: SpecialKernels
 
     @property
     def op(self) -> Op:
@@ -67,8 +81,10 @@ class PrivateOp:
     title: str
     notation: tuple[str, ...]
     shape_function: str
+    eager_function: str
     c_name: str
     c_source: str
+    special: tuple[tuple[str, str], ...]
     cuda_name: str
     cuda_source: str
     operation: str
@@ -81,15 +97,26 @@ class Module:
     docstring: str
     needs_math: bool
     typing: str
+    runtime: str | None
     imports: tuple[str, ...]
     spec: str
     spec_name: str
+    certificate: str
     public: tuple[PublicOp, ...]
     units: tuple[PrivateOp, ...]
 
 
-def module_source(units: Sequence[Unit], spec: str, spec_name: str) -> str:
-    """The text of a module with these ops; spec ops first, in the order of the spec."""
+def module_source(
+    units: Sequence[Unit],
+    spec: str,
+    spec_name: str,
+    certificate: Certificate | None = None,
+    runtime: str | None = None,
+) -> str:
+    """The text of a module with these ops; spec ops first, in the order of the spec.
+
+    It imports `opgen.runtime`, or the copy of it that lies beside the module as `runtime`.
+    """
     public = [unit.op for unit in units if unit.member.is_public]
     functions = python_names(op.name for op in public)
     classes: dict[str, str] = {}
@@ -109,9 +136,11 @@ def module_source(units: Sequence[Unit], spec: str, spec_name: str) -> str:
             string(title),
             any("math." in unit.shape_function for unit in private),
             "Any, Literal" if choices else "Any",
+            runtime,
             _imports(units, any("checks." in unit.shape_function for unit in private)),
             string(spec),
             quoted(spec_name),
+            "" if certificate is None else certificate_text(certificate),
             tuple(
                 _public(op, functions[op.name], classes[op.name], operations[f"_{op.name}"])
                 for op in public
@@ -135,8 +164,10 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
         "Shape": any(unit.op.inputs for unit in units),
         "Shapes": True,
         "Sources": True,
+        "Special": any(unit.special.names or unit.special.windows for unit in units),
         "Temporary": any(operand.widened for unit in units for operand in unit.program.operands),
         "checks": checks,
+        "eager": True,
     }
     return tuple(name for name, is_used in used.items() if is_used)
 
@@ -248,9 +279,13 @@ def _dtype_text(tensor: Tensor) -> str:
 def _private(unit: Unit, operation: str) -> PrivateOp:
     op, program = unit.op, unit.program
     kernels = cuda_functions(program)
-    shapes = f"{operation}_shapes"
-    cells = tuple(kernel.cells for kernel in kernels)
+    shapes, eager = f"{operation}_shapes", f"{operation}_eager"
+    cells = tuple(kernel.points for kernel in kernels)
     c_name, cuda_name = f"{operation}_c".upper(), f"{operation}_cuda".upper()
+    special = {
+        f"{operation}_c_{number}".upper(): c_source(each, unit.on_cpu)
+        for number, (_, each) in enumerate(unit.special.programs, start=1)
+    }
     description = call(
         "Operation",
         (),
@@ -263,6 +298,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         outputs=tuple_of([_output(tensor) for tensor in op.outputs], tall=True),
         temporaries=tuple_of(_temporaries(program), tall=True),
         shapes=shapes,
+        eager=eager,
         sources=call("Sources", (c_name, quoted(entry_name(program)), cuda_name)),
         launches=tuple_of([_launch(kernel, program) for kernel in kernels], tall=True),
         floating=repr(Types(program).is_floating),
@@ -272,13 +308,16 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
             [dict_of({name: str(axis) for name, axis in axes}) for axes in unit.traits.parallel]
         ),
         linear=tuple_of([strings(names) for names in unit.traits.linear]),
+        special=_special(unit.special, special),
     )
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],
         () if unit.member.is_public else _notation(op),
         shape_function(op, program, cells, shapes).rstrip(),
+        eager_function(op, eager).rstrip(),
         c_name,
-        string(c_source(program)),
+        string(c_source(unit.on_cpu)),
+        tuple((name, string(text)) for name, text in special.items()),
         cuda_name,
         string(cuda_source(program)),
         layout(call("FAMILY.add", (description,)), before=f"{operation} = "),
@@ -307,6 +346,20 @@ def _output(tensor: Tensor) -> Group:
     dtype = None if tensor.dtype.value == "same" else quoted(tensor.dtype.value)
     batched = "True" if tensor.batched else None
     return call("Output", (quoted(tensor.name),), dtype=dtype, batched=batched)
+
+
+def _special(special: SpecialKernels, sources: Iterable[str]) -> Group | None:
+    if not special.names and not special.windows:
+        return None
+    pairs = [
+        tuple_of((tuple_of([repr(value) for value in values]), source))
+        for (values, _), source in zip(special.programs, sources, strict=True)
+    ]
+    return call(
+        "Special",
+        (strings(special.names), strings(special.windows)),
+        sources=tuple_of(pairs) if pairs else None,
+    )
 
 
 def _temporaries(program: Program) -> list[Node]:

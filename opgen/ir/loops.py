@@ -2,7 +2,7 @@
 
     Program = kernels in order, what they share
     Kernel  = axes in parallel, one execution of the body for each of their points
-    Node    = Define | For | If | Start | Accumulate | Store | AtomicAdd
+    Node    = Define | For | Lanes | If | Start | Accumulate | Store | AtomicAdd
     Scalar  = Number | Argument | Integer | Load | Call | Choose | Result
     Test    = Always | Inside | Nonzero | All | Any | Either
 
@@ -13,6 +13,9 @@ Indices, bounds and sizes are `Poly`; elements are `Scalar`. A kernel is execute
 `testing.run_loops` and printed by `emit.c` and `emit.cuda`; all three read the meaning from here:
 
 * `For` runs over max(lower) <= name <= min(upper); `If` needs every condition to hold.
+* Where a kernel has a `row`, a parallel point is a stretch of consecutive values of one more axis.
+  What differs between them stands in `Lanes`, which runs over those within all bounds; each has
+  accumulators of its own, and none sees another's.
 * `Start` sets an accumulator to the identity of its reducer, or to the stated value.
 * `Accumulate` does nothing where `present` fails, except under ASSIGN and MULTIPLY, for which an
   absent term is 0. MAX, MIN, ARGMAX and ARGMIN prefer NaN, then the better value. Among equals
@@ -150,9 +153,22 @@ class Define:
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """A sequential loop over `max(lower) <= name <= min(upper)`."""
+    """A loop over `max(lower) <= name <= min(upper)`, in order.
+
+    The terms of an `any_order` loop may be added in any order, several at a time.
+    """
 
     name: str
+    lower: tuple[Poly, ...]
+    upper: tuple[Poly, ...]
+    body: tuple[Node, ...]
+    any_order: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The values of the kernel's row with `max(lower) <= value <= min(upper)`, in any order."""
+
     lower: tuple[Poly, ...]
     upper: tuple[Poly, ...]
     body: tuple[Node, ...]
@@ -207,7 +223,7 @@ class AtomicAdd:
     value: Scalar
 
 
-Node = Define | For | If | Start | Accumulate | Store | AtomicAdd
+Node = Define | For | Lanes | If | Start | Accumulate | Store | AtomicAdd
 
 
 # ---------------------------------------------------------------------------- kernels
@@ -217,6 +233,19 @@ class Axis:
 
     name: str
     extent: Poly
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An axis that parallel points share out in stretches of at most `width` consecutive values.
+
+    `first` and `last` are the names of the ends of a stretch, both included.
+    """
+
+    axis: Axis
+    first: str
+    last: str
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +265,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One pass over the points of its axes.
+    """One pass over the points of its axes, and of its row if it has one.
 
     `written` is the tensor it writes; `prologue` holds what is the same for every point; `spec`
     are the spec lines it computes.
@@ -248,6 +277,7 @@ class Kernel:
     prologue: tuple[Define, ...]
     body: tuple[Node, ...]
     spec: tuple[str, ...] = field(default=(), compare=False)
+    row: Row | None = None
 
     @property
     def is_deterministic(self) -> bool:
@@ -303,7 +333,7 @@ def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
     for node in nodes:
         yield node
         match node:
-            case For(body=body) | If(body=body):
+            case For(body=body) | Lanes(body=body) | If(body=body):
                 yield from walk(body)
             case Define() | Start() | Accumulate() | Store() | AtomicAdd():
                 pass
@@ -314,7 +344,7 @@ def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
 def node_scalars(node: Node) -> tuple[Scalar, ...]:
     """The scalars a node holds itself."""
     match node:
-        case Start(value=None) | Define() | For() | If():
+        case Start(value=None) | Define() | For() | Lanes() | If():
             return ()
         case Start(value=value) | Store(value=value) | AtomicAdd(value=value):
             assert value is not None
@@ -341,7 +371,7 @@ def node_polys(node: Node) -> tuple[Poly, ...]:
     match node:
         case Define(value=value):
             return (value,)
-        case For(lower=lower, upper=upper):
+        case For(lower=lower, upper=upper) | Lanes(lower=lower, upper=upper):
             return (*lower, *upper)
         case If(conditions=conditions):
             return tuple(condition.value for condition in conditions)
@@ -411,6 +441,21 @@ def visit(
         on_poly(value)
 
 
+def accumulators_of(*nodes: Node) -> frozenset[str]:
+    """The accumulators that nodes, and those in them, start, join or read."""
+    found: set[str] = set()
+
+    def on_scalar(value: Scalar) -> None:
+        if isinstance(value, Result):
+            found.add(value.accumulator)
+
+    for node in walk(nodes):
+        visit(node, on_scalar, lambda test: None, lambda value: None)
+        if isinstance(node, Start | Accumulate):
+            found.add(node.accumulator)
+    return frozenset(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Uses:
     """What a kernel refers to: names of tensors and tables, symbols, float attributes.
@@ -452,6 +497,10 @@ def uses(kernel: Kernel) -> Uses:
         if isinstance(value, Inside) and value.fault is not None:
             faults.append(value.fault)
 
+    row = kernel.row
+    if row is not None:
+        local |= {row.axis.name, row.first, row.last}
+        on_poly(row.axis.extent)
     for axis in kernel.axes:
         on_poly(axis.extent)
     for define in kernel.prologue:

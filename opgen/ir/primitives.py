@@ -2,7 +2,8 @@
 
 A row says how a primitive is written in a spec and in C, what it computes, how it treats absent
 arguments and what its partial derivatives are. Partials are built from rows of this table, so a
-derivative of any order stays inside it. Adding a function to the language is adding a row.
+derivative of any order stays inside it. Adding a function to the language is adding a row, and one
+to `runtime.eager.terms`, which cannot import this one.
 
 Conventions at singular points are PyTorch's unless noted at the row: the derivative of `relu` and
 `abs` at 0 is 0, `round` is half to even, `min` and `max` are NaN if an argument is NaN. On ties

@@ -209,6 +209,20 @@ def access_text(
     return f"{access.tensor}[{join_indices(texts)}]"
 
 
+def access_label(access: Access) -> str:
+    """An access as messages of a running op show it: every index as a formula, with its mode."""
+    texts = []
+    for index in access.indices:
+        match index.boundary:
+            case Boundary.NONE:
+                texts.append(f"{index.value}")
+            case Boundary.FILL:
+                texts.append(f"{index.value} ?({index.fill:g})")
+            case mode:
+                texts.append(f"{index.value} {mode.value}")
+    return f"{access.tensor}[{', '.join(texts)}]".replace(BATCH_ITERATOR, BATCH)
+
+
 def join_indices(texts: Sequence[str]) -> str:
     """Indices or dims behind each other; a space sets off the longer ones."""
     out = ""

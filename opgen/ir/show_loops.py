@@ -20,6 +20,10 @@ def show_kernel(kernel: Kernel) -> str:
     lines = [f"  kernel {kernel.name}", *(f"    # {line}" for line in kernel.spec)]
     lines += [f"    {define.name} = {define.value}" for define in kernel.prologue]
     axes = ", ".join(f"{axis.name} < {axis.extent}" for axis in kernel.axes)
+    row = kernel.row
+    if row is not None:
+        stretch = f"{row.first} .. {row.last} of {row.axis.name} < {row.axis.extent}"
+        axes = f"{axes}, {stretch}" if axes else stretch
     lines.append(f"    parallel {axes or 'one point'}")
     lines += _nodes(kernel.body, "      ")
     return "\n".join(lines) + "\n"
@@ -35,7 +39,12 @@ def _node(node: Node, indent: str) -> list[str]:
             return [f"{indent}{name} = {value}"]
         case loops.For(name=name, lower=lower, upper=upper, body=body):
             head = f"{indent}for {name} in {_extreme('max', lower)} .. {_extreme('min', upper)}"
+            head += " in any order" if node.any_order else ""
             return [head, *_nodes(body, indent + "  ")]
+        case loops.Lanes(lower=lower, upper=upper, body=body):
+            bounds = [f" from {_extreme('max', lower)}"] if lower else []
+            bounds += [f" to {_extreme('min', upper)}"] if upper else []
+            return [f"{indent}lanes{''.join(bounds)}", *_nodes(body, indent + "  ")]
         case loops.If(conditions=conditions, body=body, test=test):
             tests = [str(condition) for condition in conditions]
             tests += [] if test == loops.Always() else [show_test(test)]

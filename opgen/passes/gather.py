@@ -81,6 +81,11 @@ def gather(op: Op) -> tuple[GatheredStatement, ...]:
     return tuple(_gather(op, statement, facts) for statement in op.statements)
 
 
+def gather_statement(op: Op, statement: Statement) -> GatheredStatement:
+    """Solve one statement over the tensors of an op."""
+    return _gather(op, statement, facts_of(op))
+
+
 def _gather(op: Op, statement: Statement, facts: Facts) -> GatheredStatement:
     extents = op.extents(statement.target.tensor)
     coordinates, names = _name_coordinates(op, statement, extents)

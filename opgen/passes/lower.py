@@ -7,7 +7,7 @@ only where a test says that its index is inside, and what was absence is a test 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from opgen.algebra.poly import Kind, Poly, maximum, minimum
@@ -29,8 +29,6 @@ from opgen.ir.loops import (
     Test,
 )
 from opgen.ir.notation import (
-    BATCH,
-    BATCH_ITERATOR,
     Access,
     Apply,
     Boundary,
@@ -43,6 +41,7 @@ from opgen.ir.notation import (
     Value,
 )
 from opgen.ir.primitives import PRIMITIVES, Absence
+from opgen.ir.show_expression import access_label
 from opgen.passes import gather
 
 _ALWAYS: Final = Always()
@@ -160,21 +159,10 @@ class Lowering:
 
     def _fault(self, access: Access, axis: int) -> int:
         name = self.shown.get(access.tensor, access.tensor)
-        text = ", ".join(f"{index.value}{_suffix(index)}" for index in access.indices)
-        fault = Fault(name, axis, f"{name}[{text}]".replace(BATCH_ITERATOR, BATCH))
+        fault = Fault(name, axis, access_label(replace(access, tensor=name)))
         if fault not in self.faults:
             self.faults.append(fault)
         return self.faults.index(fault) + 1
-
-
-def _suffix(index: Index) -> str:
-    match index.boundary:
-        case Boundary.NONE:
-            return ""
-        case Boundary.FILL:
-            return f" ?({index.fill:g})"
-        case mode:
-            return f" {mode.value}"
 
 
 def fold(index: Index, extent: Poly) -> Poly:

@@ -50,6 +50,7 @@ from opgen.passes.derive import rename_tensors
 from opgen.passes.gather import GatheredStatement, Kind, fresh_name, gather
 from opgen.passes.lower import Lowering, every
 from opgen.passes.nest import build_nest
+from opgen.passes.point_form import point_form
 
 _ACCUMULATOR: Final = "total"
 
@@ -240,15 +241,23 @@ class _Scheduler:
 
     def _gather(self, run: _Run) -> None:
         """One point for every cell."""
-        names = run.parts[0].coordinates
-        axes, cell = _axes(names, self.op.extents(run.tensor))
+        parts = run.parts
+        names = parts[0].coordinates
+        axes, point = _axes(names, self.op.extents(run.tensor))
+        cell = point
+        form = point_form(self.op, parts[0].statement) if len(parts) == 1 else None
+        if form is not None:
+            parts, names = (form.gathered,), form.gathered.coordinates
+            axes, point = _axes(names, [iterator.extent for iterator in form.iterators])
+            here = dict(zip(names, point, strict=True))
+            cell = tuple(value.substitute(here) for value in form.cell)
         taken = {*integers_of(self.op), *names}
         known = _extents_are_positive(self.facts, axes)
         prologue: list[Define] = []
-        body: list[Node] = [self._start(run.tensor, run.parts[0].statement.reducer, cell)]
-        for part in run.parts:
+        body: list[Node] = [self._start(run.tensor, parts[0].statement.reducer, cell)]
+        for part in parts:
             for piece in part.pieces:
-                nest = build_nest(part, piece, cell, taken, known, _ACCUMULATOR, self.lowering)
+                nest = build_nest(part, piece, point, taken, known, _ACCUMULATOR, self.lowering)
                 prologue.extend(nest.prologue)
                 body.extend(nest.body)
         body.append(Store(run.tensor, cell, Result(_ACCUMULATOR)))

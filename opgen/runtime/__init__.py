@@ -1,6 +1,6 @@
 """What a generated module imports: the standard library and torch only."""
 
-from opgen.runtime import checks
+from opgen.runtime import checks, eager
 from opgen.runtime.description import (
     Attribute,
     Fault,
@@ -11,6 +11,7 @@ from opgen.runtime.description import (
     Shape,
     Shapes,
     Sources,
+    Special,
     Temporary,
 )
 from opgen.runtime.family import Family
@@ -28,6 +29,8 @@ __all__ = [
     "Shape",
     "Shapes",
     "Sources",
+    "Special",
     "Temporary",
     "checks",
+    "eager",
 ]

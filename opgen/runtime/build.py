@@ -1,127 +1,65 @@
-"""C source to a loaded shared library, through a cache on disk.
-
-An entry is named after a hash of the source, the compiler and its flags, and after a hash of its
-own bytes. A file that is cut short or altered therefore does not match its name, is ignored and is
-built again; files appear by renaming, so processes may build the same entry at the same time.
-"""
+"""C source to a loaded shared library, through the cache on disk."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
+import errno
 import hashlib
 import os
 import shlex
-import shutil
-import stat
-import subprocess
-import tempfile
 from pathlib import Path
 
-FLAGS = ("-O2", "-shared", "-fPIC", "-std=gnu11", "-fwrapv", "-ffp-contract=off", "-w")
-"""Integer overflow wraps around as in PyTorch; products and sums are rounded one by one."""
+from opgen.runtime import cache
+from opgen.runtime.cache import directory as cache_directory
+from opgen.runtime.toolchain import BuildError, NoCompilerError, find_compiler, identity, run
 
+__all__ = ["FLAGS", "BuildError", "NoCompilerError", "cache_directory", "find_compiler", "library"]
 
-class BuildError(RuntimeError):
-    """A kernel could not be compiled."""
+FLAGS = (
+    *("-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp-simd", "-shared", "-fPIC"),
+    *("-std=gnu11", "-fwrapv", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-w"),
+)
+"""Integer overflow wraps around as in PyTorch. A product and a sum may be rounded once; beyond that
+floating-point arithmetic stays as written, so there is no -ffast-math: it would also change the
+arithmetic of the whole process when the library is loaded."""
+
+_FULL = ("No space left on device", "Disk quota exceeded", "Read-only file system")
 
 
 def library(source: str) -> ctypes.CDLL:
-    """The shared library of a C source; compiled if the cache does not hold it."""
+    """The shared library of a C source; compiled if the cache does not hold it.
+
+    Where the cache cannot take it, because the disk is full or must not hold programs, a directory
+    of this process does. BuildError with what the compiler said if it refuses the source.
+    """
     compiler = find_compiler()
-    identity = "\0".join((*compiler, _version(compiler), *FLAGS, source))
-    key = hashlib.sha256(identity.encode()).hexdigest()[:32]
-    directory = cache_directory()
-    for entry in sorted(directory.glob(f"{key}-*.so")):
-        loaded = _load(entry)
-        if loaded is not None:
-            return loaded
-    entry = _compile(compiler, source, directory, key)
-    loaded = _load(entry)
-    if loaded is None:
-        raise BuildError(f"{entry} was built but cannot be loaded")
-    return loaded
-
-
-def find_compiler() -> tuple[str, ...]:
-    """The C compiler: $OPGEN_CC if it is set, else the first of cc, gcc and clang."""
-    chosen = os.environ.get("OPGEN_CC")
-    if chosen:
-        words = tuple(shlex.split(chosen))
-        if not words or shutil.which(words[0]) is None:
-            raise BuildError(f"$OPGEN_CC is {chosen!r}, but there is no such program")
-        return words
-    for name in ("cc", "gcc", "clang"):
-        path = shutil.which(name)
-        if path is not None:
-            return (path,)
-    raise BuildError(
-        "no C compiler was found, and CPU kernels are compiled when they are first called; "
-        "install gcc or clang (Debian and Ubuntu: apt install gcc, macOS: xcode-select --install) "
-        "or set $OPGEN_CC to one"
-    )
-
-
-@functools.cache
-def _version(compiler: tuple[str, ...]) -> str:
-    """What the compiler says about itself: an upgrade must not meet old entries."""
-    result = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
-    return result.stdout
-
-
-def cache_directory() -> Path:
-    """A directory that only this user may write to: its content is executed."""
-    chosen = os.environ.get("OPGEN_CACHE")
-    if chosen:
-        directory = Path(chosen)
-    else:
-        base = os.environ.get("XDG_CACHE_HOME", "")
-        directory = (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "opgen"
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_private(directory):
-            return directory
-    except OSError:
-        pass
-    return _private_directory()
-
-
-def _is_private(directory: Path) -> bool:
-    status = directory.stat()
-    owned = status.st_uid == os.getuid()
-    if owned and stat.S_IMODE(status.st_mode) & 0o022:
-        directory.chmod(0o700)
-        status = directory.stat()
-    others = stat.S_IMODE(status.st_mode) & 0o022
-    return owned and not others and os.access(directory, os.W_OK)
-
-
-@functools.cache
-def _private_directory() -> Path:
-    """Where no cache can be kept: a new directory for this process."""
-    return Path(tempfile.mkdtemp(prefix="opgen-"))
-
-
-def _load(entry: Path) -> ctypes.CDLL | None:
-    """The library if its bytes match its name, else None."""
-    try:
-        digest = hashlib.sha256(entry.read_bytes()).hexdigest()[:32]
-        if not entry.stem.endswith(f"-{digest}"):
-            return None
-        return ctypes.CDLL(str(entry))
-    except OSError:
-        return None
+    made_from = "\0".join((*compiler, *FLAGS, identity(compiler, FLAGS), source))
+    key = hashlib.sha256(made_from.encode()).hexdigest()[:32]
+    failures: list[OSError] = []
+    for place in (cache_directory, cache.private_directory):
+        try:
+            directory = place()
+            loaded = cache.find(directory, key)
+            return loaded or ctypes.CDLL(str(_compile(compiler, source, directory, key)))
+        except OSError as error:
+            failures.append(error)
+    reasons = "; ".join(dict.fromkeys(map(str, failures)))
+    raise BuildError(f"a compiled kernel can be kept and loaded nowhere: {reasons}")
 
 
 def _compile(compiler: tuple[str, ...], source: str, directory: Path, key: str) -> Path:
-    with tempfile.TemporaryDirectory(prefix=f"{key}-", dir=directory) as scratch:
-        text, built = Path(scratch) / "op.c", Path(scratch) / "op.so"
+    """A new entry of the cache; OSError if there is no room for it."""
+    with cache.scratch(directory, key) as scratch:
+        text, built = scratch / "op.c", scratch / "op.so"
         text.write_text(source, encoding="utf-8")
         command = [*compiler, *FLAGS, "-o", str(built), str(text), "-lm"]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        # Temporary files of the compiler stay where they are found again if it is killed; what it
+        # says is in the language in which it is looked at below.
+        environment = {**os.environ, "TMPDIR": str(scratch), "LC_ALL": "C"}
+        result = run(command, environment)
         if result.returncode != 0:
+            for reason in _FULL:
+                if reason in result.stderr:
+                    raise OSError(errno.ENOSPC, reason, str(directory))
             raise BuildError(f"{shlex.join(command)} failed:\n{result.stderr.strip()}")
-        digest = hashlib.sha256(built.read_bytes()).hexdigest()[:32]
-        entry = directory / f"{key}-{digest}.so"
-        built.replace(entry)
-    return entry
+        return cache.add(built, directory, key)

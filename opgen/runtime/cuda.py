@@ -13,9 +13,16 @@ from typing import Protocol, cast
 
 import torch
 
+OPTIONS = ("-std=c++17", "--fmad=false")
+"""How sources are compiled."""
+
 _THREADS = 256
 
 Argument = int | float
+
+
+class CudaError(RuntimeError):
+    """CUDA kernels cannot be compiled or loaded on this machine."""
 
 
 class _Kernel(Protocol):
@@ -42,22 +49,30 @@ class _CuPy(Protocol):
 def _cupy() -> _CuPy:
     try:
         return cast(_CuPy, importlib.import_module("cupy"))
-    except ImportError as error:
-        raise RuntimeError(
+    except Exception as error:  # a CuPy for another NumPy or CUDA fails in many ways
+        extra = "cuda12" if (torch.version.cuda or "").startswith("12.") else "cuda13"
+        raise CudaError(
             "CUDA kernels are compiled and launched by CuPy, which cannot be imported "
-            f"({error}); install it with: pip install 'opgen[cuda13]' (or 'opgen[cuda12]')"
+            f"({str(error).strip()}); install it with: pip install 'opgen[{extra}]'"
         ) from error
 
 
 @functools.cache
 def _kernel(source: str, name: str, device: int) -> _Kernel:
     """A compiled kernel. CuPy loads a module for the current device, hence `device` in the key."""
-    return _module(source, device).get_function(name)
+    module = _module(source, device)
+    try:
+        return module.get_function(name)
+    except Exception as error:  # of CuPy, NVRTC or the driver, each with its own types
+        raise CudaError(
+            f"CuPy cannot compile and load the kernel {name} for CUDA device {device}: "
+            f"{type(error).__name__}: {str(error).strip()}"
+        ) from error
 
 
 @functools.cache
 def _module(source: str, device: int) -> _Module:
-    return _cupy().RawModule(code=source, options=("-std=c++17", "--fmad=false"))
+    return _cupy().RawModule(code=source, options=OPTIONS)
 
 
 class _Stream:
@@ -72,7 +87,7 @@ def launch(
     device: torch.device,
     launches: Sequence[tuple[str, int, tuple[Argument, ...]]],
 ) -> None:
-    """Launch kernels in order: name, number of points, arguments."""
+    """Launch kernels in order: name, number of points, arguments. CudaError without CuPy."""
     index = torch.cuda.current_device() if device.index is None else device.index
     with torch.cuda.device(index):
         stream = _Stream(torch.cuda.current_stream(index).cuda_stream)

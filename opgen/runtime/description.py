@@ -48,6 +48,23 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
+class Special:
+    """What C kernels may be made for: values of some integers of a call, in the order of `names`.
+
+    `windows` are sizes; those beyond `LARGEST_WINDOW` are left open. `sources` pairs values, None
+    for one that is open, with C sources.
+    """
+
+    names: tuple[str, ...] = ()
+    windows: tuple[str, ...] = ()
+    sources: tuple[tuple[tuple[int | None, ...], str], ...] = ()
+
+
+LARGEST_WINDOW = 16
+"""The largest window that kernels are made for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Temporary:
     """A tensor between statements; the workspace of an output if it names one."""
 

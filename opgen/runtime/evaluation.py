@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import build, checks, cuda, prelude
+from opgen.runtime import build, checks, cuda, eager, prelude, special
 from opgen.runtime.description import Input, Output, Shape, Shapes
 from opgen.runtime.layout import memory_format
 from opgen.runtime.schema import Numbers
@@ -141,8 +141,8 @@ def evaluate(
     outputs = empty_outputs(call)
     operands = operands_of(call, outputs)
     if call.device.type == "cpu":
-        run_on_cpu(call, operands)
-        if done_on_cpu is not None:
+        ran_kernels = run_on_cpu(call, operands)
+        if ran_kernels and done_on_cpu is not None:
             done_on_cpu(call, outputs, operands)
     elif call.device.type == "cuda":
         run_on_cuda(call, operands)
@@ -191,22 +191,41 @@ def _flattened(tensor: torch.Tensor, declared: Input) -> torch.Tensor:
     return tensor.reshape(shape) if declared.batched else tensor
 
 
-def run_on_cpu(call: Call, operands: Mapping[str, torch.Tensor]) -> None:
-    """Run the C kernels."""
+def run_on_cpu(call: Call, operands: Mapping[str, torch.Tensor]) -> bool:
+    """Run the C kernels; False where there is no compiler and PyTorch's own ops were used."""
     integers = [*call.shapes.integers.values()]
     for tensor in operands.values():
         integers.extend(tensor.stride())
-    numbers = [value for value in call.values if isinstance(value, float)]
-    fault = compiled(call)(operands.values(), integers, numbers)
+    numbers = _numbers(call)
+    try:
+        kernels = compiled(call)
+    except build.NoCompilerError as error:
+        eager.warn_once(str(error))
+        operation = call.operation
+        eager.run(operation.name, operation.eager, operands, call.shapes.integers, numbers)
+        return False
+    fault = kernels(operands.values(), integers, [*numbers.values()])
     _raise_fault(call.operation, fault)
+    return True
+
+
+def _numbers(call: Call) -> dict[str, float]:
+    """The float attributes by name."""
+    return {
+        attribute.name: value
+        for attribute, value in zip(call.operation.attributes, call.values, strict=True)
+        if isinstance(value, float)
+    }
 
 
 def compiled(call: Call) -> Compiled:
-    """The C kernels for the element types of a call."""
-    operation, key = call.operation, call.types.key
+    """The C kernels for the element types of a call, and for its attributes."""
+    operation = call.operation
+    values = special.values_of(operation, call.shapes.integers)
+    key = call.types.key, values
     found = operation.compiled.get(key)
     if found is None:
-        source = prelude.C + call.types.bindings() + operation.sources.c
+        source = prelude.C + call.types.bindings() + special.source_of(operation, values)
         found = Compiled(build.library(source), operation.sources.entry)
         operation.compiled[key] = found
     return found
@@ -238,15 +257,11 @@ class Compiled:
         return fault[0], fault[1], fault[2]
 
 
-def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> None:
-    """Launch the CUDA kernels."""
+def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> bool:
+    """Launch the CUDA kernels; True, for it stands in for `run_on_cpu` in tests."""
     operation, shapes, device = call.operation, call.shapes, call.device
     fault = torch.zeros(3, dtype=torch.int64, device=device) if operation.faults else None
-    numbers = {
-        attribute.name: value
-        for attribute, value in zip(operation.attributes, call.values, strict=True)
-        if isinstance(value, float)
-    }
+    numbers = _numbers(call)
     launches = []
     for launch, cells in zip(operation.launches, shapes.cells, strict=True):
         if launch.converts is not None:
@@ -265,10 +280,14 @@ def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> None:
     source = (
         prelude.cuda(call.types.found.values()) + call.types.bindings() + operation.sources.cuda
     )
-    cuda.launch(source, device, launches)
+    try:
+        cuda.launch(source, device, launches)
+    except cuda.CudaError as error:
+        raise cuda.CudaError(f"{operation.name}: {error}") from error
     if fault is not None:
         number, index, extent = fault.tolist()
         _raise_fault(operation, (number, index, extent))
+    return True
 
 
 def _raise_fault(operation: Operation, fault: tuple[int, int, int]) -> None:

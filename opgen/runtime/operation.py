@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import checks, compat, eager, eager_autograd, registration, sharding
+from opgen.runtime import (
+    checks,
+    compat,
+    eager,
+    lookup,
+    lookup_autograd,
+    registration,
+    sharding,
+)
 from opgen.runtime.description import (
     Attribute,
     Fault,
@@ -20,10 +28,12 @@ from opgen.runtime.description import (
     Shape,
     Shapes,
     Sources,
+    Special,
     Temporary,
 )
 from opgen.runtime.evaluation import Compiled, flat_shape
 from opgen.runtime.schema import Number, Numbers, flatten, registered_name, unflatten
+from opgen.runtime.special import Values
 
 if TYPE_CHECKING:
     from opgen.runtime.family import Family
@@ -48,6 +58,7 @@ class Operation:
     outputs: tuple[Output, ...]
     temporaries: tuple[Temporary, ...]
     shapes: Callable[..., Shapes]
+    eager: Callable[[eager.Call], None]
     sources: Sources
     launches: tuple[Launch, ...]
     floating: bool  # whether undeclared tensors must have a floating type
@@ -55,7 +66,8 @@ class Operation:
     gradients: Mapping[str, Gradient] = field(default_factory=dict)
     parallel: tuple[Mapping[str, int], ...] = ()
     linear: tuple[tuple[str, ...], ...] = ()
-    compiled: dict[tuple[str, ...], Compiled] = field(default_factory=dict)
+    special: Special = field(default_factory=Special)
+    compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
     kept: dict[tuple[tuple[bool, ...], bool], tuple[int, ...]] = field(default_factory=dict)
     _dispatch: list[_Dispatch] = field(default_factory=list)
 
@@ -157,19 +169,19 @@ class _Dispatch:
             ]
             return overload(*tensors, *flatten(values))
 
-        def twin() -> eager.Twin | None:
+        def twin() -> lookup.Twin | None:
             return registration.twin(name)
 
         def run(*arguments: Any) -> Any:
             found = twin()
             if found is not None:
                 result = found.call(*arguments)
-                if eager.is_answered(result):
+                if lookup.is_answered(result):
                     return result
             checks.tensors(operation.name, inputs, arguments[:count])
             with compat.below_autograd():
                 return overload(*arguments)
 
-        ways = eager.Ways(in_full, overload, eager_autograd.recorded(operation, run), twin)
-        public = eager.public_caller(operation, ways)
-        return _Dispatch(overload, public, eager.derived_caller(ways))
+        ways = lookup.Ways(in_full, overload, lookup_autograd.recorded(operation, run), twin)
+        public = lookup.public_caller(operation, ways)
+        return _Dispatch(overload, public, lookup.derived_caller(ways))

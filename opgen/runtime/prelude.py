@@ -122,23 +122,117 @@ FUNCTION int64_t modular_inverse(int64_t a, int64_t n)
 
 FUNCTION int inside(int64_t index, int64_t extent) { return 0 <= index && index < extent; }
 
+"""
+
+_FAULT = r"""
 /* For an index read from a tensor: an index outside is remembered, and the caller raises. */
 FUNCTION int inside_or_fault(int64_t index, int64_t extent, int64_t number, int64_t *fault)
 {
     if (0 <= index && index < extent) return 1;
-    fault[0] = number;
-    fault[1] = index;
-    fault[2] = extent;
+    if (FIRST(fault, number)) {
+        fault[1] = index;
+        fault[2] = extent;
+    }
     return 0;
 }
 """
 
+_THREADS = r"""
+/* What a call is made with; a kernel's task runs the points [begin, end). */
+struct call {
+    void *const *tensors;
+    const int64_t *integers;
+    const double *numbers;
+    int64_t *fault;
+};
+typedef void (*task)(int64_t begin, int64_t end, const struct call *call);
+
+/* Threads are those of torch: its OpenMP runtime, where it is loaded. Weak symbols, so that a
+   library without it is loaded too and runs on one thread. */
+extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
+extern int omp_get_max_threads(void) __attribute__((weak));
+
+/* A child of a fork has no threads but its own: entering the parent's pool would hang. */
+static int is_child;
+static void in_child(void) { is_child = 1; }
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(0, 0, in_child); }
+
+/* Memory that the allocator has just got from the system is mapped page by page as it is written,
+   which takes several times longer than writing it: ask for large pages there. */
+static void will_be_written(void *memory, int64_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    const uintptr_t large = (uintptr_t)2 << 20, first = (uintptr_t)memory, last = first + bytes;
+    const uintptr_t begin = (first + large - 1) & ~(large - 1), end = last & ~(large - 1);
+    if (bytes < 2 * (int64_t)large || begin >= end) return;
+    for (int part = 0; part < 4; part++) {
+        unsigned char resident = 0;
+        void *page = (void *)((begin + (end - begin - 4096) / 4 * part) & ~(uintptr_t)4095);
+        if (mincore(page, 1, &resident) != 0) return;
+        if (!(resident & 1)) {
+            madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+            return;
+        }
+    }
+#endif
+    (void)memory, (void)bytes;
+}
+
+struct share {
+    task run;
+    const struct call *call;
+    int64_t points, chunk, next;
+};
+
+static void take_chunks(void *data)
+{
+    struct share *share = data;
+    for (;;) {
+        const int64_t begin = __atomic_fetch_add(&share->next, share->chunk, __ATOMIC_RELAXED);
+        if (begin >= share->points) return;
+        const int64_t left = share->points - begin;
+        share->run(begin, begin + (left < share->chunk ? left : share->chunk), share->call);
+    }
+}
+
+/* Points in chunks, taken as threads become free; small work is not worth waking a thread. */
+static void in_parallel(task run, const struct call *call, int64_t points, int64_t work)
+{
+    const int64_t grain = 16384 / greatest(work, 1) + 1;
+    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
+    if (points <= 0) return;
+    if (threads <= 1 || is_child || !GOMP_parallel || points <= 2 * grain) {
+        run(0, points, call);
+        return;
+    }
+    struct share share = {run, call, points, greatest(grain, points / (threads * 16)), 0};
+    GOMP_parallel(take_chunks, &share, threads, 0);
+}
+"""
+
 C = (
-    r"""#include <math.h>
+    r"""#define _GNU_SOURCE
+#include <math.h>
+#include <pthread.h>
 #include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <tgmath.h>
 
 #define FUNCTION __attribute__((unused)) static inline
+/* One copy for each way of calling it: constant steps make better loops. */
+#define KERNEL __attribute__((always_inline)) static inline
+#define LANE_BYTES 64
+#define PRAGMA(text) _Pragma(#text)
+#ifdef __clang__
+#define INDEPENDENT PRAGMA(clang loop vectorize(assume_safety))
+#else
+#define INDEPENDENT PRAGMA(GCC ivdep)
+#endif
+#define IN_ANY_ORDER(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
+/* Threads may find faults at the same time: the first to come is reported. */
+#define FIRST(fault, number) \
+    __sync_bool_compare_and_swap(&(fault)[0], (int64_t)0, (int64_t)(number))
 #ifdef __FLT16_MANT_DIG__
 typedef _Float16 f16;
 #define from_f16(cell) ((real)(cell))
@@ -146,6 +240,8 @@ typedef _Float16 f16;
 #endif
 """
     + _SHARED
+    + _FAULT
+    + _THREADS
 )
 
 _CUDA = (
@@ -170,8 +266,10 @@ typedef __half f16;
 #endif
 
 #define FUNCTION static __device__ __forceinline__
+#define FIRST(fault, number) ((fault)[0] = (number), 1)
 """
     + _SHARED
+    + _FAULT
     + r"""
 FUNCTION void atomic_add(float *cell, float value) { atomicAdd(cell, value); }
 FUNCTION void atomic_add(double *cell, double value) { atomicAdd(cell, value); }
@@ -196,6 +294,33 @@ def cuda(types: Iterable[str]) -> str:
     return ("#define OPGEN_F16\n" if "f16" in types else "") + _CUDA
 
 
+def _lanes(shared: str) -> Iterable[str]:
+    """Vectors of `wide`, and how elements of T become one."""
+    yield "enum { LANES = LANE_BYTES / sizeof(wide) };"
+    for name, element in (("wide_lanes", "wide"), ("T_lanes", _STORED.get(shared, "T"))):
+        size = f"vector_size(LANE_BYTES / sizeof(wide) * sizeof({element}))"
+        given = f"{size}, aligned(sizeof({element})), may_alias"
+        yield f"typedef {element} {name} __attribute__(({given}));"
+    yield "#define lanes_of(values) __builtin_convertvector(values, wide_lanes)"
+    if shared == "bf16":
+        yield "typedef uint32_t word_lanes __attribute__((vector_size(LANES * 4)));"
+        yield "typedef float float_lanes __attribute__((vector_size(LANES * 4)));"
+        words = "(__builtin_convertvector(*(const T_lanes *)(place), word_lanes) << 16)"
+        yield f"#define lanes_from_T(place) lanes_of((float_lanes){words})"
+    else:
+        yield "#define lanes_from_T(place) lanes_of(*(const T_lanes *)(place))"
+    yield "FUNCTION wide sum_of_lanes(wide_lanes values)"
+    yield "{"
+    yield "    wide total = 0;"
+    yield "    for (int lane = 0; lane < LANES; lane++) total += values[lane];"
+    yield "    return total;"
+    yield "}"
+
+
+_STORED = {"bf16": "uint16_t", "bool": "b8"}
+"""Element types of vectors where that is not the type of the elements."""
+
+
 def bindings(shared: str, real: str, integers: Mapping[str, str]) -> str:
     """Definitions of the element types of one call, such as `f32`; `real` is `f32` or `f64`."""
     is_floating = shared in _FLOATING
@@ -205,6 +330,7 @@ def bindings(shared: str, real: str, integers: Mapping[str, str]) -> str:
     for name, type_name in names.items():
         lines.append(f"typedef {type_name} {name};")
         lines += [f"#define {name}_{end} {type_name}_{end}" for end in ("least", "greatest")]
+    lines += ["#ifdef LANE_BYTES", *_lanes(shared), "#endif"]
     lines.append(f"#define from_T(cell) from_{shared}(cell)")
     lines.append(f"#define to_T(value) to_{shared}(value)")
     if not is_floating:

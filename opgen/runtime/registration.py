@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from opgen.runtime import autocast, autograd, eager, namespace, vmap
+from opgen.runtime import autocast, autograd, lookup, namespace, vmap
 from opgen.runtime.evaluation import empty_outputs, evaluate, prepare
 from opgen.runtime.schema import NAMESPACE, schema, unflatten
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _LIBRARY = cast(Any, torch.library.Library)(NAMESPACE, "FRAGMENT")
 _OPERATIONS: dict[str, Operation] = {}
 _NAMESPACE = namespace.install(NAMESPACE, _OPERATIONS)
-_TWINS: dict[str, eager.Twin | None] = {}
+_TWINS: dict[str, lookup.Twin | None] = {}
 
 
 def register(operation: Operation) -> Callable[..., Any]:
@@ -37,12 +37,12 @@ def register(operation: Operation) -> Callable[..., Any]:
     return overload
 
 
-def twin(name: str) -> eager.Twin | None:
+def twin(name: str) -> lookup.Twin | None:
     """The twin of an op, made when it is asked for first; None where there is none."""
     if name not in _TWINS:
-        if not eager.is_plain():
+        if not lookup.is_plain():
             return None
-        _TWINS[name] = eager.twin(_OPERATIONS[name], name)
+        _TWINS[name] = lookup.twin(_OPERATIONS[name], name)
     return _TWINS[name]
 
 
@@ -55,10 +55,10 @@ def _define(name: str, operation: Operation) -> None:
         return _OPERATIONS[name]
 
     def cpu_kernel(*arguments: Any) -> Any:
-        seen = None if eager.is_suspended() else twin(name)
+        seen = None if lookup.is_suspended() else twin(name)
         if seen is not None:
             result = seen.call(*arguments)
-            if eager.is_answered(result):
+            if lookup.is_answered(result):
                 return result
         tensors, values = _split(current(), arguments)
         done = None if seen is None else seen.enter

@@ -47,12 +47,7 @@ def magnitude(
     attributes: Mapping[str, AttributeValue],
 ) -> dict[str, Array]:
     """For every cell of every output the larger of its magnitude and its absolute value."""
-    wide = replace(
-        op,
-        inputs=tuple(map(_widened, op.inputs)),
-        outputs=tuple(map(_widened, op.outputs)),
-        temporaries=tuple(map(_widened, op.temporaries)),
-    )
+    wide = widened(op)
     arrays = {
         name: array.astype(np.float64) if array.dtype.kind == "f" else array
         for name, array in tensors.items()
@@ -103,6 +98,16 @@ def _plain(value: Number) -> Number:
 
 def _magnitude(value: Number) -> float:
     return value.magnitude if isinstance(value, _Measured) else 0.0
+
+
+def widened(op: Op) -> Op:
+    """The op with every narrow floating type made double, so that nothing is rounded to it."""
+    return replace(
+        op,
+        inputs=tuple(map(_widened, op.inputs)),
+        outputs=tuple(map(_widened, op.outputs)),
+        temporaries=tuple(map(_widened, op.temporaries)),
+    )
 
 
 def _widened(tensor: Tensor) -> Tensor:

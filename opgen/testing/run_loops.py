@@ -78,7 +78,9 @@ class _Runner:
     numbers: dict[str, float]
     storage: dict[str, npt.DTypeLike]
     counts: Counts = field(default_factory=Counts)
-    accumulators: dict[str, _Accumulator] = field(default_factory=dict)
+    accumulators: dict[tuple[str, int], _Accumulator] = field(default_factory=dict)
+    row: loops.Row | None = None
+    lane: int = 0
 
     def kernel(self, kernel: Kernel, values: Environment) -> None:
         """All points of a kernel, in row-major order."""
@@ -92,9 +94,31 @@ class _Runner:
             except (ZeroDivisionError, ValueError):
                 values[define.name] = 0  # it has no meaning in this call, and is not used
         ranges = [range(self.integer(axis.extent, values)) for axis in kernel.axes]
-        for point in itertools.product(*ranges):
+        stretches = self.stretches(kernel.row, values)
+        self.row = kernel.row
+        for point, stretch in itertools.product(itertools.product(*ranges), stretches):
             names = (axis.name for axis in kernel.axes)
-            self.nodes(kernel.body, {**values, **dict(zip(names, point, strict=True))})
+            at = dict(zip(names, point, strict=True))
+            self.nodes(kernel.body, {**values, **at, **stretch})
+
+    def stretches(self, row: loops.Row | None, values: Environment) -> list[Environment]:
+        """The ends of every stretch of a row, by name."""
+        if row is None:
+            return [{}]
+        extent = self.integer(row.axis.extent, values)
+        return [
+            {row.first: first, row.last: min(first + row.width, extent) - 1}
+            for first in range(0, extent, row.width)
+        ]
+
+    def lanes(self, node: loops.Lanes, values: Environment) -> None:
+        """The values of the row that all bounds allow."""
+        assert self.row is not None
+        lower = [values[self.row.first], *(self.integer(bound, values) for bound in node.lower)]
+        upper = [values[self.row.last], *(self.integer(bound, values) for bound in node.upper)]
+        for self.lane in range(max(lower), min(upper) + 1):
+            self.nodes(node.body, {**values, self.row.axis.name: self.lane})
+        self.lane = 0
 
     # ------------------------------------------------------------ nodes
     def nodes(self, nodes: tuple[Node, ...], values: Environment) -> None:
@@ -111,6 +135,8 @@ class _Runner:
                 last = min(self.integer(bound, values) for bound in upper)
                 for number in range(first, last + 1):
                     self.nodes(body, {**values, name: number})
+            case loops.Lanes():
+                self.lanes(node, values)
             case loops.If(conditions=conditions, body=body, test=test):
                 holds = all(
                     condition.holds(values, lambda name, at: self.load(name, at))
@@ -124,7 +150,7 @@ class _Runner:
                 initial = (
                     self.identity(tensor, reducer) if value is None else self.scalar(value, values)
                 )
-                self.accumulators[name] = _Accumulator(initial)
+                self.accumulators[name, self.lane] = _Accumulator(initial)
             case loops.Accumulate():
                 self.accumulate(node, values)
             case loops.Store(tensor=tensor, indices=indices, value=value):
@@ -139,7 +165,7 @@ class _Runner:
                 assert_never(unexpected)
 
     def accumulate(self, node: loops.Accumulate, values: Environment) -> None:
-        accumulator = self.accumulators[node.accumulator]
+        accumulator = self.accumulators[node.accumulator, self.lane]
         present = self.test(node.present, values)
         self.counts.terms += present
         self.counts.rejected += not present
@@ -228,7 +254,7 @@ class _Runner:
             case loops.Choose(test=test, then=then, otherwise=otherwise):
                 return self.scalar(then if self.test(test, values) else otherwise, values)
             case loops.Result(accumulator=name):
-                return self.accumulators[name].value
+                return self.accumulators[name, self.lane].value
             case unexpected:
                 assert_never(unexpected)
 

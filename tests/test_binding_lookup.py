@@ -15,7 +15,7 @@ from torch import Tensor
 import binding_cases as cases
 import opgen
 from binding_cases import OPS, Op, loss, real, spec
-from opgen.runtime import eager, registration
+from opgen.runtime import lookup, registration
 
 close = torch.testing.assert_close
 every_op = pytest.mark.parametrize("op", OPS, ids=repr)
@@ -25,16 +25,16 @@ def answered(module: Any, op: str, *call: object) -> bool:
     """Whether the twin of an op knows a call; attributes as single numbers."""
     twin = registration.twin(getattr(module, f"_{op}").registered_name)
     assert twin is not None
-    return eager.is_answered(twin.call(*call))
+    return lookup.is_answered(twin.call(*call))
 
 
 def test_the_table_is_there() -> None:
-    assert eager.is_available()
+    assert lookup.is_available()
 
 
 @every_op
 def test_a_known_call_gives_what_a_call_in_full_gives(op: Op) -> None:
-    with eager.suspended():
+    with lookup.suspended():
         wanted = op.ours(*op.tensors)
         gradients = torch.autograd.grad(loss(op.ours)(*(leaves := op.leaves)), leaves)
     for _ in range(3):
@@ -148,14 +148,14 @@ def test_memory_does_not_grow() -> None:
 def test_without_the_table_everything_is_computed_in_full() -> None:
     program = (
         "import torch, opgen\n"
-        "from opgen.runtime import eager\n"
-        "eager.FUNCTIONS = ('no_such_function',)\n"
+        "from opgen.runtime import lookup\n"
+        "lookup.FUNCTIONS = ('no_such_function',)\n"
         "ops = opgen.compile('op sq(x: float[N]) -> y[N]\\n  y[n] = x[n]*x[n]\\n')\n"
         "x = torch.full((2,), 3.0, requires_grad=True)\n"
         "for _ in range(2):\n"
         "    y = ops.sq(x)\n"
         "    (g,) = torch.autograd.grad(y.sum(), x)\n"
-        "print(eager.is_available(), y.tolist(), g.tolist())\n"
+        "print(lookup.is_available(), y.tolist(), g.tolist())\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -1,7 +1,7 @@
 """Eager calls at the speed of PyTorch's own ops: what was checked once is looked up.
 
 Each op has a twin in the dispatcher that knows nothing of autograd or transforms and runs calls
-that the C library of `eager_table` has seen. `caller` gives the function behind a public op: where
+that the C library of `lookup_table` has seen. `caller` gives the function behind a public op: where
 nothing but plain tensors and autograd is in play it goes to the twin, everywhere else to the op.
 Where the library cannot be built, calls go to the op: slower, and with the same results.
 """
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from opgen.runtime import build, checks, compat
-from opgen.runtime.eager_table import (
+from opgen.runtime.evaluation import Call, compiled
+from opgen.runtime.lookup_table import (
     FUNCTIONS,
     MAX_NUMBERS,
     MAX_RANK,
@@ -28,7 +29,6 @@ from opgen.runtime.eager_table import (
     SLOTS,
     source,
 )
-from opgen.runtime.evaluation import Call, compiled
 from opgen.runtime.schema import Number, flatten
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ def _library(block: int) -> _Library | None:
         *(ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64),
         *(ctypes.c_void_p, ctypes.c_void_p),
     ]
-    name = f"{_ANSWER}_{block}"
+    # More than one copy of this runtime may be in a process, each with its own answer.
+    name = f"{_ANSWER}_{block}_{id(library):x}"
     _LIBRARY.define(f"{name}(Tensor answer) -> ()")
     library.opgen_register_answer.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]
     if library.opgen_register_answer(NAMESPACE.encode(), name.encode(), _ABI) != 0:
@@ -282,7 +283,10 @@ def _define(
     results = ", ".join("Tensor" for _ in operation.outputs)
     answer = _ask_python()
     answers = answer if len(operation.outputs) == 1 else (answer,) * len(operation.outputs)
-    _LIBRARY.define(f"{name}({listed}) -> " + (f"({results})" if "," in results else results))
+    try:
+        _LIBRARY.define(f"{name}({listed}) -> " + (f"({results})" if "," in results else results))
+    except RuntimeError:
+        return None  # another copy of this runtime serves the op in this process
     for key in ("CompositeExplicitAutograd", *_UNSEEN):
         _LIBRARY.impl(name, lambda *_: answers, key)
     register = library.loaded.opgen_register

@@ -1,0 +1,529 @@
+"""Nodes of the loops as C statements, one scope of C at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from opgen.algebra.poly import Poly, poly, symbol
+from opgen.emit.c_layout import broken
+from opgen.emit.expression import Printer, type_name
+from opgen.emit.names import CNames
+from opgen.emit.polynomial import Text
+from opgen.emit.types import Type
+from opgen.emit.vectors import VectorSum, vector_sum
+from opgen.ir.loops import (
+    Accumulate,
+    Always,
+    AtomicAdd,
+    Choose,
+    Define,
+    For,
+    If,
+    Kernel,
+    Lanes,
+    Node,
+    Number,
+    Result,
+    Scalar,
+    Start,
+    Store,
+    accumulators_of,
+    walk,
+)
+from opgen.ir.notation import Reducer
+from opgen.ir.primitives import Level
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The variables of an accumulator of argmax or argmin beside its position."""
+
+    best: str
+    found: str
+    first: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The variables of an accumulator."""
+
+    kind: Type
+    total: str
+    state: _State | None = None
+
+    @property
+    def declared(self) -> tuple[tuple[str, str], ...]:
+        """Types and names, the total first."""
+        if self.state is None:
+            return ((self.kind.value, self.total),)
+        integers = (self.state.found, *self.state.first)
+        return (
+            ("int64_t", self.total),
+            (self.kind.value, self.state.best),
+            *(("int64_t", name) for name in integers),
+        )
+
+    def at(self, place: str) -> _Names:
+        """Elements of arrays of these names."""
+        state = self.state
+        if state is not None:
+            first = tuple(name + place for name in state.first)
+            state = _State(state.best + place, state.found + place, first)
+        return _Names(self.kind, self.total + place, state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Digit:
+    """A counter and its extent."""
+
+    name: str
+    extent: Text
+
+
+@dataclass
+class Emitter:
+    """Prints nodes as statements, one scope of C at a time."""
+
+    printer: Printer
+    scope: CNames
+    kernel: Kernel
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+    kinds: dict[str, Type] = field(default_factory=dict)
+    states: dict[str, _State] = field(default_factory=dict)
+    arrays: set[str] = field(default_factory=set)  # accumulators that are arrays over the lanes
+    vectors: dict[str, str] = field(default_factory=dict)  # vectors of partial sums
+    lane: str = ""  # the names of the lane and of the number of the stretch of a row
+    stretch: str = ""
+
+    def write(self, line: str) -> None:
+        self.lines += broken("    " * self.depth + line)
+
+    def text(self, value: Poly) -> str:
+        return self.printer.poly(value).text
+
+    def block(self, head: str, nodes: Sequence[Node]) -> None:
+        """`head { nodes }`, in a scope of its own."""
+        self.write(f"{head} {{")
+        self.inner().nodes(nodes)
+        self.write("}")
+
+    def inner(self) -> Emitter:
+        """The emitter of a nested scope; it appends to the same lines."""
+        names = self.printer.names
+        inner_names = replace(
+            names, symbols=dict(names.symbols), accumulators=dict(names.accumulators)
+        )
+        printer = replace(self.printer, names=inner_names, bounded=set(self.printer.bounded))
+        return Emitter(
+            printer,
+            self.scope.inner(),
+            self.kernel,
+            self.lines,
+            self.depth + 1,
+            self.kinds,
+            self.states,
+            self.arrays,
+            self.vectors,
+            self.lane,
+            self.stretch,
+        )
+
+    # ------------------------------------------------------------ how a function starts
+    def prologue(self) -> None:
+        for define in self.kernel.prologue:
+            self.define(define.name, define.value)
+
+    def points(self, begin: str, end: str) -> None:
+        """A loop over a range of the kernel's points, around the body.
+
+        The axes are the digits of a point's number, last axis and row fastest; they are counted
+        rather than divided out, since a division may cost more than a short row.
+        """
+        digits = self.digits()
+        if not digits:
+            self.inner_body()
+            return
+        self.write(f"if ({begin} >= {end}) return;")
+        rest = begin
+        if len(digits) > 1:
+            rest = self.scope.fresh("rest")
+            self.write(f"int64_t {rest} = {begin};")
+        for digit in reversed(digits):
+            if digit is digits[0]:
+                self.write(f"int64_t {digit.name} = {rest};")
+            else:
+                self.write(f"int64_t {digit.name} = {rest} % {digit.extent.at(Level.UNARY)};")
+                self.write(f"{rest} /= {digit.extent.at(Level.ADDITIVE)};")
+        point = self.scope.fresh("point")
+        self.write(f"for (int64_t {point} = {begin}; {point} < {end}; {point}++) {{")
+        emitter = self.inner()
+        emitter.inner_body()
+        for digit in reversed(digits[1:]):
+            emitter.write(f"if (++{digit.name} < {digit.extent.at(Level.ADDITIVE)}) continue;")
+            emitter.write(f"{digit.name} = 0;")
+        emitter.write(f"++{digits[0].name};")
+        self.write("}")
+
+    def digits(self) -> list[_Digit]:
+        """The counters of a point: one for each axis, and one for the stretches of a row."""
+        digits = []
+        for axis in self.kernel.axes:
+            name = self.scope.fresh(axis.name)
+            digits.append(_Digit(name, self.printer.poly(axis.extent)))
+            self.printer.names.symbols[axis.name] = name
+            self.printer.bounded.add((symbol(axis.name), axis.extent))
+        row = self.kernel.row
+        if row is not None:
+            stretches = self.printer.poly((row.axis.extent + row.width - 1) // row.width)
+            digits.append(_Digit(self.scope.fresh(f"{row.axis.name}_part"), stretches))
+            self.lane = self.scope.fresh(row.axis.name)
+            self.stretch = digits[-1].name
+        return digits
+
+    def inner_body(self) -> None:
+        """The body at one point."""
+        row = self.kernel.row
+        if row is not None:
+            for name, value in (
+                (row.first, f"{self.stretch} * {row.width}"),
+                (row.last, f"least({{}} + {row.width}, {self.text(row.axis.extent)}) - 1"),
+            ):
+                own = self.scope.fresh(name)
+                first = self.printer.names.symbols.get(row.first, "")
+                self.printer.names.symbols[name] = own
+                self.write(f"const int64_t {own} = {value.format(first)};")
+            self.declare_lane_accumulators()
+        self.nodes(self.kernel.body)
+
+    def thread_index(self) -> None:
+        """The point of this thread: the axes as digits of its number, last axis fastest."""
+        axes = self.kernel.axes
+        rest = self.scope.fresh("rest")
+        self.write(f"int64_t {rest} = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;")
+        extents = [self.printer.poly(axis.extent) for axis in axes]
+        total = " * ".join(
+            extent.at(Level.MULTIPLICATIVE if at == 0 else Level.UNARY)
+            for at, extent in enumerate(extents)
+        )
+        self.write(f"if ({rest} >= {total or '1'}) return;")
+        names = {axis.name: self.scope.fresh(axis.name) for axis in axes}
+        for axis, extent in reversed(list(zip(axes, extents, strict=True))):
+            name = names[axis.name]
+            if axis is axes[0]:
+                self.write(f"const int64_t {name} = {rest};")
+            else:
+                self.write(f"const int64_t {name} = {rest} % {extent.at(Level.UNARY)};")
+                self.write(f"{rest} /= {extent.text};")
+        for axis in axes:
+            self.printer.names.symbols[axis.name] = names[axis.name]
+            self.printer.bounded.add((symbol(axis.name), axis.extent))
+
+    # ------------------------------------------------------------ nodes
+    def nodes(self, nodes: Sequence[Node]) -> None:
+        """The nodes in this scope."""
+        for node in nodes:
+            self.node(node)
+
+    def define(self, name: str, value: Poly) -> None:
+        text = self.text(value)
+        self.printer.names.symbols[name] = self.scope.fresh(name)
+        self.write(f"const int64_t {self.printer.names.symbols[name]} = {text};")
+
+    def node(self, node: Node) -> None:
+        match node:
+            case Define(name=name, value=value):
+                self.define(name, value)
+            case For():
+                self.loop(node)
+            case Lanes():
+                self.lanes(node)
+            case If():
+                self.condition(node)
+            case Start():
+                self.start(node)
+            case Accumulate():
+                self.accumulate(node)
+            case Store(tensor=tensor, indices=indices, value=value):
+                self.add_up_vectors(value)
+                operand = self.printer.program.operand(tensor)
+                stored = self.printer.stored(operand, self.printer.scalar(value))
+                self.write(f"{self.printer.cell(tensor, indices)} = {stored};")
+            case AtomicAdd(tensor=tensor, indices=indices, value=value):
+                cell = self.printer.cell(tensor, indices)
+                term = self.printer.scalar(value).text
+                if self.printer.cuda:
+                    self.write(f"atomic_add(&{cell}, {term});")
+                else:
+                    self.write(f"{cell} += {term};")
+            case unexpected:
+                assert_never(unexpected)
+
+    def add_up_vectors(self, value: Scalar) -> None:
+        """Before a total is stored, add its vector of partial sums to it."""
+        if isinstance(value, Result) and value.accumulator in self.vectors:
+            total = self.printer.names.accumulators[value.accumulator]
+            self.write(f"{total} += sum_of_lanes({self.vectors[value.accumulator]});")
+
+    def loop(self, node: For) -> None:
+        lower = _extreme("greatest", [self.text(bound) for bound in node.lower])
+        upper = [self.printer.poly(bound + 1) for bound in node.upper]
+        inner = self.inner()
+        name = inner.scope.fresh(node.name)
+        inner.printer.names.symbols[node.name] = name
+        if node.lower == (poly(0),):
+            bounded = ((symbol(node.name), bound + 1) for bound in node.upper)
+            inner.printer.bounded.update(bounded)
+        if len(upper) == 1 and "(" not in upper[0].text:
+            end = upper[0].at(Level.ADDITIVE)
+        else:
+            end = self.scope.fresh(f"{node.name}_end")
+            value = _extreme("least", [bound.text for bound in upper])
+            self.write(f"const int64_t {end} = {value};")
+        vectors = None if self.printer.cuda else vector_sum(node, self.printer.program)
+        if vectors is not None and vectors.term.accumulator in self.vectors:
+            self.vector_loop(node, vectors, name, lower, end)
+            return
+        if node.any_order:
+            totals = dict.fromkeys(
+                self.printer.names.accumulators[each.accumulator]
+                for each in walk(node.body)
+                if isinstance(each, Accumulate)
+            )
+            self.write(f"IN_ANY_ORDER({', '.join(totals)})")
+        self.write(f"for (int64_t {name} = {lower}; {name} < {end}; {name}++) {{")
+        inner.nodes(node.body)
+        self.write("}")
+
+    def vector_loop(self, node: For, vectors: VectorSum, name: str, lower: str, end: str) -> None:
+        """Whole vectors of terms where memory is consecutive, then the terms that are left."""
+        strides = self.printer.names.strides
+        program = self.printer.program
+        steps = [strides[tensor, program.operand(tensor).rank - 1] for tensor in vectors.walked]
+        condition = " && ".join(f"{step} == 1" for step in steps)
+        inner = self.inner()
+        inner.printer.names.symbols[node.name] = name
+        self.write("{")
+        inner.nodes(node.body[:-1])
+        value = replace(inner.printer, walking=node.name).scalar(vectors.term.value).text
+        total = self.vectors[vectors.term.accumulator]
+        inner.write(f"int64_t {name} = {lower};")
+        inner.write(f"if ({condition}) {{")
+        head = f"for (; {name} + LANES <= {end}; {name} += LANES)"
+        inner.write(f"    {head} {total} += {value};")
+        inner.write("}")
+        inner.write(f"for (; {name} < {end}; {name}++) {{")
+        inner.inner().nodes((vectors.term,))
+        inner.write("}")
+        self.write("}")
+
+    def lanes(self, node: Lanes) -> None:
+        """A loop over the lanes between the bounds."""
+        row = self.kernel.row
+        assert row is not None
+        symbols = self.printer.names.symbols
+        begin = _extreme("greatest", [symbols[row.first], *map(self.text, node.lower)])
+        upper = [symbols[row.last], *map(self.text, node.upper)]
+        inner = self.inner()
+        inner.printer.names.symbols[row.axis.name] = self.lane
+        inner.printer.bounded.add((symbol(row.axis.name), row.axis.extent))
+        first = symbols[row.first]
+        if node.lower:
+            first = self.scope.fresh(f"{row.axis.name}_begin")
+            self.write(f"const int64_t {first} = {begin};")
+        last = symbols[row.last]
+        if node.upper:
+            last = self.scope.fresh(f"{row.axis.name}_end")
+            self.write(f"const int64_t {last} = {_extreme('least', upper)};")
+        self.write("INDEPENDENT")
+        self.write(f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++) {{")
+        inner.nodes(node.body)
+        self.write("}")
+
+    def condition(self, node: If) -> None:
+        texts = [self.printer.condition(condition) for condition in node.conditions]
+        if node.test != Always():
+            texts.append(self.printer.test(node.test))
+        text = _conjunction(texts)
+        if node.body:
+            self.block(f"if ({text})", node.body)
+        else:
+            self.write(f"(void)({text});  // only checked")
+
+    # ------------------------------------------------------------ accumulators
+    def declare_lane_accumulators(self) -> None:
+        """Arrays for accumulators that live longer than one pass over the lanes."""
+        row = self.kernel.row
+        assert row is not None
+        starts = {n.accumulator: n for n in walk(self.kernel.body) if isinstance(n, Start)}
+        for start in starts.values():
+            if not _outlives_a_pass(start.accumulator, self.kernel.body):
+                continue
+            names = self.accumulator_names(start)
+            place = f"[{self.lane} - {self.printer.names.symbols[row.first]}]"
+            for kind, name in names.declared:
+                self.write(f"{kind} {name}[{row.width}];")
+            self.adopt(start.accumulator, names.at(place))
+            self.arrays.add(start.accumulator)
+
+    def accumulator_names(self, node: Start) -> _Names:
+        """Fresh names for the variables of an accumulator."""
+        kind = self.printer.types.of_accumulator(node.tensor, node.accumulator, self.kernel.body)
+        self.kinds[node.accumulator] = kind
+        total = self.scope.fresh(node.accumulator)
+        if not node.reducer.is_argument:
+            return _Names(kind, total)
+        orders = [
+            each.order
+            for each in walk(self.kernel.body)
+            if isinstance(each, Accumulate) and each.accumulator == node.accumulator
+        ]
+        length = max(map(len, orders), default=0)
+        assert all(len(order) == length for order in orders)
+        state = _State(
+            self.scope.fresh("best"),
+            self.scope.fresh("found"),
+            tuple(self.scope.fresh(f"first_{at}") for at in range(length)),
+        )
+        return _Names(kind, total, state)
+
+    def adopt(self, accumulator: str, names: _Names) -> None:
+        """From here on the accumulator goes by these names."""
+        self.printer.names.accumulators[accumulator] = names.total
+        if names.state is not None:
+            self.states[accumulator] = names.state
+
+    def start(self, node: Start) -> None:
+        is_array = node.accumulator in self.arrays
+        if is_array:
+            total = self.printer.names.accumulators[node.accumulator]
+            names = _Names(self.kinds[node.accumulator], total, self.states.get(node.accumulator))
+        else:
+            names = self.accumulator_names(node)
+            self.adopt(node.accumulator, names)
+        if node.value is not None:
+            assert not node.reducer.is_argument, "argmax and argmin into one tensor share a kernel"
+            initial = self.printer.scalar(node.value).text
+        else:
+            initial = self.identity(node.tensor, node.reducer)
+        values = [initial, *("0" for _ in names.declared[1:])]
+        for (kind, name), value in zip(names.declared, values, strict=True):
+            self.write(f"{'' if is_array else f'{kind} '}{name} = {value};")
+        if not self.printer.cuda and self.adds_vectors(node.accumulator):
+            vector = self.scope.fresh(f"{names.total}_lanes")
+            self.vectors[node.accumulator] = vector
+            self.write(f"wide_lanes {vector} = {{0}};")
+
+    def adds_vectors(self, accumulator: str) -> bool:
+        """Whether some loop adds vectors of terms to the accumulator."""
+        loops = (node for node in walk(self.kernel.body) if isinstance(node, For))
+        sums = (vector_sum(node, self.printer.program) for node in loops)
+        return any(each is not None and each.term.accumulator == accumulator for each in sums)
+
+    def identity(self, tensor: str, reducer: Reducer) -> str:
+        """The value of a cell that nothing has joined."""
+        match reducer:
+            case Reducer.ASSIGN | Reducer.ADD:
+                return "0"
+            case Reducer.MULTIPLY:
+                return "1"
+            case Reducer.MAX | Reducer.MIN:
+                end = "least" if reducer is Reducer.MAX else "greatest"
+                operand = self.printer.program.operand(tensor)
+                for workspace in self.printer.program.workspaces:
+                    if workspace.name == tensor:
+                        operand = self.printer.program.operand(workspace.output)
+                name = type_name(operand)
+                return f"{'i64' if name == 'int64_t' else name}_{end}"
+            case Reducer.ARGMAX | Reducer.ARGMIN:
+                return "-1"
+            case unexpected:
+                assert_never(unexpected)
+
+    def accumulate(self, node: Accumulate) -> None:
+        total = self.printer.names.accumulators[node.accumulator]
+        always = node.present == Always()
+        if node.reducer in (Reducer.ASSIGN, Reducer.MULTIPLY):
+            value: Scalar = node.value
+            if not always:
+                value = Choose(node.present, value, Number(0))
+            sign = "=" if node.reducer is Reducer.ASSIGN else "*="
+            self.write(f"{total} {sign} {self.printer.scalar(value).text};")
+            return
+        emitter = self
+        if not always:
+            self.write(f"if ({self.printer.test(node.present).text}) {{")
+            emitter = self.inner()
+        emitter.join(node, total)
+        if not always:
+            self.write("}")
+
+    def join(self, node: Accumulate, total: str) -> None:
+        """Join a term that is present."""
+        text = self.printer.scalar(node.value).text
+        if node.reducer is Reducer.ADD:
+            self.write(f"{total} += {text};")
+            return
+        kind = self.kinds[node.accumulator]
+        term = self.scope.fresh("term")
+        self.write(f"const {kind.value} {term} = {text};")
+        sign = ">" if node.reducer in (Reducer.MAX, Reducer.ARGMAX) else "<"
+        if not node.reducer.is_argument:
+            nan = "" if kind is Type.INTEGER else f" || {term} != {term}"
+            self.write(f"if ({term} {sign} {total}{nan}) {total} = {term};")
+            return
+        self.join_argument(node, total, term, sign)
+
+    def join_argument(self, node: Accumulate, total: str, term: str, sign: str) -> None:
+        state = self.states[node.accumulator]
+        best, found = state.best, state.found
+        better = f"!{found} || {term} {sign} {best} || ({term} != {term} && {best} == {best})"
+        updates = [f"{found} = 1;", f"{best} = {term};"]
+        if node.order:
+            same = f"{term} == {best} || ({term} != {term} && {best} != {best})"
+            better += f" || (({same}) && ({self.earlier(node.order, state.first)}))"
+            updates += [
+                f"{first} = {self.text(value)};"
+                for first, value in zip(state.first, node.order, strict=True)
+            ]
+        assert node.position is not None
+        updates.append(f"{total} = {self.text(node.position)};")
+        self.write(f"if ({better}) {{")
+        for update in updates:
+            self.write(f"    {update}")
+        self.write("}")
+
+    def earlier(self, order: Sequence[Poly], first: Sequence[str]) -> str:
+        """Whether `order` is lexicographically less than the values in `first`."""
+        value, *rest = (self.printer.poly(each) for each in order)
+        text = f"{value.at(Level.ADDITIVE)} < {first[0]}"
+        if rest:
+            tail = self.earlier(order[1:], first[1:])
+            equal = f"{value.at(Level.ADDITIVE)} == {first[0]}"
+            text += f" || ({equal} && ({tail}))" if len(rest) > 1 else f" || ({equal} && {tail})"
+        return text
+
+
+def _extreme(function: str, texts: Sequence[str]) -> str:
+    out = texts[0]
+    for text in texts[1:]:
+        out = f"{function}({out}, {text})"
+    return out
+
+
+def _conjunction(texts: Sequence[Text]) -> str:
+    if len(texts) == 1:
+        return texts[0].text
+    return " && ".join(text.at(Level.EQUALITY) for text in texts)
+
+
+def _outlives_a_pass(accumulator: str, body: Sequence[Node]) -> bool:
+    """Whether some pass over the lanes goes on with an accumulator that another one started."""
+    passes = [node.body for node in walk(tuple(body)) if isinstance(node, Lanes)]
+    return any(
+        accumulator in accumulators_of(*nodes)
+        and not any(isinstance(n, Start) and n.accumulator == accumulator for n in walk(nodes))
+        for nodes in passes
+    )

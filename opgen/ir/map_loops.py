@@ -1,0 +1,155 @@
+"""Nodes of the loops rebuilt with other polynomials, and the symbols that they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import assert_never
+
+from opgen.algebra.condition import Condition
+from opgen.algebra.poly import Poly
+from opgen.ir.loops import (
+    Accumulate,
+    All,
+    Always,
+    Any,
+    Argument,
+    AtomicAdd,
+    Call,
+    Choose,
+    Define,
+    Either,
+    For,
+    If,
+    Inside,
+    Integer,
+    Lanes,
+    Load,
+    Node,
+    Nonzero,
+    Number,
+    Result,
+    Scalar,
+    Start,
+    Store,
+    Test,
+    visit,
+    walk,
+)
+
+Change = Callable[[Poly], Poly]
+
+
+def map_node(node: Node, change: Change) -> Node:
+    """The node with every polynomial replaced, those of the nodes in it as well."""
+
+    def all_of(values: tuple[Poly, ...]) -> tuple[Poly, ...]:
+        return tuple(map(change, values))
+
+    match node:
+        case Define(value=value):
+            return replace(node, value=change(value))
+        case For(lower=lower, upper=upper, body=body) | Lanes(lower=lower, upper=upper, body=body):
+            inner = map_nodes(body, change)
+            return replace(node, lower=all_of(lower), upper=all_of(upper), body=inner)
+        case If(conditions=conditions, body=body, test=test):
+            changed = tuple(Condition(change(c.value), c.relation) for c in conditions)
+            return If(changed, map_nodes(body, change), map_test(test, change))
+        case Start(value=value):
+            return replace(node, value=None if value is None else map_scalar(value, change))
+        case Accumulate(value=value, present=present, position=position, order=order):
+            return replace(
+                node,
+                value=map_scalar(value, change),
+                present=map_test(present, change),
+                position=None if position is None else change(position),
+                order=all_of(order),
+            )
+        case Store(indices=indices, value=value) | AtomicAdd(indices=indices, value=value):
+            return replace(node, indices=all_of(indices), value=map_scalar(value, change))
+        case unexpected:
+            assert_never(unexpected)
+
+
+def map_nodes(nodes: tuple[Node, ...], change: Change) -> tuple[Node, ...]:
+    """`map_node` for each."""
+    return tuple(map_node(node, change) for node in nodes)
+
+
+def map_scalar(value: Scalar, change: Change) -> Scalar:
+    """The scalar with every polynomial replaced."""
+    match value:
+        case Number() | Argument() | Result():
+            return value
+        case Integer(value=number):
+            return Integer(change(number))
+        case Load(tensor=tensor, indices=indices):
+            return Load(tensor, tuple(map(change, indices)))
+        case Call(primitive=primitive, arguments=arguments):
+            return Call(primitive, tuple(map_scalar(each, change) for each in arguments))
+        case Choose(test=test, then=then, otherwise=otherwise):
+            return Choose(
+                map_test(test, change), map_scalar(then, change), map_scalar(otherwise, change)
+            )
+        case unexpected:
+            assert_never(unexpected)
+
+
+def map_results(value: Scalar, rename: Callable[[str], str]) -> Scalar:
+    """The scalar with other accumulators."""
+    match value:
+        case Result(accumulator=name):
+            return Result(rename(name))
+        case Call(primitive=primitive, arguments=arguments):
+            return Call(primitive, tuple(map_results(each, rename) for each in arguments))
+        case Choose(test=test, then=then, otherwise=otherwise):
+            # Tests are of indices and of loaded values, never of accumulators.
+            return Choose(test, map_results(then, rename), map_results(otherwise, rename))
+        case Number() | Argument() | Integer() | Load():
+            return value
+        case unexpected:
+            assert_never(unexpected)
+
+
+def map_test(test: Test, change: Change) -> Test:
+    """The test with every polynomial replaced."""
+    match test:
+        case Always():
+            return test
+        case Inside(index=index, extent=extent, fault=fault):
+            return Inside(change(index), change(extent), fault)
+        case Nonzero(value=value):
+            return Nonzero(map_scalar(value, change))
+        case All(tests=tests):
+            return All(tuple(map_test(each, change) for each in tests))
+        case Any(tests=tests):
+            return Any(tuple(map_test(each, change) for each in tests))
+        case Either(condition=condition, then=then, otherwise=otherwise):
+            return Either(
+                map_test(condition, change), map_test(then, change), map_test(otherwise, change)
+            )
+        case unexpected:
+            assert_never(unexpected)
+
+
+def polynomials(*nodes: Node) -> tuple[Poly, ...]:
+    """Every polynomial of the nodes and of those in them."""
+    found: dict[Poly, None] = {}
+    for node in walk(nodes):
+        visit(
+            node,
+            lambda scalar: None,
+            lambda test: None,
+            lambda value: found.update({value: None}),
+        )
+    return tuple(found)
+
+
+def symbols_of(*nodes: Node) -> frozenset[str]:
+    """Every symbol of the nodes; those that they define are not told apart."""
+    return frozenset[str]().union(*(value.symbols for value in polynomials(*nodes)))
+
+
+def test_symbols(test: Test) -> frozenset[str]:
+    """Every symbol of a test."""
+    return symbols_of(If((), (), test))

@@ -1,0 +1,56 @@
+"""How much a kernel has to do: an estimate from its loops.
+
+It decides what is worth sharing out among threads. It need not be exact, and never changes results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opgen.algebra.poly import Kind, Poly, maximum, minimum, poly
+from opgen.ir.loops import Accumulate, AtomicAdd, Define, For, If, Kernel, Lanes, Node, Start, Store
+
+_UNKNOWN = 8
+"""How often a loop is taken to run whose bounds are read from a tensor."""
+
+
+def points(kernel: Kernel) -> Poly:
+    """The number of parallel points."""
+    count = poly(1)
+    for axis in kernel.axes:
+        count = count * axis.extent
+    row = kernel.row
+    return count if row is None else count * ((row.axis.extent + row.width - 1) // row.width)
+
+
+def work(kernel: Kernel, known: Iterable[str]) -> Poly:
+    """The number of terms and cells at one parallel point, as a formula of the known symbols."""
+    lanes = poly(1)
+    if kernel.row is not None:
+        lanes = minimum(kernel.row.axis.extent, kernel.row.width)
+    return _nodes(kernel.body, lanes, frozenset(known))
+
+
+def _nodes(nodes: Iterable[Node], lanes: Poly, known: frozenset[str]) -> Poly:
+    total = poly(0)
+    for node in nodes:
+        match node:
+            case For(lower=lower, upper=upper, body=body):
+                total += _count(lower, upper, known) * _nodes(body, lanes, known)
+            case Lanes(body=body):
+                total += lanes * _nodes(body, lanes, known)
+            case If(body=body):
+                total += _nodes(body, lanes, known)
+            case Accumulate() | Store() | AtomicAdd():
+                total += 1
+            case Define() | Start():
+                pass
+    return total
+
+
+def _count(lower: tuple[Poly, ...], upper: tuple[Poly, ...], known: frozenset[str]) -> Poly:
+    """How often a loop runs, where everything that changes inside the kernel is 1."""
+    count = minimum(*upper) - maximum(*lower) + 1
+    if any(atom.kind is Kind.LOAD for atom in count.all_atoms()):
+        return poly(_UNKNOWN)
+    return maximum(count.substitute(dict.fromkeys(count.symbols - known, poly(1))), 1)

@@ -1,0 +1,153 @@
+"""Along which index the innermost loop of a kernel runs.
+
+A choice is scored by the tensors it walks through: consecutive addresses are loaded a vector at a
+time, an address that stays is loaded once, and far apart ones are loaded one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from opgen.algebra.poly import Atom, Kind, Poly, of_atom, symbol_atom
+from opgen.ir.loops import (
+    Accumulate,
+    Define,
+    For,
+    Kernel,
+    Load,
+    Node,
+    Scalar,
+    Store,
+    visit,
+    walk,
+)
+from opgen.ir.notation import Reducer
+
+
+class Way(Enum):
+    """What the innermost loop runs over."""
+
+    ROW = "cells along an axis"
+    SUM = "terms of one cell, in any order"
+    POINTS = "whatever it runs over"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A way, and the axis or loop it concerns."""
+
+    way: Way
+    name: str = ""
+
+
+_CONSECUTIVE: Final = 2
+_SPREAD: Final = -1  # a fixed number of elements apart
+_SCATTERED: Final = -4  # rows or planes apart
+_SHORT: Final = -6  # fewer values than a vector holds
+_SHORTEST: Final = 8
+
+
+def choose(kernel: Kernel) -> Choice:
+    """The best way; among equals the last axis."""
+    values = _definitions(kernel)
+    loads = [tuple(index.substitute(values) for index in load) for load in _loads(kernel)]
+    stores = [node.indices for node in walk(kernel.body) if isinstance(node, Store)]
+    best, best_score = Choice(Way.POINTS), -1
+    for axis in reversed(kernel.axes):
+        score = sum(_walk(access, axis.name) for access in loads)
+        for store in stores:
+            filled = _is_filled(kernel, store, axis.name)
+            score += _CONSECUTIVE if filled else _walk(store, axis.name)
+        score += _length(axis.extent)
+        if score > best_score:
+            best, best_score = Choice(Way.ROW, axis.name), score
+    for loop in _sums(kernel.body):
+        # The result of a cell is added up at the end of the loop: the row wins a draw.
+        score = sum(_walk(access, loop.name) for access in loads) - 1
+        extents = [bound + 1 for bound in loop.upper]
+        score += min((_length(extent) for extent in extents), default=0)
+        if score > best_score:
+            best, best_score = Choice(Way.SUM, loop.name), score
+    return best
+
+
+def _length(extent: Poly) -> int:
+    return _SHORT if extent.is_constant and extent.constant < _SHORTEST else 0
+
+
+def _walk(indices: tuple[Poly, ...], name: str) -> int:
+    """How the address of an access moves with one index."""
+    if any(name in index.symbols for index in indices[:-1]):
+        return _SCATTERED
+    if not indices or name not in indices[-1].symbols:
+        return 0
+    return _CONSECUTIVE if abs(_step(_unclamped(indices[-1], name), name)) == 1 else _SPREAD
+
+
+def _step(value: Poly, name: str) -> int:
+    """The constant by which a value grows with an index; 0 where it is none."""
+    linear = value.linear_in(symbol_atom(name))
+    if linear is None or not linear[0].is_constant or name in linear[1].symbols:
+        return 0
+    return linear[0].constant
+
+
+def _unclamped(value: Poly, name: str) -> Poly:
+    """The value away from the ends of its range."""
+
+    def change(atom: Atom) -> Poly:
+        moving = [arg for arg in atom.args if name in arg.symbols]
+        if atom.kind in (Kind.MIN, Kind.MAX) and len(moving) == 1:
+            return _unclamped(moving[0], name)
+        return of_atom(atom)
+
+    return value.map_atoms(change)
+
+
+def _is_filled(kernel: Kernel, indices: tuple[Poly, ...], name: str) -> bool:
+    """Whether another axis fills the gaps that steps along this one leave."""
+    if not indices:
+        return False
+    step = _step(indices[-1], name)
+    return any(
+        axis.extent == step and _step(indices[-1], axis.name) == 1
+        for axis in kernel.axes
+        if axis.name != name
+    )
+
+
+def _definitions(kernel: Kernel) -> Mapping[str, Poly]:
+    """The definitions in the body in terms of axes and loops, as far as a name has one meaning."""
+    values: dict[str, Poly] = {}
+    for node in walk(kernel.body):
+        if isinstance(node, Define):
+            values.setdefault(node.name, node.value.substitute(values))
+    return values
+
+
+def _loads(kernel: Kernel) -> Iterator[tuple[Poly, ...]]:
+    found: list[tuple[Poly, ...]] = []
+
+    def on_scalar(value: Scalar) -> None:
+        if isinstance(value, Load):
+            found.append(value.indices)
+
+    for node in walk(kernel.body):
+        visit(node, on_scalar, lambda test: None, lambda value: None)
+    yield from found
+
+
+def _sums(body: tuple[Node, ...]) -> Iterator[For]:
+    """Innermost loops that only add."""
+    for node in walk(body):
+        if not isinstance(node, For):
+            continue
+        inner = tuple(walk(node.body))
+        terms = [each for each in inner if isinstance(each, Accumulate)]
+        if not any(isinstance(each, For) for each in inner) and all(
+            term.reducer is Reducer.ADD for term in terms
+        ):
+            yield node

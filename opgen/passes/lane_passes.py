@@ -1,0 +1,89 @@
+"""Fewer passes over a row: what is done to a cell one after the other is done in one pass.
+
+Lanes do not depend on each other, so `a` in all lanes and then `b` in all lanes is `a` and then `b`
+in every lane. Where the bounds of both differ, the lanes within all bounds do everything, and the
+few at the ends ask for each part whether it is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from opgen.algebra.condition import Condition
+from opgen.algebra.poly import Poly, maximum, minimum, symbol
+from opgen.ir.loops import Define, For, If, Lanes, Node
+from opgen.passes.lane_bounds import LaneBounds
+
+
+def fused(nodes: Sequence[Node], around: LaneBounds, lane: str) -> tuple[Node, ...]:
+    """The nodes with as few passes over the row as possible; `around` holds for all lanes."""
+    out: list[Node] = []
+    run: list[Lanes] = []
+    for node in nodes:
+        if isinstance(node, Lanes):
+            run.append(node)
+            continue
+        if isinstance(node, Define):
+            # It depends on no pass before it, so it need not come between two of them.
+            out += () if node in out else (node,)
+            continue
+        out += _joined(run, around, lane)
+        run = []
+        if isinstance(node, For | If):
+            node = replace(node, body=fused(node.body, around, lane))
+        out.append(node)
+    return (*out, *_joined(run, around, lane))
+
+
+def _joined(run: Sequence[Lanes], around: LaneBounds, lane: str) -> tuple[Lanes, ...]:
+    """Consecutive passes as at most three."""
+    if len(run) < 2:
+        return tuple(run)
+    lower = tuple(dict.fromkeys(bound for lanes in run for bound in lanes.lower))
+    upper = tuple(dict.fromkeys(bound for lanes in run for bound in lanes.upper))
+    middle = Lanes(lower, upper, _bodies(run))
+    if all(lanes.lower == lower and lanes.upper == upper for lanes in run):
+        return (middle,)
+    parts = [middle]
+    begin, end = _begin(run, lower), _end(run, upper)
+    guarded = _bodies([_guarded(each, around, lane) for each in run])
+    if begin is not None:
+        parts.insert(0, Lanes(around.lower, (*around.upper, begin - 1), guarded))
+    if end is not None:
+        behind = () if begin is None else (begin,)
+        parts.append(Lanes((*around.lower, end + 1, *behind), around.upper, guarded))
+    return tuple(parts)
+
+
+def _begin(run: Sequence[Lanes], lower: tuple[Poly, ...]) -> Poly | None:
+    """The first lane of the middle; None where no lane comes before it."""
+    return None if all(lanes.lower == lower for lanes in run) else maximum(*lower)
+
+
+def _end(run: Sequence[Lanes], upper: tuple[Poly, ...]) -> Poly | None:
+    return None if all(lanes.upper == upper for lanes in run) else minimum(*upper)
+
+
+def _guarded(lanes: Lanes, around: LaneBounds, lane: str) -> Lanes:
+    """Lanes that ask whether they are within the bounds."""
+    here = symbol(lane)
+    conditions = [Condition(here - bound) for bound in lanes.lower if bound not in around.lower]
+    conditions += [Condition(bound - here) for bound in lanes.upper if bound not in around.upper]
+    if not conditions:
+        return lanes
+    return replace(lanes, body=(If(tuple(conditions), lanes.body),))
+
+
+def _bodies(run: Sequence[Lanes]) -> tuple[Node, ...]:
+    """One body after the other, without definitions that were made already."""
+    known: set[Node] = set()
+    out: list[Node] = []
+    for lanes in run:
+        for node in lanes.body:
+            if node in known:
+                continue
+            if isinstance(node, Define):
+                known.add(node)
+            out.append(node)
+    return tuple(out)

@@ -1,0 +1,324 @@
+"""Loops for a processor with vectors: the innermost loop runs along a row.
+
+Before: one parallel point for every cell, a loop over its terms. After, for kernels that gain by
+it, one of
+
+    row      a point is a stretch of cells along one axis. Loops over terms go outside of the cells,
+             each cell keeps its accumulator, and the innermost loop runs over the cells for which
+             the term exists: bounds of a loop that differ from cell to cell, and conditions, become
+             bounds of that innermost loop. No condition is left in it where they are linear.
+    sum      a point stays a cell, and the innermost loop over its terms may add in any order.
+
+The cell's terms stay the same; in a row their order does as well. Which of the two, and along which
+axis: where most tensors are read and written at consecutive addresses.
+
+The last dim of a tensor is taken to be the one with consecutive addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, assert_never
+
+from opgen.algebra.condition import Condition, Relation
+from opgen.algebra.facts import Facts
+from opgen.algebra.poly import ZERO, Poly, symbol
+from opgen.ir.loops import (
+    Accumulate,
+    All,
+    Always,
+    AtomicAdd,
+    Choose,
+    Define,
+    For,
+    If,
+    Inside,
+    Kernel,
+    Lanes,
+    Node,
+    Number,
+    Program,
+    Row,
+    Start,
+    Store,
+    Test,
+    walk,
+)
+from opgen.ir.map_loops import map_nodes, symbols_of, test_symbols
+from opgen.ir.notation import Reducer
+from opgen.passes.gather import fresh_name
+from opgen.passes.jam import copies_along, jammed
+from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solve
+from opgen.passes.lane_choice import Choice, Way, choose
+from opgen.passes.lane_passes import fused
+from opgen.passes.peel import Peeling
+from opgen.passes.unroll import LONGEST, unrolled
+
+Leaf = Accumulate | Start | Store | AtomicAdd
+
+WIDTH: Final = 1024
+"""The most cells of a stretch: their accumulators stay in the first-level cache."""
+
+_ABSENT_IS_ZERO: Final = (Reducer.ASSIGN, Reducer.MULTIPLY)
+_FREE: Final = LaneBounds()
+
+
+def rows(program: Program, facts: Facts) -> Program:
+    """The same program with innermost loops along rows; `facts` hold for every call."""
+    return replace(program, kernels=tuple(_kernel(kernel, facts) for kernel in program.kernels))
+
+
+def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
+    if not kernel.is_deterministic or not kernel.axes:
+        return kernel
+    kernel = replace(kernel, body=_direct(kernel.body))
+    match choose(kernel):
+        case Choice(way=Way.ROW, name=name):
+            return _along(kernel, name, facts)
+        case Choice(way=Way.SUM, name=name):
+            return replace(kernel, body=_reordered(kernel.body, name))
+        case Choice(way=Way.POINTS):
+            return kernel
+        case unexpected:
+            raise AssertionError(unexpected)
+
+
+def _direct(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Without an accumulator where a cell has exactly one term, or nothing."""
+    match body:
+        case (
+            Start(value=None, reducer=Reducer.ASSIGN | Reducer.ADD),
+            *defines,
+            Accumulate(reducer=Reducer.ASSIGN | Reducer.ADD, value=value, present=present),
+            Store() as store,
+        ) if all(isinstance(node, Define) for node in defines):
+            if present != Always():
+                value = Choose(present, value, Number(0))
+            return (*defines, replace(store, value=value))
+        case _:
+            return body
+
+
+def _reordered(body: tuple[Node, ...], name: str) -> tuple[Node, ...]:
+    """The loop with that name in any order."""
+
+    def change(node: Node) -> Node:
+        if isinstance(node, For):
+            inner = _reordered(node.body, name)
+            return replace(node, body=inner, any_order=node.any_order or node.name == name)
+        if isinstance(node, If):
+            return replace(node, body=_reordered(node.body, name))
+        return node
+
+    return tuple(map(change, body))
+
+
+# ---------------------------------------------------------------------------- rows
+def _along(kernel: Kernel, name: str, facts: Facts) -> Kernel:
+    """The kernel with the axis of that name as its row."""
+    copies = copies_along(kernel, name)
+    kernel, bodies = copies.kernel, tuple(map(unrolled, copies.bodies))
+    (axis,) = (axis for axis in kernel.axes if axis.name == name)
+    taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
+    taken |= {node.name for body in bodies for node in walk(body) if isinstance(node, Define | For)}
+    row = Row(axis, fresh_name(f"{name}_first", taken), fresh_name(f"{name}_last", taken), WIDTH)
+    inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))
+    inside = inside.with_bounds(name, ZERO, axis.extent - 1)
+    middle = Peeling(name, inside).peeled(bodies)
+    rewriter = _Rewriter(row, inside)
+    scope = _Scope(bounds=middle.bounds.needed(axis.extent, inside))
+    rewritten = [tuple(rewriter.nodes(unrolled(body), scope)) for body in middle.bodies]
+    whole = tuple(node for body in bodies for node in body)
+    parts = (
+        *(Lanes(bounds.lower, bounds.upper, whole) for bounds in middle.before),
+        *fused(jammed(rewritten), scope.bounds, name),
+        *(Lanes(bounds.lower, bounds.upper, whole) for bounds in middle.after),
+    )
+    axes = tuple(each for each in kernel.axes if each is not axis)
+    return replace(kernel, axes=axes, row=row, body=parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What the nodes around a node leave to the lanes: definitions, bounds and other conditions."""
+
+    defines: tuple[Define, ...] = ()
+    values: dict[str, Poly] = field(default_factory=dict)
+    bounds: LaneBounds = _FREE
+    guards: tuple[If, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Rewriter:
+    row: Row
+    facts: Facts
+
+    @property
+    def lane(self) -> str:
+        """The symbol that differs from lane to lane."""
+        return self.row.axis.name
+
+    def depends(self, symbols: frozenset[str], scope: _Scope) -> bool:
+        """Whether something with these symbols differs from lane to lane."""
+        return self.lane in symbols or not symbols.isdisjoint(scope.values)
+
+    def nodes(self, nodes: Sequence[Node], scope: _Scope) -> list[Node]:
+        """Nodes with the lanes innermost."""
+        out: list[Node] = []
+        for node in nodes:
+            match node:
+                case Define(name=name, value=value):
+                    if self.depends(value.symbols, scope):
+                        full = value.substitute(scope.values)
+                        scope = replace(
+                            scope,
+                            defines=(*scope.defines, node),
+                            values={**scope.values, name: full},
+                        )
+                    else:
+                        out.append(node)
+                case If():
+                    out += self.condition(node, scope)
+                case For():
+                    out += self.loop(node, scope)
+                case Start() | Accumulate() | Store() | AtomicAdd():
+                    out += self.leaf(node, scope)
+                case Lanes():
+                    raise AssertionError("a kernel has one row")
+                case unexpected:
+                    assert_never(unexpected)
+        return out
+
+    def condition(self, node: If, scope: _Scope) -> list[Node]:
+        """Conditions on the row go outside, those on a lane become bounds where they can."""
+        outside: list[Condition] = []
+        guards: list[Condition] = []
+        for condition in node.conditions:
+            if not self.depends(condition.value.symbols, scope):
+                outside.append(condition)
+                continue
+            bounds = None
+            if condition.relation is Relation.GE:
+                bounds = self.solved(condition.value, scope)
+            if bounds is None:
+                guards.append(condition)
+            else:
+                scope = replace(scope, bounds=scope.bounds.joined(bounds))
+        test, bounds = self.test(node.test, scope)
+        scope = replace(scope, bounds=scope.bounds.joined(bounds))
+        around: tuple[Test, tuple[Condition, ...]] = (Always(), tuple(outside))
+        if test != Always() and not guards and not self.depends(test_symbols(test), scope):
+            around, test = (test, tuple(outside)), Always()
+        if guards or test != Always():
+            scope = replace(scope, guards=(*scope.guards, If(tuple(guards), (), test)))
+        body = self.nodes(node.body, scope) if node.body else self.leaf(None, scope)
+        if not around[1] and around[0] == Always():
+            return body
+        return [If(around[1], tuple(body), around[0])]
+
+    def solved(self, value: Poly, scope: _Scope) -> LaneBounds | None:
+        """`value >= 0` as bounds of the lane."""
+        return solve(value.substitute(scope.values), self.lane, self.facts)
+
+    def test(self, test: Test, scope: _Scope) -> tuple[Test, LaneBounds]:
+        """What is left of a test, and what of it became bounds."""
+        parts = test.tests if isinstance(test, All) else (test,)
+        left: list[Test] = []
+        bounds = LaneBounds()
+        for part in parts:
+            found = None
+            if isinstance(part, Inside) and part.fault is None:
+                found = self.inside(part, scope)
+            if found is None:
+                left.append(part)
+            else:
+                bounds = bounds.joined(found)
+        match left:
+            case []:
+                return Always(), bounds
+            case [single]:
+                return single, bounds
+            case _:
+                return All(tuple(left)), bounds
+
+    def inside(self, test: Inside, scope: _Scope) -> LaneBounds | None:
+        lower = self.solved(test.index, scope)
+        upper = self.solved(test.extent - 1 - test.index, scope)
+        return None if lower is None or upper is None else lower.joined(upper)
+
+    def loop(self, node: For, scope: _Scope) -> list[Node]:
+        """The loop outside of the lanes, over all values that some lane needs."""
+        moved = self.moving_along(node, scope)
+        if moved is not None:
+            return self.loop(moved, scope)
+        lower, upper = list[Poly](), list[Poly]()
+        bounds = LaneBounds()
+        for kind, out, values in (("lower", lower, node.lower), ("upper", upper, node.upper)):
+            for bound in values:
+                if not self.depends(bound.symbols, scope):
+                    out.append(bound)
+                    continue
+                value = bound.substitute(scope.values)
+                extreme = least_over if kind == "lower" else greatest_over
+                hull = extreme(value, self.lane, self.row.first, self.row.last, self.facts)
+                gap = symbol(node.name) - value if kind == "lower" else value - symbol(node.name)
+                own = solve(gap, self.lane, self.facts)
+                if hull is None or own is None:
+                    return self.inner_loop(node, scope)
+                out.append(hull)
+                bounds = bounds.joined(own)
+        body = self.nodes(node.body, replace(scope, bounds=scope.bounds.joined(bounds)))
+        return [replace(node, lower=tuple(lower), upper=tuple(upper), body=tuple(body))]
+
+    def moving_along(self, node: For, scope: _Scope) -> For | None:
+        """A loop whose range moves with the lane, counted from where the range begins.
+
+        Over all lanes together its values may be many, though every lane needs but few.
+        """
+        bounds = (node.lower, node.upper)
+        stays = all(any(not self.depends(b.symbols, scope) for b in each) for each in bounds)
+        for first in node.lower:
+            if not self.depends(first.symbols, scope):
+                continue
+            begin = first.substitute(scope.values)
+            for last in node.upper:
+                count = last.substitute(scope.values) - begin
+                is_short = count.is_constant and count.constant < LONGEST
+                if not is_short and (stays or self.depends(count.symbols, scope)):
+                    continue
+                value = begin + symbol(node.name)
+                others = [Condition(value - bound) for bound in node.lower if bound is not first]
+                others += [Condition(bound - value) for bound in node.upper if bound is not last]
+                inner = map_nodes(node.body, _substitution({node.name: value}))
+                return For(node.name, (ZERO,), (count,), (If(tuple(others), inner),))
+        return None
+
+    def inner_loop(self, node: For, scope: _Scope) -> list[Node]:
+        """The loop as it is, in every lane by itself."""
+        return [self.lanes(scope.bounds, scope, (node,))]
+
+    def leaf(self, node: Leaf | None, scope: _Scope) -> list[Node]:
+        """One node for all lanes."""
+        bounds = scope.bounds
+        if isinstance(node, Accumulate) and node.reducer not in _ABSENT_IS_ZERO:
+            present, own = self.test(node.present, scope)
+            node, bounds = replace(node, present=present), bounds.joined(own)
+        return [self.lanes(bounds, scope, () if node is None else (node,))]
+
+    def lanes(self, bounds: LaneBounds, scope: _Scope, body: tuple[Node, ...]) -> Lanes:
+        """The body in every lane, behind what it needs of the scope."""
+        for guard in reversed(scope.guards):
+            body = (replace(guard, body=body),)
+        needed = set(symbols_of(*body))
+        defines: list[Define] = []
+        for define in reversed(scope.defines):
+            if define.name in needed:
+                defines.insert(0, define)
+                needed |= define.value.symbols
+        bounds = bounds.needed(self.row.axis.extent, self.facts)
+        return Lanes(bounds.lower, bounds.upper, (*defines, *body))
+
+
+def _substitution(values: Mapping[str, Poly]) -> Callable[[Poly], Poly]:
+    return lambda value: value.substitute(values)

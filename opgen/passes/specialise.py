@@ -1,0 +1,141 @@
+"""An op for particular values of its attributes and windows: a simpler op of the same language.
+
+With `stride = 1` an index equation has a unit coefficient instead of a congruence, with `mode = 0`
+a statement disappears, with `K = 3` a loop has three terms that can be written out. Nothing
+downstream knows that an op is special; its sizes and attributes are just constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from opgen.algebra.condition import Condition
+from opgen.algebra.poly import Poly, poly, symbol
+from opgen.ir.indices import extents_of
+from opgen.ir.notation import (
+    AttributeType,
+    Dim,
+    Iterator,
+    Op,
+    Statement,
+    Tensor,
+    reads,
+    substitute_access,
+    substitute_expression,
+)
+from opgen.passes.simplify import simplify_expression
+
+_FIXED: Final = (AttributeType.INT, AttributeType.BOOL, AttributeType.CHOICE)
+
+
+def attributes_of(op: Op) -> tuple[str, ...]:
+    """The symbols of attributes that take few values in a program: all but sizes and floats."""
+    return tuple(
+        name
+        for attribute in op.attributes
+        if attribute.type in _FIXED
+        for name in attribute.symbols
+    )
+
+
+def default_values(op: Op) -> dict[str, int] | None:
+    """The values of `attributes_of` where the caller gives none; None if one must be given."""
+    values: dict[str, int] = {}
+    for attribute in op.attributes:
+        if attribute.type not in _FIXED:
+            continue
+        default = attribute.default
+        if default is None:
+            return None
+        if isinstance(default, str):
+            default = attribute.choices.index(default)
+        numbers = default if isinstance(default, tuple) else (default,) * len(attribute.symbols)
+        values.update(zip(attribute.symbols, map(int, numbers), strict=True))
+    return values
+
+
+def windows_of(op: Op) -> tuple[str, ...]:
+    """The sizes of windows that slide over another dim, such as the extents of a filter.
+
+    A window's iterator is summed over and stands beside another one in an index, as in
+    `x[i*stride + k]`; not as a digit, `x[g*C + c]`, nor beside its own dim, `x[c, v - c*step]`.
+    """
+    found: dict[str, None] = {}
+    for statement in op.statements:
+        extents = extents_of(statement.iterators)
+        kept = frozenset[str]().union(*(i.value.symbols for i in statement.target.indices))
+        for access in reads(statement.body):
+            bare = {index.value.symbol for index in access.indices}
+            for index in access.indices:
+                inside = [name for name in extents if name in index.value.symbols]
+                for name in inside:
+                    size = extents[name].symbol
+                    if name in kept or name in bare or size not in op.sizes or len(inside) < 2:
+                        continue
+                    if not _is_digit(index.value, name, size):
+                        found[size] = None
+    return tuple(found)
+
+
+def _is_digit(value: Poly, name: str, size: str) -> bool:
+    """Whether a multiple of the iterator's own extent is added to it."""
+    return size in (value - symbol(name)).symbols
+
+
+def specialise(op: Op, values: Mapping[str, int]) -> Op:
+    """The op with sizes and attributes of these names replaced by these values.
+
+    It is meant for scheduling: it no longer has the attributes, and it has the documentation, the
+    constraints and the gradients of no op.
+    """
+    known = {name: poly(value) for name, value in values.items()}
+    statements = tuple(_statement(statement, known) for statement in op.statements)
+    possible = [s for s in statements if not any(map(_never, s.guards))]
+    written = {statement.target.tensor for statement in possible}
+    return replace(
+        op,
+        inputs=tuple(_tensor(tensor, known) for tensor in op.inputs),
+        outputs=tuple(_tensor(tensor, known) for tensor in op.outputs),
+        temporaries=tuple(_tensor(tensor, known) for tensor in op.temporaries),
+        attributes=tuple(a for a in op.attributes if known.keys().isdisjoint(a.symbols)),
+        sizes=tuple(name for name in op.sizes if name not in known),
+        lets=tuple(replace(let, value=let.value.substitute(known)) for let in op.lets),
+        constraints=tuple(
+            replace(each, condition=each.condition.substitute(known)) for each in op.constraints
+        ),
+        # A tensor must be written by someone, if only with the identity of its reducer.
+        statements=tuple(s for s in statements if s in possible or s.target.tensor not in written),
+        gradients=(),
+        doc="",
+    )
+
+
+def _tensor(tensor: Tensor, known: dict[str, Poly]) -> Tensor:
+    dims = tuple(
+        Dim(dim.extent.substitute(known), tuple(part.substitute(known) for part in dim.parts))
+        for dim in tensor.dims
+    )
+    return replace(tensor, dims=dims)
+
+
+def _statement(statement: Statement, known: dict[str, Poly]) -> Statement:
+    guards = (guard.substitute(known) for guard in statement.guards)
+    position = statement.position
+    return replace(
+        statement,
+        target=substitute_access(statement.target, known),
+        iterators=tuple(Iterator(i.name, i.extent.substitute(known)) for i in statement.iterators),
+        guards=tuple(guard for guard in guards if not _always(guard)),
+        body=simplify_expression(substitute_expression(statement.body, known)),
+        position=None if position is None else position.substitute(known),
+    )
+
+
+def _always(guard: Condition) -> bool:
+    return guard.value.is_constant and guard.holds({})
+
+
+def _never(guard: Condition) -> bool:
+    return guard.value.is_constant and not guard.holds({})

@@ -1,0 +1,105 @@
+"""Short loops of constant length written out, so that their terms can share a pass over a row.
+
+A constant condition cannot fail here: the values were taken from between the constant bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from opgen.algebra.condition import Condition
+from opgen.algebra.poly import Poly, poly
+from opgen.ir.loops import Accumulate, For, If, Node, walk
+from opgen.ir.map_loops import map_nodes
+from opgen.ir.notation import Reducer
+from opgen.passes.jam import with_own_definitions
+
+LONGEST: Final = 8
+"""The most values of one loop."""
+
+MOST: Final = 32
+"""The most terms of all loops together."""
+
+
+def unrolled(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The body without innermost loops that have few terms for every cell."""
+    return _unrolled(short_inside(body), MOST)
+
+
+def short_inside(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Short loops inside of long ones where one is all that the other contains.
+
+    Terms are then added in another order, so it is done to sums only.
+    """
+    return tuple(_short_inside(node) for node in body)
+
+
+def _short_inside(node: Node) -> Node:
+    match node:
+        case For(body=(For() as inner,)) if (
+            _values(node) is not None
+            and _values(inner) is None
+            and not any(node.name in bound.symbols for bound in (*inner.lower, *inner.upper))
+            and _only_adds(inner.body)
+        ):
+            swapped = replace(node, body=inner.body)
+            return replace(inner, body=(_short_inside(swapped),))
+        case For(body=body):
+            changed = replace(node, body=short_inside(body))
+            return changed if changed == node else _short_inside(changed)
+        case If(body=body):
+            return replace(node, body=short_inside(body))
+        case _:
+            return node
+
+
+def _only_adds(body: tuple[Node, ...]) -> bool:
+    terms = [each for each in walk(body) if isinstance(each, Accumulate)]
+    return all(term.reducer is Reducer.ADD for term in terms)
+
+
+def _unrolled(body: tuple[Node, ...], most: int) -> tuple[Node, ...]:
+    out: list[Node] = []
+    for node in body:
+        if isinstance(node, For):
+            inner = _unrolled(node.body, most)
+            same = [bound for bound in node.lower if bound in node.upper]
+            if same:
+                out += _at(node, inner, same[0], "")
+                continue
+            values = _values(node)
+            terms = sum(isinstance(each, Accumulate) for each in walk(inner))
+            is_innermost = not any(isinstance(each, For) for each in walk(inner))
+            if values is None or not is_innermost or len(values) * terms > most:
+                out.append(replace(node, body=inner))
+            else:
+                for value in values:
+                    out += _at(node, inner, poly(value), f"_{value}")
+        elif isinstance(node, If):
+            out.append(replace(node, body=_unrolled(node.body, most)))
+        else:
+            out.append(node)
+    return tuple(out)
+
+
+def _values(node: For) -> range | None:
+    """Every value that the loop can have, if these are few."""
+    lower = [bound.constant for bound in node.lower if bound.is_constant]
+    upper = [bound.constant for bound in node.upper if bound.is_constant]
+    if not lower or not upper:
+        return None
+    values = range(max(lower), min(upper) + 1)
+    return values if len(values) <= LONGEST else None
+
+
+def _at(node: For, body: tuple[Node, ...], value: Poly, suffix: str) -> tuple[Node, ...]:
+    """The body at one value, where the loop's other bounds allow it."""
+    conditions = [Condition(value - bound) for bound in node.lower if bound != value]
+    conditions += [Condition(bound - value) for bound in node.upper if bound != value]
+    conditions = [each for each in conditions if not each.value.is_constant]
+    here: dict[str, Poly] = {node.name: value}
+    # Definitions at different values end up in one scope.
+    inner = with_own_definitions(body, suffix, node.name) if suffix else body
+    inner = map_nodes(inner, lambda each: each.substitute(here))
+    return (If(tuple(conditions), inner),) if conditions else inner

@@ -1,0 +1,174 @@
+"""Compiled libraries on disk, under names that tell what they are made of and what they hold.
+
+An entry is named after a key, the hash of everything it was made from, and after the hash of its
+own bytes. A file that is cut short or altered therefore does not match its name, is ignored and
+made again; files appear by renaming, so processes may make the same entry at the same time.
+
+The directory is private to the user, since its content is executed. It holds at most `LARGEST`
+bytes: when a new entry is made, those go that have not been used for longest. Directories in which
+a compiler was killed go after an hour.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+LARGEST = 2**29
+"""How many bytes the entries of a directory may have together."""
+
+_ENTRY = re.compile(r"([0-9a-f]{32}|host)-[0-9a-f]{32}\.so")
+_SCRATCH = re.compile(r"[0-9a-f]{32}-[^.]*")
+_HOUR = 3600.0
+
+
+# ---------------------------------------------------------------------------- directories
+def directory() -> Path:
+    """$OPGEN_CACHE or opgen in the user's cache directory, if it is or can be made private.
+
+    Else a directory of this process.
+    """
+    chosen = os.environ.get("OPGEN_CACHE")
+    try:
+        if chosen:
+            found = Path(chosen)
+        else:
+            base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+            found = (base if base.is_absolute() else Path.home() / ".cache") / "opgen"
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_private(found):
+            return found
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
+        pass
+    return private_directory()
+
+
+def _is_private(found: Path) -> bool:
+    status = found.stat()
+    owned = status.st_uid == os.getuid()
+    if owned and stat.S_IMODE(status.st_mode) & 0o022:
+        found.chmod(0o700)
+        status = found.stat()
+    others = stat.S_IMODE(status.st_mode) & 0o022
+    return owned and not others and os.access(found, os.W_OK | os.X_OK)
+
+
+def private_directory() -> Path:
+    """A directory that goes when the process ends that made it."""
+    found = _made()
+    if not found.is_dir():  # made by a parent of this process, which has ended
+        _made.cache_clear()
+        found = _made()
+    return found
+
+
+@functools.cache
+def _made() -> Path:
+    made = Path(tempfile.mkdtemp(prefix="opgen-"))
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # and not in a child of it
+            shutil.rmtree(made, ignore_errors=True)
+
+    atexit.register(remove)
+    return made
+
+
+# ---------------------------------------------------------------------------- entries
+def find(place: Path, key: str) -> ctypes.CDLL | None:
+    """The library of a key, if an entry holds it; damaged entries are removed."""
+    for entry in sorted(place.glob(f"{key}-*.so")):
+        loaded = _load(entry)
+        if loaded is not None:
+            return loaded
+        _remove(entry)
+    return None
+
+
+def _load(entry: Path) -> ctypes.CDLL | None:
+    """The library if its bytes match its name and nobody else can have written them, else None."""
+    try:
+        if not _is_ours(entry.lstat()) or not entry.stem.endswith(f"-{_digest(entry)}"):
+            return None
+        loaded = ctypes.CDLL(str(entry))
+        if time.time() - entry.stat().st_mtime > _HOUR:
+            os.utime(entry)  # used: see `_shrink`
+    except OSError:
+        return None
+    return loaded
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Whether a file is a plain one of this user that no other may write to.
+
+    The directory may have been open to others before it was made private.
+    """
+    mode = status.st_mode
+    return stat.S_ISREG(mode) and status.st_uid == os.getuid() and not stat.S_IMODE(mode) & 0o022
+
+
+def add(built: Path, place: Path, key: str) -> Path:
+    """Make a file an entry, and make room for it; OSError if that is not possible."""
+    entry = place / f"{key}-{_digest(built)}.so"
+    if entry.is_dir():
+        _remove(entry)
+    built.chmod(0o700)
+    built.replace(entry)
+    _shrink(place, entry)
+    return entry
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def scratch(place: Path, key: str) -> Iterator[Path]:
+    """A directory to work in, on the same file system as the entries."""
+    with tempfile.TemporaryDirectory(
+        prefix=f"{key}-", dir=place, ignore_cleanup_errors=True
+    ) as made:
+        yield Path(made)
+
+
+# ---------------------------------------------------------------------------- room
+def _shrink(place: Path, newest: Path) -> None:
+    """Remove what was left behind, and what was not used for longest if there is too much."""
+    entries: list[tuple[float, int, Path]] = []
+    for path in place.iterdir():
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # gone by now
+        if path.is_dir() and _SCRATCH.fullmatch(path.name):
+            if time.time() - status.st_mtime > _HOUR:
+                _remove(path)
+        elif _ENTRY.fullmatch(path.name) and path != newest:
+            entries.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in entries)
+    for _, size, path in sorted(entries):
+        if total <= LARGEST:
+            break
+        _remove(path)
+        total -= size
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or directory, or leave it if that is not possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -1,0 +1,75 @@
+"""C kernels for the attributes and windows of a call, where they can be had, else for all.
+
+A kernel for `stride = 1, K = 3` is several times faster than one for every stride and window. The
+module holds those for default attributes; opgen, if it can be imported, makes others as they are
+met, up to a number; everything else runs on the kernels that take all values.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from opgen.runtime.description import LARGEST_WINDOW
+
+if TYPE_CHECKING:
+    from opgen.runtime.operation import Operation
+
+MOST = 16
+"""How many sets of values kernels of one op are made for in one process; `$OPGEN_SPECIAL_KERNELS`
+sets another number."""
+
+Values = tuple[int | None, ...]
+
+
+def values_of(operation: Operation, integers: Mapping[str, int]) -> Values:
+    """The values that kernels for this call may be made for; None for one that is left open."""
+    if not _most():
+        return ()
+    special = operation.special
+    values = [integers[name] for name in special.names]
+    windows = (integers[name] for name in special.windows)
+    return (*values, *(size if size <= LARGEST_WINDOW else None for size in windows))
+
+
+def _most() -> int:
+    """How many kernels may be made; RuntimeError if the variable is no number."""
+    chosen = os.environ.get("OPGEN_SPECIAL_KERNELS")
+    if chosen is None:
+        return MOST
+    if not chosen.isdecimal():
+        raise RuntimeError(f"$OPGEN_SPECIAL_KERNELS must be a number, got {chosen!r}")
+    return int(chosen)
+
+
+def source_of(operation: Operation, values: Values) -> str:
+    """The C source for these values."""
+    special = operation.special
+    sources = dict(special.sources)
+    if not values:
+        return operation.sources.c
+    known = sources.get(values)
+    if known is None:
+        known = _made(operation, values)
+    if known is None:
+        attributes = values[: len(special.names)]
+        known = sources.get((*attributes, *(None for _ in special.windows)))
+    return operation.sources.c if known is None else known
+
+
+def _made(operation: Operation, values: Values) -> str | None:
+    """A source made by opgen now; None where that is not possible or was done often enough."""
+    if len(operation.compiled) >= _most():
+        return None
+    try:
+        compiler = importlib.import_module("opgen.compiler")
+    except ImportError:
+        return None
+    special = operation.special
+    names = (*special.names, *special.windows)
+    given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    family = operation.family
+    source: str = compiler.special_source(family.spec, family.spec_name, operation.path, given)
+    return source

@@ -1,0 +1,161 @@
+"""CPU kernels: every element type, long rows, threads, forks, large tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import opgen
+from opgen.runtime import build, prelude
+
+FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+
+SUMS = opgen.compile(
+    """
+op row_sum(x[N,W]) -> y[N]
+  y[n] = sum(w) x[n,w]
+
+op row_product(a[N,W], b[N,W]) -> y[N]
+  y[n] = sum(w) (a[n,w] - b[n,w]) * a[n,w]
+
+op window_sum(x[N,W]) -> y[N,W]
+  y[n,w] = sum(k in 3) x[n, w + k - 1 ?0]
+
+op doubled(x[N,W]) -> y[N,(W 2)]
+  y[n,(w i)] = x[n,w]
+
+op largest(x[N,W]) -> y[N,W], at: i64[N,W]
+  y[n,w] = max(k in 3) x[n, w + k - 1 ?0]
+  at[n,w] = argmax(k in 3; k) x[n, w + k - 1 ?0]
+""",
+    "sums.op",
+)
+
+
+def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Small integers: sums of them are exact in every type."""
+    torch.manual_seed(sum(shape))
+    return torch.randint(0, 4, shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATING, *INTEGERS], ids=str)
+@pytest.mark.parametrize("width", [0, 1, 7, 15, 16, 33, 64, 1025])
+def test_sums_of_every_type_and_width(dtype: torch.dtype, width: int) -> None:
+    """Whole vectors of terms, what is left of them, and stretches of a long row."""
+    wide, narrow = numbers(torch.int64, 3, width), numbers(dtype, 3, width)
+    other = numbers(torch.int64, 4, width)[:3]
+    sums = wide.sum(1).to(dtype)
+    assert torch.equal(SUMS.row_sum(narrow), sums)
+    products = ((wide - other) * wide).sum(1).to(dtype)
+    if dtype is not torch.bfloat16 or width < 64:  # sums beyond 256 are rounded in bfloat16
+        assert torch.equal(SUMS.row_product(narrow, other.to(dtype)), products)
+    padded = torch.nn.functional.pad(wide, (1, 1))
+    windows = padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]
+    assert torch.equal(SUMS.window_sum(narrow), windows.to(dtype))
+    assert torch.equal(SUMS.doubled(narrow), narrow.repeat_interleave(2, 1))
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_strided_tensors_take_the_same_path_to_the_same_sums(dtype: torch.dtype) -> None:
+    wide = numbers(torch.int64, 5, 40)
+    for view in (
+        wide.to(dtype).t().contiguous().t(),
+        wide.repeat_interleave(2, 1).to(dtype)[:, ::2],
+    ):
+        assert view.stride(1) != 1
+        assert torch.equal(SUMS.row_sum(view), wide.sum(1).to(dtype))
+    expanded = numbers(dtype, 5, 1).expand(5, 40)
+    assert torch.equal(SUMS.row_sum(expanded), (expanded[:, 0].long() * 40).to(dtype))
+
+
+def test_argmax_along_a_row() -> None:
+    x = torch.tensor([[3.0, 1.0, 2.0, 2.0, float("nan"), 0.0]])
+    y, at = SUMS.largest(x)
+    wanted = torch.tensor([[3.0, 3.0, 2.0, float("nan"), float("nan"), float("nan")]])
+    torch.testing.assert_close(y, wanted, equal_nan=True)
+    assert at.tolist() == [[1, 0, 1, 2, 1, 0]]
+
+
+# ---------------------------------------------------------------------------- threads
+def test_threads_are_those_of_torch() -> None:
+    """The weak symbols are found, so that a kernel is not silently serial."""
+    source = """
+int64_t threads(void) { return GOMP_parallel && omp_get_max_threads ? omp_get_max_threads() : 0; }
+"""
+    library = build.library(prelude.C + prelude.bindings("f32", "f32", {}) + source)
+    library.threads.restype = ctypes.c_int64
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert library.threads() == count
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
+    x = torch.randn(64, 700)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        wanted = SUMS.row_sum(x), SUMS.window_sum(x)
+        torch.set_num_threads(threads)
+        got = SUMS.row_sum(x), SUMS.window_sum(x)
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, got, wanted))
+
+
+def test_a_forked_child_does_not_hang() -> None:
+    """Its parent has used the threads, which the child does not have."""
+    script = """
+    import os, sys, torch, opgen
+    ops = opgen.compile("op f(x[N,W]) -> y[N]\\n  y[n] = sum(w) x[n,w]")
+    x = torch.ones(500, 500)
+    torch.set_num_threads(2)
+    assert ops.f(x).eq(500).all()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if ops.f(x).eq(500).all() else 1)
+    _, status = os.waitpid(child, 0)
+    assert ops.f(x).eq(500).all()
+    sys.exit(status != 0)
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=dict(os.environ),
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0
+
+
+# ---------------------------------------------------------------------------- size
+def test_offsets_beyond_32_bits() -> None:
+    """Five gigabytes of address space, of which a few pages are touched."""
+    ops = opgen.compile(FAR)
+    x = torch.empty(5 * 2**30, dtype=torch.uint8)
+    places = torch.arange(5) * 2**30
+    x[places] = torch.arange(1, 6, dtype=torch.uint8)
+    assert ops.far(x, step=2**30).tolist() == [1, 2, 3, 4, 5]
+    wide = x.view(5, 2**30)
+    assert ops.corner(wide[:, :2]).tolist() == [1, 2, 3, 4, 5]
+
+
+FAR = """
+op far(x[N]; step = 1) -> y[M]
+  where step >= 1
+  let M = (N - 1)//step + 1
+  y[m] = x[m*step]
+
+op corner(x[N,W]) -> y[N]
+  y[n] = sum(k in 1) x[n, k ?0]
+"""

@@ -1,0 +1,226 @@
+"""What reaches CuPy, and what is said where it is missing or broken: without a GPU, by stand-ins.
+
+Ops on CPU tensors are sent through the launch of CUDA kernels; a module in the place of CuPy writes
+down what it is asked for, or fails as the real one does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import opgen
+from opgen.runtime import cuda, evaluation
+
+SPEC = """
+op scale(x: float[N,M]; factor = 2.0) -> y[N,M], total[N]
+  y[n,m] = factor * x[n,m]
+  total[n] = sum(m) x[n,m]
+
+op pick(x[N], id: int[K]) -> y[K]
+  y[k] = x[id[k]]
+"""
+
+
+@dataclass
+class Recorder:
+    """What a stand-in for CuPy was asked for."""
+
+    modules: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    launches: list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[object, ...], int]] = field(
+        default_factory=list
+    )
+    devices: list[int] = field(default_factory=list)
+    fault: str = ""
+
+    def module(self) -> ModuleType:
+        recorder = self
+
+        class RawModule:
+            def __init__(self, *, code: str, options: tuple[str, ...]) -> None:
+                recorder.modules.append((code, options))
+
+            def get_function(self, name: str) -> object:
+                if recorder.fault:
+                    raise OSError(recorder.fault)
+
+                def launch(
+                    grid: tuple[int, ...],
+                    block: tuple[int, ...],
+                    arguments: tuple[object, ...],
+                    *,
+                    stream: cuda._Stream,
+                ) -> None:
+                    recorder.launches.append((name, grid, block, arguments, stream.ptr))
+
+                return launch
+
+        found = ModuleType("cupy")
+        found.RawModule = RawModule  # type: ignore[attr-defined]
+        return found
+
+
+class Stream:
+    cuda_stream = 1234
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """CPU tensors take the way of CUDA tensors, up to a stand-in for CuPy."""
+    found = Recorder()
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        found.devices.append(index)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: Stream())
+    monkeypatch.setattr(evaluation, "run_on_cpu", evaluation.run_on_cuda)
+    monkeypatch.setitem(sys.modules, "cupy", found.module())
+    cuda._kernel.cache_clear()
+    cuda._module.cache_clear()
+    yield found
+    cuda._kernel.cache_clear()
+    cuda._module.cache_clear()
+
+
+@pytest.fixture
+def ops() -> ModuleType:
+    return opgen.compile(SPEC)
+
+
+# ---------------------------------------------------------------------------- launches
+def test_what_is_launched(recorder: Recorder, ops: ModuleType) -> None:
+    x = torch.ones(100, 6)[:, ::2]
+    y, total = ops.scale(x, factor=0.5)
+    assert recorder.devices == [3]
+    ((code, options),) = recorder.modules
+    assert options == cuda.OPTIONS
+    assert 'extern "C" __global__ void scale_y(' in code
+    assert "typedef f32 T;" in code
+    first, second = recorder.launches
+    assert first[:3] == ("scale_y", (2,), (256,))  # 300 points
+    assert first[4] == 1234
+    assert first[3] == (x.data_ptr(), 6, 2, y.data_ptr(), 3, 1, 100, 3, 0.5)
+    assert second[:3] == ("scale_total", (1,), (256,))
+    assert [type(argument) for argument in first[3]] == [int] * 8 + [float]
+    assert total.data_ptr() in second[3]
+
+
+def test_a_source_is_compiled_once(recorder: Recorder, ops: ModuleType) -> None:
+    for size in (1, 5):
+        ops.scale(torch.ones(size, 2))
+    assert len(recorder.modules) == 1
+    ops.scale(torch.ones(1, 2).double())
+    assert len(recorder.modules) == 2
+
+
+def test_nothing_is_launched_for_no_points(recorder: Recorder, ops: ModuleType) -> None:
+    _, total = ops.scale(torch.ones(4, 0))
+    assert total.shape == (4,)
+    assert [name for name, *_ in recorder.launches] == ["scale_total"]
+
+
+def test_a_kernel_that_checks_indices_can_say_so(recorder: Recorder, ops: ModuleType) -> None:
+    ops.pick(torch.ones(4), torch.tensor([0, 1]))
+    ((_, _, _, arguments, _),) = recorder.launches
+    assert isinstance(arguments[-1], int)  # where a fault is written
+
+
+# ---------------------------------------------------------------------------- what is missing
+def message(ops: ModuleType) -> str:
+    with pytest.raises(cuda.CudaError) as caught:
+        ops.scale(torch.ones(2, 2))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "extra"), [(None, "cuda13"), ("13.0", "cuda13"), ("12.8", "cuda12")]
+)
+def test_without_cupy(
+    recorder: Recorder,
+    ops: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str | None,
+    extra: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(torch.version, "cuda", version)
+    assert message(ops) == (
+        "scale: CUDA kernels are compiled and launched by CuPy, which cannot be imported (import "
+        f"of cupy halted; None in sys.modules); install it with: pip install 'opgen[{extra}]'"
+    )
+
+
+@pytest.mark.parametrize("error", ["ImportError", "RuntimeError", "AttributeError"])
+def test_a_cupy_that_cannot_be_imported(
+    recorder: Recorder,
+    ops: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    error: str,
+) -> None:
+    (tmp_path / "cupy.py").write_text(f"raise {error}('libcuda.so.1: cannot open\\n')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "cupy")
+    assert message(ops).startswith("scale: CUDA kernels are compiled and launched by CuPy, which ")
+    assert "(libcuda.so.1: cannot open); install it" in message(ops)
+
+
+def test_a_cupy_that_cannot_compile(recorder: Recorder, ops: ModuleType) -> None:
+    recorder.fault = "libnvrtc.so.13: cannot open shared object file"
+    assert message(ops) == (
+        "scale: CuPy cannot compile and load the kernel scale_y for CUDA device 3: OSError: "
+        "libnvrtc.so.13: cannot open shared object file"
+    )
+    recorder.fault = ""  # repaired: nothing of the failure stays
+    ops.scale(torch.ones(2, 2))
+    assert len(recorder.launches) == 2
+
+
+def test_gradients_say_which_op(
+    recorder: Recorder, ops: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(2, 2, requires_grad=True)
+    y, _ = ops.scale(x)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    cuda._module.cache_clear()
+    cuda._kernel.cache_clear()
+    with pytest.raises(cuda.CudaError, match=r"^scale_grad_x: .*CuPy"):
+        y.sum().backward()
+
+
+# ---------------------------------------------------------------------------- the CPU
+PROGRAM = """
+import sys, torch, opgen
+ops = opgen.compile("op square(x[N]) -> y[N]\\n  y[n] = x[n]*x[n]\\n")
+x = torch.arange(3.0, requires_grad=True)
+ops.square(x).sum().backward()
+print(x.grad.tolist(), "cupy" in sys.modules)
+"""
+
+
+def test_the_cpu_needs_nothing_of_it(tmp_path: Path) -> None:
+    (tmp_path / "cupy.py").write_text("raise RuntimeError('broken')\n")
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(tmp_path),
+            "PYTHONPATH": f"{tmp_path}:{Path(opgen.__file__).parent.parent}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout == "[0.0, 2.0, 4.0] False\n", result.stderr

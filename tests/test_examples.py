@@ -1,0 +1,108 @@
+"""The scripts of examples/: small settings here, the same code as with the real ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from functools import cache
+from types import ModuleType
+
+import pytest
+import torch
+
+from catalogue import SPECS
+
+EXAMPLES = SPECS.parent / "examples"
+
+
+@cache
+def example(name: str) -> ModuleType:
+    found = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module  # dataclasses look their module up
+    found.loader.exec_module(module)
+    return module
+
+
+def number(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return float(found[1])
+
+
+def test_cassi_reconstruction_converges() -> None:
+    cassi = example("cassi")
+    few = cassi.reconstruct(channels=8, size=32, steps=10)
+    many = cassi.reconstruct(channels=8, size=32, steps=80)
+    assert many.consistency < 1e-6
+    assert many.residual < 1e-3 < few.residual
+    assert many.least_squares > many.pseudo_inverse + 15
+    assert many.least_squares > 12
+
+
+def test_cassi_normal_equations_need_the_right_transpose() -> None:
+    """Negative control: with a product that is not symmetric nothing converges."""
+    cassi = example("cassi")
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(20, 20, generator=generator, dtype=torch.float64)
+    right = torch.randn(20, generator=generator, dtype=torch.float64)
+    _, good = cassi.conjugate_gradients(lambda x: a.T @ (a @ x) + x, right, 25)
+    _, bad = cassi.conjugate_gradients(lambda x: a @ (a @ x) + x, right, 25)
+    assert good < 1e-8 < 1e-2 < bad
+
+
+@pytest.mark.parametrize("name", ["edsr", "mobilenet"])
+def test_both_nets_learn_alike(name: str) -> None:
+    if name == "edsr":
+        result = example(name).train(features=4, blocks=1, size=6, steps=4, dtype=torch.float64)
+    else:
+        result = example(name).train(width=2, size=16, count=8, steps=4, dtype=torch.float64)
+    assert result.difference < 1e-10
+    assert result.opgen[-1] < result.opgen[0]
+    assert len(result.opgen) == 4
+
+
+def test_another_slope_does_not_learn_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the comparison sees a leaky ReLU of another slope."""
+    edsr = example("edsr")
+    monkeypatch.setattr(edsr, "SPEC", edsr.SPEC.replace("slope = 0.1)\n", "slope = 0.11)\n"))
+    result = edsr.train(features=4, blocks=1, size=6, steps=2, dtype=torch.float64)
+    assert result.difference > 1e-6
+
+
+def test_custom_convolution_equals_unfold_and_fold() -> None:
+    result = example("custom_convolution").run(size=24, kernel=3, steps=3)
+    assert result.value_difference < 1e-5
+    assert result.gradient_difference < 1e-4
+    assert result.last < result.first
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "pattern", "bound"),
+    [
+        ("cassi", "--channels 6 --size 24 --steps 30", r"reproduces the image to (\S+),", 1e-5),
+        ("edsr", "--features 4 --blocks 1 --size 6 --steps 2", r"losses: (\S+)", 1e-4),
+        ("mobilenet", "--width 2 --size 16 --count 8 --steps 2", r"losses: (\S+)", 1e-4),
+        ("custom_convolution", "--size 16 --kernel 3 --steps 1", r"values differ by (\S+),", 1e-5),
+    ],
+)
+def test_as_a_script(name: str, options: str, pattern: str, bound: float) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *options.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert number(pattern, done.stdout) < bound
+    assert len(done.stdout.splitlines()) <= 5
+
+
+def test_every_example_is_tested() -> None:
+    tested = {"cassi", "edsr", "mobilenet", "custom_convolution", "shift_sum"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested

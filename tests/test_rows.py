@@ -1,0 +1,140 @@
+"""Kernels scheduled for the CPU and for particular attributes mean what the notation means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import notation_strategies
+from catalogue import CATALOGUE, Entry
+from notation_strategies import Call
+from opgen.ir.binding import bind
+from opgen.ir.context import facts_of
+from opgen.ir.loops import Kernel, Lanes, Program, walk
+from opgen.ir.notation import BATCH, Op
+from opgen.ir.show_loops import show_kernel, show_program
+from opgen.ir.verify import verify
+from opgen.passes.gather import gather
+from opgen.passes.rows import rows
+from opgen.passes.schedule import schedule
+from opgen.passes.specialise import attributes_of, specialise, windows_of
+from opgen.testing.sizes import flattened
+from spec_calls import checked, gradient, leading, sizes_of
+from spec_calls import run as run_reference
+from test_loops import _agree, differences, execute, op_of
+
+
+def narrow(program: Program, width: int = 3) -> Program:
+    """With stretches of rows so short that small tensors have several."""
+
+    def kernel(each: Kernel) -> Kernel:
+        return each if each.row is None else replace(each, row=replace(each.row, width=width))
+
+    return replace(program, kernels=tuple(map(kernel, program.kernels)))
+
+
+def scheduled(op: Op, special: Op | None = None) -> Program:
+    special = special or op
+    return narrow(rows(schedule(special, gather(special)), facts_of(special)))
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_rows_mean_what_the_notation_means(data: st.DataObject) -> None:
+    op = data.draw(notation_strategies.ops())
+    call = data.draw(notation_strategies.calls(op))
+    assert not differences(op, call, scheduled(op))
+
+
+@pytest.mark.slow
+@given(data=st.data())
+def test_rows_of_many_ops_mean_what_the_notation_means(data: st.DataObject) -> None:
+    op = data.draw(notation_strategies.ops())
+    call = data.draw(notation_strategies.calls(op))
+    assert not differences(op, call, scheduled(op))
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["generic", "special"])
+@pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
+@settings(max_examples=3)
+@given(data=st.data())
+def test_rows_of_specs_mean_what_the_notation_means(
+    special: bool, subject: Entry, data: st.DataObject
+) -> None:
+    op = checked(subject)
+    case = data.draw(subject.cases)
+    inputs = subject.make_inputs(case, data.draw(st.integers(0, 99)))
+    wanted = run_reference(op, sizes_of(op, case), inputs, case.attributes, leading(op, case))
+    flat = {name: array.reshape(flattened(op, name, array.shape)) for name, array in inputs.items()}
+    call = Call(sizes_of(op, case), flat, case.attributes)
+    got, _ = execute(op, call, scheduled(op, specialised(op, call) if special else None))
+    for name, array in wanted.items():
+        assert _agree(got[name].reshape(array.shape), array)
+
+
+def specialised(op: Op, call: Call) -> Op:
+    """The op for the attributes and windows of a call."""
+    symbols = bind(op, call.sizes, call.tensors, call.attributes).symbols
+    names = (*attributes_of(op), *windows_of(op))
+    special = specialise(op, {name: symbols[name] for name in names})
+    verify(special)
+    return special
+
+
+@pytest.mark.parametrize(
+    "subject", [entry for entry in CATALOGUE if entry.differentiable], ids=repr
+)
+@settings(max_examples=2)
+@given(data=st.data())
+def test_rows_of_gradients_mean_what_the_notation_means(
+    subject: Entry, data: st.DataObject
+) -> None:
+    op = checked(subject)
+    case = data.draw(subject.cases)
+    inputs = subject.make_inputs(case, data.draw(st.integers(0, 99)))
+    flat = {name: array.reshape(flattened(op, name, array.shape)) for name, array in inputs.items()}
+    symbols = bind(op, sizes_of(op, case), flat, case.attributes).symbols
+    numbers = np.random.default_rng(0)
+    for name in subject.differentiable:
+        derived = gradient(op, name).op
+        sizes = {size: symbols[size] for size in (*derived.sizes, BATCH) if size in symbols}
+        tensors = {
+            tensor.name: flat[tensor.name]
+            if tensor.name in flat
+            else numbers.standard_normal([d.extent.evaluate(symbols) for d in tensor.dims])
+            for tensor in derived.inputs
+        }
+        attributes = {
+            a.name: case.attributes.get(a.name, symbols.get(a.name, a.default))
+            for a in derived.attributes
+        }
+        call = Call(sizes, tensors, attributes)
+        special = specialised(derived, call)
+        for program in (scheduled(derived), scheduled(derived, special)):
+            assert not differences(derived, call, program), show_program(program)
+
+
+# ---------------------------------------------------------------------------- negative control
+def test_a_lane_too_many_is_noticed() -> None:
+    op = op_of("op f(x[N]) -> y[N]\n  y[n] = sum(k in 3) x[n + k - 1 ?0]")
+    call = Call({"N": 7}, {"x": np.arange(1.0, 8.0)}, {})
+    program = scheduled(op)
+    assert not differences(op, call, program)
+    (kernel,) = program.kernels
+    lanes = [node for node in walk(kernel.body) if isinstance(node, Lanes)]
+    middle = next(node for node in lanes if node.lower and node.upper)
+    wider = tuple(replace(n, upper=()) if n is middle else n for n in kernel.body)
+    broken = replace(program, kernels=(replace(kernel, body=wider),))
+    with pytest.raises(AssertionError):
+        assert not differences(op, call, broken)
+
+
+# ---------------------------------------------------------------------------- forms
+def text_of(spec: str, **values: int) -> str:
+    op = specialise(op_of(spec), values)
+    program = rows(schedule(op, gather(op)), facts_of(op))
+    return "\n".join(map(show_kernel, program.kernels))
