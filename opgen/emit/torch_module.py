@@ -198,7 +198,7 @@ def _public(op: Op, function: str, module: str, operation: str) -> PublicOp:
     return PublicOp(
         layout(call(function, both), before="def ", after=f" -> {returns}:"),
         docstring(_documentation(op), "    "),
-        layout(call(operation, (*tensors, *attributes)), "    ", "return "),
+        layout(call(f"{operation}.call", (*tensors, *attributes)), "    ", "return "),
         module,
         function,
         layout(call("__init__", ("self", *keyword_parameters)), "    ", "def ", " -> None:"),

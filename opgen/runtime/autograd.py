@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def kernel(current: Callable[[], Operation], overload: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel of an op for the Autograd key."""
-    record = recorded(current, overload, below_autograd=True)
+    record = _recorded(current, overload)
 
     def call(*arguments: Any) -> Any:
         sharding.register(current())
@@ -42,15 +42,11 @@ def kernel(current: Callable[[], Operation], overload: Callable[..., Any]) -> Ca
     return call
 
 
-def recorded(
-    current: Callable[[], Operation], overload: Callable[..., Any], *, below_autograd: bool
-) -> Callable[..., Any]:
-    """A function that calls `overload` and records how to differentiate it."""
+def _recorded(current: Callable[[], Operation], overload: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls `overload` below autograd and records how to differentiate it."""
 
     def forward(ctx: Any, *arguments: Any) -> Any:
-        if not below_autograd:
-            result = overload(*arguments)
-        elif compat.transforms_are_active():
+        if compat.transforms_are_active():
             with compat.outer_levels_recorded():
                 result = overload(*arguments)
         else:
@@ -60,16 +56,16 @@ def recorded(
         return result
 
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        point = _Point.of(ctx)
+        point = Point.of(ctx)
         rest = (None,) * (len(ctx.needs_input_grad) - len(point.operation.inputs))
-        return (*_gradients(point, ctx.needs_input_grad, cotangents), *rest)
+        return (*gradients(point, ctx.needs_input_grad, cotangents), *rest)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         if compat.transforms_are_active():
             with compat.outer_levels_differentiated():
-                found = _tangents(_Point.of(ctx, compat.primal), tangents)
+                found = _tangents(Point.of(ctx, compat.primal), tangents)
         else:
-            found = _tangents(_Point.of(ctx), tangents)
+            found = _tangents(Point.of(ctx), tangents)
         return found[0] if len(found) == 1 else tuple(found)
 
     function = type(
@@ -86,12 +82,17 @@ def recorded(
 
 # ---------------------------------------------------------------------------- what is kept
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class Kind:
     """What a tensor looks like."""
 
     shape: Shape
     dtype: torch.dtype
     device: torch.device
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Kind:
+        """What this one looks like."""
+        return Kind(tensor.shape, tensor.dtype, tensor.device)
 
 
 def _save(ctx: Any, operation: Operation, arguments: Sequence[Any], result: Any) -> None:
@@ -100,59 +101,74 @@ def _save(ctx: Any, operation: Operation, arguments: Sequence[Any], result: Any)
     tensors = arguments[:count]
     ctx.operation, ctx.numbers = operation, arguments[count:]
     ctx.shapes = tuple(None if tensor is None else tensor.shape for tensor in tensors)
-    ctx.outputs = tuple(_Kind(each.shape, each.dtype, each.device) for each in outputs)
+    ctx.outputs = tuple(map(Kind.of, outputs))
     ctx.set_materialize_grads(False)
-    needed = _needed(operation, ctx.needs_input_grad)
-    ctx.kept = tuple(declared.name in needed for declared in operation.inputs)
-    kept = [tensor if keep else None for tensor, keep in zip(tensors, ctx.kept, strict=True)]
-    ctx.save_for_backward(*kept)
-    ctx.save_for_forward(*kept)
-    ctx.mark_non_differentiable(*(each for each in outputs if not each.is_floating_point()))
-
-
-def _needed(operation: Operation, needs_input_grad: Sequence[bool]) -> set[str]:
-    """The inputs that derivatives read; all of them where a derivative is not known yet."""
     forward_mode = (
         compat.transforms_are_active()
         or compat.dual_level_is_active()
         or bool(compat.dispatch_modes())
     )
+    ctx.kept = needed(operation, ctx.needs_input_grad, forward_mode=forward_mode)
+    kept = [tensors[at] for at in ctx.kept]
+    ctx.save_for_backward(*kept)
+    ctx.save_for_forward(*kept)
+    ctx.mark_non_differentiable(*(each for each in outputs if not each.is_floating_point()))
+
+
+def needed(
+    operation: Operation, needs_input_grad: Sequence[bool], *, forward_mode: bool
+) -> tuple[int, ...]:
+    """The inputs that derivatives read; all of them where a derivative is not known yet."""
+    key = tuple(needs_input_grad), forward_mode
+    found = operation.kept.get(key)
+    if found is None:
+        names = _names_needed(operation, needs_input_grad, forward_mode)
+        every = range(len(operation.inputs))
+        if names is None:
+            return tuple(every)
+        found = tuple(at for at in every if operation.inputs[at].name in names)
+        operation.kept[key] = found
+    return found
+
+
+def _names_needed(
+    operation: Operation, needs_input_grad: Sequence[bool], forward_mode: bool
+) -> set[str] | None:
+    """The inputs that derivatives read; None where a derivative is not known yet."""
     needed: set[str] = set()
     for declared, wanted in zip(operation.inputs, needs_input_grad, strict=False):
         if operation.is_differentiable(declared) and (wanted or forward_mode):
             link = operation.family.known_gradient(operation, declared.name)
             if link is None:
-                return {each.name for each in operation.inputs}
+                return None
             needed.update(link.tensors)
     return needed
 
 
 @dataclass(frozen=True, slots=True)
-class _Point:
+class Point:
     """Where an op is differentiated: its inputs by name, as far as they were kept."""
 
     operation: Operation
     numbers: Sequence[Number]
     shapes: Sequence[Shape | None]
     tensors: Mapping[str, torch.Tensor | None]
-    outputs: Sequence[_Kind]
+    outputs: Sequence[Kind]
 
     @staticmethod
-    def of(ctx: Any, seen: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> _Point:
+    def of(ctx: Any, seen: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> Point:
         """The point that a forward call left; `seen` is applied to the tensors it kept."""
         operation: Operation = ctx.operation
-        saved = zip(operation.inputs, ctx.saved_tensors, ctx.kept, strict=True)
         tensors = {
-            declared.name: None if tensor is None else seen(tensor)
-            for declared, tensor, keep in saved
-            if keep
+            operation.inputs[at].name: None if tensor is None else seen(tensor)
+            for at, tensor in zip(ctx.kept, ctx.saved_tensors, strict=True)
         }
-        return _Point(operation, ctx.numbers, ctx.shapes, tensors, ctx.outputs)
+        return Point(operation, ctx.numbers, ctx.shapes, tensors, ctx.outputs)
 
 
 # ---------------------------------------------------------------------------- reverse mode
-def _gradients(
-    point: _Point, wanted: Sequence[bool], cotangents: Sequence[torch.Tensor | None]
+def gradients(
+    point: Point, wanted: Sequence[bool], cotangents: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
     """The gradient of every input that wants one."""
     operation = point.operation
@@ -171,7 +187,7 @@ def _gradients(
 
 
 def _with_zeros(
-    point: _Point, cotangents: Sequence[torch.Tensor | None]
+    point: Point, cotangents: Sequence[torch.Tensor | None]
 ) -> Callable[[str], torch.Tensor]:
     """Cotangents by the name of their output; zero where the loss does not depend on it."""
     names = [output.name for output in point.operation.outputs]
@@ -184,28 +200,28 @@ def _with_zeros(
     return cotangent
 
 
-def _zeros(kind: _Kind) -> torch.Tensor:
+def _zeros(kind: Kind) -> torch.Tensor:
     """Zeros that take no memory."""
     return torch.zeros((), dtype=kind.dtype, device=kind.device).expand(kind.shape)
 
 
-_COTANGENT = "grad "
+COTANGENT = "grad "
 
 
 def _tensor(
-    point: _Point,
+    point: Point,
     optional: Mapping[str, Shape],
     cotangent: Callable[[str], torch.Tensor],
     source: str,
 ) -> torch.Tensor:
     """What a derived op reads: a cotangent, or an input of the op that is differentiated."""
     if _is_cotangent(source):
-        return cotangent(source.removeprefix(_COTANGENT))
+        return cotangent(source.removeprefix(COTANGENT))
     tensor = point.tensors[source]
     return _default(point, optional, source) if tensor is None else tensor
 
 
-def _default(point: _Point, optional: Mapping[str, Shape], name: str) -> torch.Tensor:
+def _default(point: Point, optional: Mapping[str, Shape], name: str) -> torch.Tensor:
     """What stands for an input that was left out."""
     operation = point.operation
     declared = next(each for each in operation.inputs if each.name == name)
@@ -219,7 +235,7 @@ def _default(point: _Point, optional: Mapping[str, Shape], name: str) -> torch.T
 
 
 # ---------------------------------------------------------------------------- forward mode
-def _tangents(point: _Point, tangents: Sequence[Any]) -> list[torch.Tensor | None]:
+def _tangents(point: Point, tangents: Sequence[Any]) -> list[torch.Tensor | None]:
     """The derivative of every output along the directions of the inputs; none for integers."""
     return [
         _tangent(point, at, tangents) if kind.dtype.is_floating_point else None
@@ -227,7 +243,7 @@ def _tangents(point: _Point, tangents: Sequence[Any]) -> list[torch.Tensor | Non
     ]
 
 
-def _tangent(point: _Point, output: int, tangents: Sequence[Any]) -> torch.Tensor:
+def _tangent(point: Point, output: int, tangents: Sequence[Any]) -> torch.Tensor:
     """The derivative of an output along the directions of all inputs that have one."""
     operation = point.operation
     total: torch.Tensor | None = None
@@ -239,11 +255,11 @@ def _tangent(point: _Point, output: int, tangents: Sequence[Any]) -> torch.Tenso
     return _zeros(point.outputs[output]).clone() if total is None else total
 
 
-def _term(point: _Point, output: int, name: str, tangent: torch.Tensor) -> torch.Tensor | None:
+def _term(point: Point, output: int, name: str, tangent: torch.Tensor) -> torch.Tensor | None:
     """The derivative of an output along a direction of one input; None if there is none."""
     operation = point.operation
     gradient, link = operation.gradient(name)
-    source = _COTANGENT + operation.outputs[output].name
+    source = COTANGENT + operation.outputs[output].name
     if source not in link.tensors:
         return None
     cotangent = gradient.inputs[link.tensors.index(source)].name
@@ -278,14 +294,14 @@ def _require_linear(gradient: Operation, cotangents: Sequence[str]) -> None:
 
 
 def _is_cotangent(source: str) -> bool:
-    return source.startswith(_COTANGENT)
+    return source.startswith(COTANGENT)
 
 
-def _shape(point: _Point, optional: Mapping[str, Shape], source: str) -> Shape:
+def _shape(point: Point, optional: Mapping[str, Shape], source: str) -> Shape:
     """The shape of what a gradient reads."""
     operation = point.operation
     if _is_cotangent(source):
-        names = [_COTANGENT + each.name for each in operation.outputs]
+        names = [COTANGENT + each.name for each in operation.outputs]
         return point.outputs[names.index(source)].shape
     names = [each.name for each in operation.inputs]
     shape = point.shapes[names.index(source)]

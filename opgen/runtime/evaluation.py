@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
 
 Tensors = Sequence[torch.Tensor | None]
+Outputs = tuple[torch.Tensor, ...]
+Operands = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +131,19 @@ def _empty_output(call: Call, output: Output, shape: Shape) -> torch.Tensor:
 
 # ---------------------------------------------------------------------------- the kernels
 def evaluate(
-    operation: Operation, tensors: Tensors, values: Sequence[Numbers]
-) -> tuple[torch.Tensor, ...]:
-    """The outputs of a call; raises what is wrong with it."""
+    operation: Operation,
+    tensors: Tensors,
+    values: Sequence[Numbers],
+    done_on_cpu: Callable[[Call, Outputs, Operands], None] | None = None,
+) -> Outputs:
+    """The outputs of a call; raises what is wrong with it. `done_on_cpu` hears of success."""
     call = prepare(operation, tensors, values)
     outputs = empty_outputs(call)
     operands = operands_of(call, outputs)
     if call.device.type == "cpu":
-        run_on_cpu(call, operands)
+        ran_kernels = run_on_cpu(call, operands)
+        if ran_kernels and done_on_cpu is not None:
+            done_on_cpu(call, outputs, operands)
     elif call.device.type == "cuda":
         run_on_cuda(call, operands)
     else:
@@ -184,8 +191,8 @@ def _flattened(tensor: torch.Tensor, declared: Input) -> torch.Tensor:
     return tensor.reshape(shape) if declared.batched else tensor
 
 
-def run_on_cpu(call: Call, operands: Mapping[str, torch.Tensor]) -> None:
-    """Run the C kernels."""
+def run_on_cpu(call: Call, operands: Mapping[str, torch.Tensor]) -> bool:
+    """Run the C kernels; False where there is no compiler and PyTorch's own ops were used."""
     integers = [*call.shapes.integers.values()]
     for tensor in operands.values():
         integers.extend(tensor.stride())
@@ -196,9 +203,10 @@ def run_on_cpu(call: Call, operands: Mapping[str, torch.Tensor]) -> None:
         eager.warn_once(str(error))
         operation = call.operation
         eager.run(operation.name, operation.eager, operands, call.shapes.integers, numbers)
-        return
+        return False
     fault = kernels(operands.values(), integers, [*numbers.values()])
     _raise_fault(call.operation, fault)
+    return True
 
 
 def _numbers(call: Call) -> dict[str, float]:
@@ -249,8 +257,8 @@ class Compiled:
         return fault[0], fault[1], fault[2]
 
 
-def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> None:
-    """Launch the CUDA kernels."""
+def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> bool:
+    """Launch the CUDA kernels; True, for it stands in for `run_on_cpu` in tests."""
     operation, shapes, device = call.operation, call.shapes, call.device
     fault = torch.zeros(3, dtype=torch.int64, device=device) if operation.faults else None
     numbers = _numbers(call)
@@ -279,6 +287,7 @@ def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> None:
     if fault is not None:
         number, index, extent = fault.tolist()
         _raise_fault(operation, (number, index, extent))
+    return True
 
 
 def _raise_fault(operation: Operation, fault: tuple[int, int, int]) -> None:

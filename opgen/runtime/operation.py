@@ -5,11 +5,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import checks, eager, registration, sharding
+from opgen.runtime import (
+    checks,
+    compat,
+    eager,
+    lookup,
+    lookup_autograd,
+    registration,
+    sharding,
+)
 from opgen.runtime.description import (
     Attribute,
     Fault,
@@ -60,11 +68,14 @@ class Operation:
     linear: tuple[tuple[str, ...], ...] = ()
     special: Special = field(default_factory=Special)
     compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
-    _overload: list[Callable[..., Any]] = field(default_factory=list)
+    kept: dict[tuple[tuple[bool, ...], bool], tuple[int, ...]] = field(default_factory=dict)
+    _dispatch: list[_Dispatch] = field(default_factory=list)
 
     def register(self) -> None:
         """Make the op known to the dispatcher of PyTorch."""
-        self._overload[:] = [registration.register(self)]
+        self._dispatch[:] = [_Dispatch.of(self)]
+        # Found once here: a compiler that traces a call must not meet the search for it.
+        assert self.call is self._dispatch[0].public
 
     @functools.cached_property
     def registered_name(self) -> str:
@@ -74,7 +85,7 @@ class Operation:
     @property
     def overload(self) -> Callable[..., Any]:
         """The op of the dispatcher: tensors, then attributes as single numbers."""
-        return self._overload[0]
+        return self._dispatch[0].overload
 
     @property
     def is_public(self) -> bool:
@@ -82,24 +93,24 @@ class Operation:
         return len(self.path) == 1
 
     # ------------------------------------------------------------ calls
-    def __call__(self, *arguments: object) -> Result:
-        """Check and compute; tensors and then attributes, in declared order."""
-        count = len(self.inputs)
-        tensors = arguments[:count]
-        if not torch.compiler.is_compiling():
-            checks.tensors(self.name, self.inputs, tensors)
-            sharding.register(self)
-        values = [
-            checks.attribute_value(self.name, attribute, value)
-            for attribute, value in zip(self.attributes, arguments[count:], strict=True)
-        ]
-        return cast(Result, self._overload[0](*tensors, *flatten(values)))
+    @functools.cached_property
+    def call(self) -> Callable[..., Any]:
+        """Check and compute: a function of tensors and then attributes, in declared order.
+
+        Gives one tensor, or a tuple where the op has several outputs.
+        """
+        return self._dispatch[0].public
+
+    @property
+    def derived_call(self) -> Callable[[Sequence[Any], Sequence[Number]], Any]:
+        """The same for tensors and single numbers that are known to fit."""
+        return self._dispatch[0].derived
 
     def apply(
         self, tensors: Sequence[torch.Tensor | None], numbers: Sequence[Number]
     ) -> tuple[torch.Tensor, ...]:
         """The outputs for checked attributes, as single numbers, with everything recorded."""
-        result = self.overload(*tensors, *numbers)
+        result = self.derived_call(tensors, numbers)
         return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
     # ------------------------------------------------------------ derivatives
@@ -131,3 +142,46 @@ class Operation:
             if (shape := found.optional.get(each.name)) is not None
         }
         return known, optional
+
+
+@dataclass(frozen=True, slots=True)
+class _Dispatch:
+    """The op of the dispatcher, and the functions behind calls of users and of derivatives."""
+
+    overload: Callable[..., Any]
+    public: Callable[..., Any]
+    derived: Callable[..., Any]
+
+    @staticmethod
+    def of(operation: Operation) -> _Dispatch:
+        """Register an op."""
+        overload, name = registration.register(operation), operation.registered_name
+        inputs, count = operation.inputs, len(operation.inputs)
+
+        def in_full(*arguments: Any) -> Any:
+            tensors = arguments[:count]
+            if not torch.compiler.is_compiling():
+                checks.tensors(operation.name, inputs, tensors)
+                sharding.register(operation)
+            values = [
+                checks.attribute_value(operation.name, attribute, value)
+                for attribute, value in zip(operation.attributes, arguments[count:], strict=True)
+            ]
+            return overload(*tensors, *flatten(values))
+
+        def twin() -> lookup.Twin | None:
+            return registration.twin(name)
+
+        def run(*arguments: Any) -> Any:
+            found = twin()
+            if found is not None:
+                result = found.call(*arguments)
+                if lookup.is_answered(result):
+                    return result
+            checks.tensors(operation.name, inputs, arguments[:count])
+            with compat.below_autograd():
+                return overload(*arguments)
+
+        ways = lookup.Ways(in_full, overload, lookup_autograd.recorded(operation, run), twin)
+        public = lookup.public_caller(operation, ways)
+        return _Dispatch(overload, public, lookup.derived_caller(ways))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from opgen.runtime import autocast, autograd, vmap
+from opgen.runtime import autocast, autograd, lookup, namespace, vmap
 from opgen.runtime.evaluation import empty_outputs, evaluate, prepare
 from opgen.runtime.schema import NAMESPACE, schema, unflatten
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _LIBRARY = cast(Any, torch.library.Library)(NAMESPACE, "FRAGMENT")
 _OPERATIONS: dict[str, Operation] = {}
+_NAMESPACE = namespace.install(NAMESPACE, _OPERATIONS)
+_TWINS: dict[str, lookup.Twin | None] = {}
 
 
 def register(operation: Operation) -> Callable[..., Any]:
@@ -29,19 +31,38 @@ def register(operation: Operation) -> Callable[..., Any]:
     is_known = name in _OPERATIONS
     _OPERATIONS[name] = operation
     # Another copy of this runtime in the same process may have defined the same op.
-    if not is_known and not hasattr(getattr(torch.ops, NAMESPACE), name):
+    if not is_known and not _NAMESPACE.has(name):
         _define(name, operation)
-    overload: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name).default
+    overload: Callable[..., Any] = getattr(_NAMESPACE, name).default
     return overload
+
+
+def twin(name: str) -> lookup.Twin | None:
+    """The twin of an op, made when it is asked for first; None where there is none."""
+    if name not in _TWINS:
+        if not lookup.is_plain():
+            return None
+        _TWINS[name] = lookup.twin(_OPERATIONS[name], name)
+    return _TWINS[name]
 
 
 def _define(name: str, operation: Operation) -> None:
     _LIBRARY.define(f"{name}{schema(operation)}", tags=(torch.Tag.pt2_compliant_tag,))
-    overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    overload = getattr(_NAMESPACE, name).default
     qualified = f"{NAMESPACE}::{name}"
 
     def current() -> Operation:
         return _OPERATIONS[name]
+
+    def cpu_kernel(*arguments: Any) -> Any:
+        seen = None if lookup.is_suspended() else twin(name)
+        if seen is not None:
+            result = seen.call(*arguments)
+            if lookup.is_answered(result):
+                return result
+        tensors, values = _split(current(), arguments)
+        done = None if seen is None else seen.enter
+        return _result(evaluate(current(), tensors, values, done))
 
     def kernel(*arguments: Any) -> Any:
         tensors, values = _split(current(), arguments)
@@ -51,7 +72,7 @@ def _define(name: str, operation: Operation) -> None:
         tensors, values = _split(current(), arguments)
         return _result(empty_outputs(prepare(current(), tensors, values)))
 
-    _LIBRARY.impl(name, kernel, "CPU")
+    _LIBRARY.impl(name, cpu_kernel, "CPU")
     _LIBRARY.impl(name, kernel, "CUDA")
     if all(declared.default is not None for declared in operation.inputs):
         # A call without tensors has no device to be dispatched on.

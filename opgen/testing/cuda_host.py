@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from opgen.runtime import build, cuda, evaluation
+from opgen.runtime import build, cuda, evaluation, lookup
 
 _HEADER = r"""
 #define OPGEN_HOST
@@ -149,7 +149,8 @@ def patched() -> Iterator[None]:
     cuda.launch = launch
     evaluation.run_on_cpu = evaluation.run_on_cuda
     try:
-        yield
+        with lookup.suspended():
+            yield
     finally:
         cuda.launch = real_launch
         evaluation.run_on_cpu = real_run

@@ -1,0 +1,308 @@
+"""The C side of eager calls: a table of calls that were checked before.
+
+An op of the dispatcher runs `call` on its arguments through LibTorch's stable C interface. The
+shapes, strides and types of the tensors and the integers are looked up; what is found says how to
+allocate the outputs and what to give to the kernels, so nothing is checked or computed twice. What
+is not found, or fails in any way, answers with one tensor that stands for "ask Python", which then
+runs the op in full, raises what is to be raised, and enters the call. Ops that differ in fixed
+integers only share a table.
+
+Entries are never changed or removed, so threads read them without a lock. Functions of LibTorch
+are given as addresses: the library is compiled without any header or library of PyTorch.
+"""
+
+from __future__ import annotations
+
+SLOTS = 64
+"""Ops that one copy of the library can serve."""
+
+FUNCTIONS = (
+    "aoti_torch_get_dim",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
+    "aoti_torch_get_dtype",
+    "torch_get_const_data_ptr",
+    "torch_get_mutable_data_ptr",
+    "aoti_torch_empty_strided",
+    "aoti_torch_delete_tensor_object",
+    "aoti_torch_new_tensor_handle",
+    "aoti_torch_library_init_impl",
+    "torch_library_impl",
+    "_ZdlPv",
+)
+"""What `opgen_connect` is given, in this order; the last is C++'s `operator delete`."""
+
+_SOURCE = r"""#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef uint64_t Value;
+typedef void *Tensor;
+typedef int64_t (*Kernel)(void *const *, const int64_t *, const double *, int64_t *);
+
+static int32_t (*get_dim)(Tensor, int64_t *);
+static int32_t (*get_sizes)(Tensor, int64_t **);
+static int32_t (*get_strides)(Tensor, int64_t **);
+static int32_t (*get_dtype)(Tensor, int32_t *);
+static int32_t (*get_const_data)(Tensor, const void **);
+static int32_t (*get_data)(Tensor, void **);
+static int32_t (*empty_strided)(
+    int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Tensor *);
+static int32_t (*delete_tensor)(Tensor);
+static int32_t (*new_handle)(Tensor, Tensor *);
+static int32_t (*open_library)(const char *, const char *, const char *, uint32_t, void **);
+static int32_t (*implement)(void *, const char *, void (*)(Value *, uint64_t, uint64_t), uint64_t);
+static void (*delete_box)(void *);
+
+void opgen_connect(void *const *functions)
+{
+    memcpy(&get_dim, functions + 0, sizeof(void *));
+    memcpy(&get_sizes, functions + 1, sizeof(void *));
+    memcpy(&get_strides, functions + 2, sizeof(void *));
+    memcpy(&get_dtype, functions + 3, sizeof(void *));
+    memcpy(&get_const_data, functions + 4, sizeof(void *));
+    memcpy(&get_data, functions + 5, sizeof(void *));
+    memcpy(&empty_strided, functions + 6, sizeof(void *));
+    memcpy(&delete_tensor, functions + 7, sizeof(void *));
+    memcpy(&new_handle, functions + 8, sizeof(void *));
+    memcpy(&open_library, functions + 9, sizeof(void *));
+    memcpy(&implement, functions + 10, sizeof(void *));
+    memcpy(&delete_box, functions + 11, sizeof(void *));
+}
+
+enum { MAX_TENSORS = 16, MAX_RANK = 16, MAX_NUMBERS = 64, BUCKETS = 1024, MAX_ENTRIES = 512 };
+enum { MAX_KEY = MAX_TENSORS * (2 * MAX_RANK + 2) + MAX_NUMBERS, STACK_BYTES = 4096 };
+
+/* Arguments in order: 0 a tensor, 1 an optional one, 2 an integer, 3 a float, 4 an integer that is
+   no argument but the same in every call. */
+typedef struct {
+    int64_t arguments, outputs;
+    int64_t kinds[MAX_TENSORS + MAX_NUMBERS], constants[MAX_TENSORS + MAX_NUMBERS];
+} Signature;
+
+/* Where an address comes from: 0 an input, 1 an output, 2 the workspace, 3 the constants. */
+typedef struct { int64_t from, at; } Address;
+
+typedef struct {
+    int64_t words;            /* of the key */
+    Kernel kernel;
+    int64_t addresses, workspace;
+    const int64_t *key, *integers, *outputs; /* outputs: type, rank, sizes, strides; each in turn */
+    const Address *address;
+    const char *constants;
+} Entry;
+
+typedef struct { Entry *buckets[BUCKETS]; int64_t entries; } Table;
+typedef struct { Signature signature; Table *table; } Op;
+
+static Op ops[SLOTS];
+static int suspended;
+
+void opgen_suspend(int32_t value) { suspended = value; }
+static Tensor ask_python;
+
+static uint64_t hash_of(const int64_t *key, int64_t words)
+{
+    uint64_t hash = 0x9e3779b97f4a7c15u;
+    for (int64_t i = 0; i < words; i++) {
+        hash = (hash ^ (uint64_t)key[i]) * 0xff51afd7ed558ccdu;
+        hash ^= hash >> 32;
+    }
+    return hash;
+}
+
+static const Entry *find(Table *table, const int64_t *key, int64_t words)
+{
+    uint64_t at = hash_of(key, words) % BUCKETS;
+    for (;;) {
+        const Entry *entry = __atomic_load_n(&table->buckets[at], __ATOMIC_ACQUIRE);
+        if (!entry) return NULL;
+        if (entry->words == words && !memcmp(entry->key, key, (size_t)words * sizeof *key))
+            return entry;
+        at = (at + 1) % BUCKETS;
+    }
+}
+
+/* One more entry; 0 where there is no room. The numbers are copied. */
+int64_t opgen_enter(
+    Table *table, Kernel kernel, const int64_t *key, int64_t words, const int64_t *integers,
+    int64_t count, const int64_t *outputs, int64_t output_words, const Address *address,
+    int64_t addresses, int64_t workspace, const char *constants, int64_t constant_bytes)
+{
+    if (__atomic_add_fetch(&table->entries, 1, __ATOMIC_RELAXED) > MAX_ENTRIES) return 0;
+    const size_t word = sizeof(int64_t);
+    const size_t bytes = (size_t)(words + count + output_words + 2 * addresses) * word;
+    Entry *entry = malloc(sizeof *entry + bytes + (size_t)constant_bytes);
+    if (!entry) return 0;
+    char *rest = (char *)(entry + 1);
+#define COPY(source, size) ((void *)memcpy(rest, source, size)); rest += (size)
+    entry->key = COPY(key, (size_t)words * word);
+    entry->integers = COPY(integers, (size_t)count * word);
+    entry->outputs = COPY(outputs, (size_t)output_words * word);
+    entry->address = COPY(address, (size_t)addresses * sizeof *address);
+    entry->constants = COPY(constants, (size_t)constant_bytes);
+#undef COPY
+    entry->words = words;
+    entry->kernel = kernel;
+    entry->addresses = addresses;
+    entry->workspace = workspace;
+    uint64_t at = hash_of(key, words) % BUCKETS;
+    for (;;) {
+        Entry *none = NULL;
+        if (__atomic_compare_exchange_n(
+                &table->buckets[at], &none, entry, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+            return 1;
+        at = (at + 1) % BUCKETS;
+    }
+}
+
+static int describe(Tensor tensor, int64_t *key, int64_t *words)
+{
+    int64_t rank, *sizes, *strides;
+    int32_t dtype;
+    if (get_dim(tensor, &rank) || rank > MAX_RANK) return 0;
+    if (get_sizes(tensor, &sizes) || get_strides(tensor, &strides) || get_dtype(tensor, &dtype))
+        return 0;
+    int64_t *next = key + *words;
+    *next++ = dtype;
+    *next++ = rank;
+    for (int64_t i = 0; i < rank; i++) *next++ = sizes[i];
+    for (int64_t i = 0; i < rank; i++) *next++ = strides[i];
+    *words = next - key;
+    return 1;
+}
+
+static int run(
+    const Entry *entry, Tensor *inputs, Tensor *outputs, int64_t count, const double *numbers)
+{
+    _Alignas(64) char small[STACK_BYTES];
+    char *workspace = small;
+    void *addresses[4 * MAX_TENSORS];
+    int64_t fault[3] = {0, 0, 0}, made = 0;
+    Tensor large = NULL;
+    int done = 0;
+    const int64_t *about = entry->outputs;
+    for (; made < count; made++) {
+        const int64_t dtype = about[0], rank = about[1];
+        if (empty_strided(rank, about + 2, about + 2 + rank, (int32_t)dtype, 0, 0, &outputs[made]))
+            goto end;
+        about += 2 + 2 * rank;
+    }
+    if (entry->workspace > STACK_BYTES) {
+        const int64_t one = 1;
+        if (empty_strided(1, &entry->workspace, &one, bytes_type, 0, 0, &large)) goto end;
+        if (get_data(large, (void **)&workspace)) goto end;
+    }
+    for (int64_t i = 0; i < entry->addresses; i++) {
+        const Address *address = &entry->address[i];
+        int32_t failed = 0;
+        if (address->from == 0)
+            failed = get_const_data(inputs[address->at], (const void **)&addresses[i]);
+        else if (address->from == 1)
+            failed = get_data(outputs[address->at], &addresses[i]);
+        else if (address->from == 2)
+            addresses[i] = workspace + address->at;
+        else
+            addresses[i] = (void *)(entry->constants + address->at);
+        if (failed) goto end;
+    }
+    done = entry->kernel(addresses, entry->integers, numbers, fault) == 0;
+end:
+    if (large) delete_tensor(large);
+    if (!done)
+        while (made > 0) delete_tensor(outputs[--made]);
+    return done;
+}
+
+/* A boxed kernel of the dispatcher: it owns the arguments on the stack and leaves the results. */
+static void call(const Op *op, Value *stack)
+{
+    const Signature *signature = &op->signature;
+    Tensor inputs[MAX_TENSORS], outputs[MAX_TENSORS];
+    double numbers[MAX_NUMBERS];
+    int64_t key[MAX_KEY], words = 0, tensors = 0, floats = 0, given = 0;
+    int known = 1;
+    for (int64_t i = 0; i < signature->arguments; i++) {
+        const int64_t kind = signature->kinds[i];
+        if (kind == 4) {
+            key[words++] = signature->constants[i];
+            continue;
+        }
+        const Value value = stack[given++];
+        if (kind == 2) {
+            key[words++] = (int64_t)value;
+        } else if (kind == 3) {
+            memcpy(&numbers[floats++], &value, sizeof(double));
+        } else {
+            Tensor tensor = (Tensor)(uintptr_t)value;
+            if (kind == 1 && tensor) {
+                Value *box = (Value *)tensor;
+                tensor = (Tensor)(uintptr_t)*box;
+                delete_box(box);
+            }
+            inputs[tensors++] = tensor;
+            if (!tensor) key[words++] = -1;
+            else if (known) known = describe(tensor, key, &words);
+        }
+    }
+    const Entry *entry = known && !suspended ? find(op->table, key, words) : NULL;
+    const int done = entry && run(entry, inputs, outputs, signature->outputs, numbers);
+    for (int64_t i = 0; i < tensors; i++)
+        if (inputs[i]) delete_tensor(inputs[i]);
+    for (int64_t i = 0; i < signature->outputs; i++) {
+        if (!done) new_handle(ask_python, &outputs[i]);
+        stack[i] = (Value)(uintptr_t)outputs[i];
+    }
+}
+
+static void set_answer(Value *stack, uint64_t arguments, uint64_t results)
+{
+    (void)arguments, (void)results;
+    ask_python = (Tensor)(uintptr_t)stack[0];
+}
+
+static int32_t register_kernel(
+    const char *space, const char *name, void (*kernel)(Value *, uint64_t, uint64_t),
+    uint64_t version)
+{
+    void *library;
+    if (open_library(space, "CPU", "opgen", 0, &library)) return 1;
+    return implement(library, name, kernel, version);
+}
+
+int32_t opgen_register_answer(const char *space, const char *name, uint64_t version)
+{
+    return register_kernel(space, name, set_answer, version);
+}
+
+int32_t opgen_register(
+    int64_t slot, const char *space, const char *name, uint64_t version,
+    const Signature *signature, Table *table)
+{
+    ops[slot].signature = *signature;
+    ops[slot].table = table;
+    return register_kernel(space, name, kernels[slot], version);
+}
+
+Table *opgen_new_table(void) { return calloc(1, sizeof(Table)); }
+"""
+
+MAX_TENSORS, MAX_RANK, MAX_NUMBERS = 16, 16, 64
+"""Ops and calls beyond are left to Python; the same numbers as in the source."""
+
+
+def source(block: int, bytes_type: int) -> str:
+    """The library for one block of slots; `bytes_type` is LibTorch's number of uint8."""
+    head = (
+        f"/* Block {block}: if copies were alike, the loader would take them for one. */\n"
+        f"enum {{ SLOTS = {SLOTS}, bytes_type = {bytes_type} }};\n"
+    )
+    kernels = "".join(
+        f"static void call_{at}(Value *stack, uint64_t a, uint64_t r)"
+        f" {{ (void)a, (void)r, call(&ops[{at}], stack); }}\n"
+        for at in range(SLOTS)
+    )
+    table = ", ".join(f"call_{at}" for at in range(SLOTS))
+    listed = f"static void (*const kernels[SLOTS])(Value *, uint64_t, uint64_t) = {{{table}}};\n"
+    before, after = _SOURCE.split("static void set_answer", 1)
+    return f"{head}{before}{kernels}{listed}\nstatic void set_answer{after}"

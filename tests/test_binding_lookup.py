@@ -1,0 +1,178 @@
+"""Eager calls through the table of calls that were checked before: the same as calls in full."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import binding_cases as cases
+import opgen
+from binding_cases import OPS, Op, loss, real, spec
+from opgen.runtime import lookup, registration
+
+close = torch.testing.assert_close
+every_op = pytest.mark.parametrize("op", OPS, ids=repr)
+
+
+def answered(module: Any, op: str, *call: object) -> bool:
+    """Whether the twin of an op knows a call; attributes as single numbers."""
+    twin = registration.twin(getattr(module, f"_{op}").registered_name)
+    assert twin is not None
+    return lookup.is_answered(twin.call(*call))
+
+
+def test_the_table_is_there() -> None:
+    assert lookup.is_available()
+
+
+@every_op
+def test_a_known_call_gives_what_a_call_in_full_gives(op: Op) -> None:
+    with lookup.suspended():
+        wanted = op.ours(*op.tensors)
+        gradients = torch.autograd.grad(loss(op.ours)(*(leaves := op.leaves)), leaves)
+    for _ in range(3):
+        got = op.ours(*op.tensors)
+        assert torch.equal(got, wanted)
+        assert got.stride() == wanted.stride()
+        found = torch.autograd.grad(loss(op.ours)(*(leaves := op.leaves)), leaves)
+        assert all(map(torch.equal, found, gradients))
+
+
+def test_what_is_known_is_exact() -> None:
+    module = opgen.compile("op take(x[N,M]; s: int, f = 0.5) -> y[N,M]\n  y[n,m] = f*x[n,m] + s\n")
+    x = real(3, 4)
+    assert not answered(module, "take", x, 2, 0.5)
+    module.take(x, s=2)
+    module.take(x, s=2)
+    assert answered(module, "take", x, 2, 0.5)
+    assert answered(module, "take", x + 1, 2, 0.25)  # numbers and floats are no part of it
+    others = (x[:2], x.t().contiguous().t(), x.float(), x[:, ::2], real(4, 3), x.to("meta"))
+    for other in others:
+        assert not answered(module, "take", other, 2, 0.5)
+    assert not answered(module, "take", x, 3, 0.5)
+    for s in (2, 3, 2, -1):
+        for f in (0.5, -2.0, 0.0, -0.0):
+            close(module.take(x, s=s, f=f), f * x + s)
+            assert torch.equal(module.take(0 * x, s=0, f=f).signbit(), (f * (0 * x) + 0).signbit())
+
+
+def test_values_that_are_equal_to_python_are_told_apart() -> None:
+    module = opgen.compile(
+        "op add(x[N]; s: int, k: int[2] = 0) -> y[N]\n  y[n] = x[n] + s + k[0]\n"
+    )
+    x = torch.ones(2)
+    for _ in range(2):
+        assert module.add(x, s=1, k=(1, 1)).tolist() == [3, 3]
+        for wrong in (True, 1.0):
+            with pytest.raises(TypeError, match="attribute 's' must be an int"):
+                module.add(x, s=wrong)
+            with pytest.raises(TypeError, match=r"attribute 'k\[1\]' must be an int"):
+                module.add(x, s=1, k=(1, wrong))
+
+
+def test_a_fault_in_a_known_call_is_raised() -> None:
+    weight = torch.ones(4, 2)
+    embedding = spec("embedding").embedding
+    for _ in range(2):
+        assert embedding(torch.tensor([3, 0]), weight).shape == (2, 2)
+        with pytest.raises(IndexError, match="embedding: index 4 is outside of dimension 0"):
+            embedding(torch.tensor([3, 4]), weight)
+
+
+def test_many_shapes_and_attributes() -> None:
+    roll = opgen.compile(
+        "op roll(x[N]; s: int) -> y[N]\n  y[n] = x[n - s ?wrap]  for n in N\n"
+    ).roll
+    for size in range(1, 40):
+        x = torch.arange(float(size))
+        for s in range(20):
+            assert torch.equal(roll(x, s=s), x.roll(s))
+
+
+def test_more_calls_than_the_table_holds() -> None:
+    twice = opgen.compile("op double(x[N]) -> y[N]\n  y[n] = 2*x[n]\n").double
+    for _ in range(2):
+        for size in range(700):
+            x = torch.arange(float(size))
+            assert torch.equal(twice(x), 2 * x)
+
+
+def test_threads_that_meet_new_calls() -> None:
+    shift = opgen.compile("op shift(x[N,M]) -> y[N,M]\n  y[n,m] = x[n,m - 1 ?0]\n").shift
+    wrong = []
+
+    def work() -> None:
+        for size in range(1, 60):
+            x = torch.arange(float(3 * size)).reshape(3, size)
+            if not torch.equal(shift(x)[:, 1:], x[:, :-1]):
+                wrong.append(size)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_outputs_are_new_and_inference_mode_is_kept() -> None:
+    op = cases.op("softmax")
+    first, second = op.ours(*op.tensors), op.ours(*op.tensors)
+    assert first.data_ptr() != second.data_ptr()
+    first.zero_()
+    close(second, op.reference(*op.tensors))
+    with torch.inference_mode():
+        assert op.ours(*op.tensors).is_inference()
+    assert not op.ours(*op.tensors).is_inference()
+
+
+def test_memory_does_not_grow() -> None:
+    x = torch.ones(64, 1024)  # a quarter of a megabyte
+    softmax = spec("softmax").softmax
+    most: list[int] = []  # kilobytes
+    for _ in range(3):
+        for _ in range(400):
+            softmax(x)
+            softmax(x.clone().requires_grad_()).sum().backward()
+        most.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert most[2] - most[1] < 20 * 256
+
+
+def test_without_the_table_everything_is_computed_in_full() -> None:
+    program = (
+        "import torch, opgen\n"
+        "from opgen.runtime import lookup\n"
+        "lookup.FUNCTIONS = ('no_such_function',)\n"
+        "ops = opgen.compile('op sq(x: float[N]) -> y[N]\\n  y[n] = x[n]*x[n]\\n')\n"
+        "x = torch.full((2,), 3.0, requires_grad=True)\n"
+        "for _ in range(2):\n"
+        "    y = ops.sq(x)\n"
+        "    (g,) = torch.autograd.grad(y.sum(), x)\n"
+        "print(lookup.is_available(), y.tolist(), g.tolist())\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "False [9.0, 9.0] [6.0, 6.0]\n"
+
+
+def test_a_graph_on_disk_finds_derivatives_by_name() -> None:
+    module = opgen.compile("op cube(x: float[N]) -> y[N]\n  y[n] = x[n]*x[n]*x[n]\n")
+    other = opgen.compile("op cube(x: float[N]) -> y[N]\n  y[n] = x[n]*x[n]*x[n]\n# again\n")
+    gradient, _ = other._cube.gradient("x")
+    second, _ = gradient.gradient("x")
+    for derived in (gradient, second):
+        assert getattr(torch.ops.opgen, derived.registered_name).default is derived.overload
+    with pytest.raises(AttributeError):
+        _ = torch.ops.opgen.cube_grad_x_000000000000
+    with pytest.raises(AttributeError):
+        _ = torch.ops.opgen.nothing_like_it
+    x: Tensor = real(3)
+    close(module.cube(x), x**3)
