@@ -1,4 +1,4 @@
-"""Compiled libraries on disk, under names that tell what they are made of and what they hold.
+"""Compiled libraries, and sources that take time to make, on disk, under telling names.
 
 An entry is named after a key, the hash of everything it was made from, and after the hash of its
 own bytes. A file that is cut short or altered therefore does not match its name, is ignored and
@@ -28,7 +28,7 @@ from pathlib import Path
 LARGEST = 2**29
 """How many bytes the entries of a directory may have together."""
 
-_ENTRY = re.compile(r"([0-9a-f]{32}|host)-[0-9a-f]{32}\.so")
+_ENTRY = re.compile(r"([0-9a-f]{32}|host)-[0-9a-f]{32}\.(so|c)")
 _SCRATCH = re.compile(r"[0-9a-f]{32}-[^.]*")
 _HOUR = 3600.0
 
@@ -97,17 +97,31 @@ def find(place: Path, key: str) -> ctypes.CDLL | None:
     return None
 
 
+def find_source(place: Path, key: str) -> str | None:
+    """The source of a key, if an entry holds it; damaged entries are removed."""
+    for entry in sorted(place.glob(f"{key}-*.c")):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if _is_whole(entry):
+                return entry.read_text(encoding="utf-8")
+        _remove(entry)
+    return None
+
+
 def _load(entry: Path) -> ctypes.CDLL | None:
     """The library if its bytes match its name and nobody else can have written them, else None."""
-    try:
-        if not _is_ours(entry.lstat()) or not entry.stem.endswith(f"-{_digest(entry)}"):
-            return None
-        loaded = ctypes.CDLL(str(entry))
-        if time.time() - entry.stat().st_mtime > _HOUR:
-            os.utime(entry)  # used: see `_shrink`
-    except OSError:
-        return None
-    return loaded
+    with contextlib.suppress(OSError):
+        if _is_whole(entry):
+            return ctypes.CDLL(str(entry))
+    return None
+
+
+def _is_whole(entry: Path) -> bool:
+    """Whether an entry is what was put there; it then counts as used now, see `_shrink`."""
+    if not _is_ours(entry.lstat()) or not entry.stem.endswith(f"-{_digest(entry)}"):
+        return False
+    if time.time() - entry.stat().st_mtime > _HOUR:
+        os.utime(entry)
+    return True
 
 
 def _is_ours(status: os.stat_result) -> bool:
@@ -121,7 +135,7 @@ def _is_ours(status: os.stat_result) -> bool:
 
 def add(built: Path, place: Path, key: str) -> Path:
     """Make a file an entry, and make room for it; OSError if that is not possible."""
-    entry = place / f"{key}-{_digest(built)}.so"
+    entry = place / f"{key}-{_digest(built)}{built.suffix}"
     if entry.is_dir():
         _remove(entry)
     built.chmod(0o700)

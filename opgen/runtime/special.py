@@ -7,11 +7,16 @@ met, up to a number; everything else runs on the kernels that take all values.
 
 from __future__ import annotations
 
-import importlib
+import contextlib
+import functools
+import hashlib
+import importlib.util
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opgen.runtime import cache
 from opgen.runtime.description import LARGEST_WINDOW
 
 if TYPE_CHECKING:
@@ -61,8 +66,13 @@ def source_of(operation: Operation, values: Values) -> str:
 
 def _made(operation: Operation, values: Values) -> str | None:
     """A source made by opgen now; None where that is not possible or was done often enough."""
-    if len(operation.compiled) >= _most():
+    generator = _generator()
+    if len(operation.compiled) >= _most() or generator is None:
         return None
+    key = _key(operation, values, generator)
+    known = cache.find_source(cache.directory(), key)
+    if known is not None:
+        return known
     try:
         compiler = importlib.import_module("opgen.compiler")
     except ImportError:
@@ -72,4 +82,33 @@ def _made(operation: Operation, values: Values) -> str | None:
     given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     family = operation.family
     source: str = compiler.special_source(family.spec, family.spec_name, operation.path, given)
+    _keep(source, key)
     return source
+
+
+def _key(operation: Operation, values: Values, generator: str) -> str:
+    """What the source of a special kernel is made from, as a name of the cache."""
+    parts = (generator, operation.family.spec, *operation.path, repr(values))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _generator() -> str | None:
+    """A name for the opgen that is installed, which changes with its files; None if none is."""
+    found = importlib.util.find_spec("opgen")
+    if found is None or not found.submodule_search_locations:
+        return None
+    files = hashlib.sha256()
+    for place in found.submodule_search_locations:
+        for path in sorted((*Path(place).rglob("*.py"), *Path(place).rglob("*.j2"))):
+            status = path.stat()
+            files.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return files.hexdigest()
+
+
+def _keep(source: str, key: str) -> None:
+    """Put a source into the cache; where there is no room, it is made again another time."""
+    with contextlib.suppress(OSError), cache.scratch(cache.directory(), key) as scratch:
+        text = scratch / "op.c"
+        text.write_text(source, encoding="utf-8")
+        cache.add(text, cache.directory(), key)
