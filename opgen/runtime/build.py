@@ -6,6 +6,7 @@ import ctypes
 import errno
 import hashlib
 import os
+import platform
 import shlex
 from pathlib import Path
 
@@ -15,8 +16,16 @@ from opgen.runtime.toolchain import BuildError, NoCompilerError, find_compiler, 
 
 __all__ = ["FLAGS", "BuildError", "NoCompilerError", "cache_directory", "find_compiler", "library"]
 
+_PROCESSOR = {
+    "x86_64": ("-march=native", "-mprefer-vector-width=512"),
+    "AMD64": ("-march=native", "-mprefer-vector-width=512"),
+    "aarch64": ("-mcpu=native",),
+    "arm64": ("-mcpu=native",),
+}
+"""How to ask for all instructions of this processor."""
+
 FLAGS = (
-    *("-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp-simd", "-shared", "-fPIC"),
+    *("-O3", *_PROCESSOR.get(platform.machine(), ()), "-fopenmp-simd", "-shared", "-fPIC"),
     *("-std=gnu11", "-fwrapv", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-w"),
 )
 """Integer overflow wraps around as in PyTorch. A product and a sum may be rounded once; beyond that
