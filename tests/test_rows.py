@@ -32,7 +32,12 @@ def narrow(program: Program, width: int = 3) -> Program:
     """With stretches of rows so short that small tensors have several."""
 
     def kernel(each: Kernel) -> Kernel:
-        return each if each.row is None else replace(each, row=replace(each.row, width=width))
+        row, group = each.row, each.group
+        return replace(
+            each,
+            row=None if row is None else replace(row, width=width),
+            group=None if group is None else replace(group, width=width),
+        )
 
     return replace(program, kernels=tuple(map(kernel, program.kernels)))
 

@@ -96,8 +96,14 @@ class Emitter:
     arrays: set[str] = field(default_factory=set)  # accumulators that are arrays over the lanes
     vectors: dict[str, str] = field(default_factory=dict)  # vectors of partial sums
     around: str | None = None  # the innermost loop around, if it may be long
-    lane: str = ""  # the names of the lane and of the number of the stretch of a row
-    stretch: str = ""
+    members: dict[str, str] = field(default_factory=dict)  # of stretched axes: their names,
+    parts: dict[str, str] = field(default_factory=dict)  # and the names of the stretches
+
+    @property
+    def lane(self) -> str:
+        """The name of the lane."""
+        assert self.kernel.row is not None
+        return self.members[self.kernel.row.axis.name]
 
     def write(self, line: str) -> None:
         self.lines += broken("    " * self.depth + line)
@@ -129,8 +135,8 @@ class Emitter:
             self.arrays,
             self.vectors,
             self.around,
-            self.lane,
-            self.stretch,
+            self.members,
+            self.parts,
         )
 
     # ------------------------------------------------------------ how a function starts
@@ -177,26 +183,26 @@ class Emitter:
             digits.append(_Digit(name, self.printer.poly(axis.extent)))
             self.printer.names.symbols[axis.name] = name
             self.printer.bounded.add((symbol(axis.name), axis.extent))
-        row = self.kernel.row
-        if row is not None:
+        for row in self.kernel.stretched:
             stretches = self.printer.poly((row.axis.extent + row.width - 1) // row.width)
             digits.append(_Digit(self.scope.fresh(f"{row.axis.name}_part"), stretches))
-            self.lane = self.scope.fresh(row.axis.name)
-            self.stretch = digits[-1].name
+            self.members[row.axis.name] = self.scope.fresh(row.axis.name)
+            self.parts[row.axis.name] = digits[-1].name
         return digits
 
     def inner_body(self) -> None:
         """The body at one point."""
-        row = self.kernel.row
-        if row is not None:
+        for row in self.kernel.stretched:
+            part = self.parts[row.axis.name]
             for name, value in (
-                (row.first, f"{self.stretch} * {row.width}"),
+                (row.first, f"{part} * {row.width}"),
                 (row.last, f"least({{}} + {row.width}, {self.text(row.axis.extent)}) - 1"),
             ):
                 own = self.scope.fresh(name)
                 first = self.printer.names.symbols.get(row.first, "")
                 self.printer.names.symbols[name] = own
                 self.write(f"const int64_t {own} = {value.format(first)};")
+        if self.kernel.row is not None:
             self.declare_lane_accumulators()
         self.nodes(self.kernel.body)
 
@@ -273,7 +279,7 @@ class Emitter:
         lower = _extreme("greatest", [self.text(bound) for bound in node.lower])
         upper = [self.printer.poly(bound + 1) for bound in node.upper]
         inner = self.inner()
-        name = inner.scope.fresh(node.name)
+        name = self.members.get(node.name) or inner.scope.fresh(node.name)
         inner.printer.names.symbols[node.name] = name
         if node.lower == (poly(0),):
             bounded = ((symbol(node.name), bound + 1) for bound in node.upper)
@@ -296,7 +302,8 @@ class Emitter:
             )
             self.write(f"IN_ANY_ORDER({', '.join(totals)})")
         self.write(f"for (int64_t {name} = {lower}; {name} < {end}; {name}++) {{")
-        inner.around = None if any(bound.is_constant for bound in node.upper) else node.name
+        if node.name not in self.members:
+            inner.around = None if any(each.is_constant for each in node.upper) else node.name
         inner.nodes(node.body)
         self.write("}")
 
@@ -382,9 +389,13 @@ class Emitter:
             if not _outlives_a_pass(start.accumulator, self.kernel.body):
                 continue
             names = self.accumulator_names(start)
-            place = f"[{self.lane} - {self.printer.names.symbols[row.first]}]"
+            place = size = ""
+            for each in self.kernel.stretched:
+                first = self.printer.names.symbols[each.first]
+                place += f"[{self.members[each.axis.name]} - {first}]"
+                size += f"[{each.width}]"
             for kind, name in names.declared:
-                self.write(f"{kind} {name}[{row.width}];")
+                self.write(f"{kind} {name}{size};")
             self.adopt(start.accumulator, names.at(place))
             self.arrays.add(start.accumulator)
 

@@ -267,6 +267,9 @@ class Operand:
 class Kernel:
     """One pass over the points of its axes, and of its row if it has one.
 
+    A `group` are several rows of one parallel point: a second axis that is shared out likewise. The
+    body has loops over its values, and accumulators are those of one cell of one row.
+
     `written` is the tensor it writes; `prologue` holds what is the same for every point; `spec`
     are the spec lines it computes.
     """
@@ -278,6 +281,12 @@ class Kernel:
     body: tuple[Node, ...]
     spec: tuple[str, ...] = field(default=(), compare=False)
     row: Row | None = None
+    group: Row | None = None
+
+    @property
+    def stretched(self) -> tuple[Row, ...]:
+        """The axes of which a parallel point has several values, slowest first."""
+        return tuple(each for each in (self.group, self.row) if each is not None)
 
     @property
     def is_deterministic(self) -> bool:
@@ -497,8 +506,7 @@ def uses(kernel: Kernel) -> Uses:
         if isinstance(value, Inside) and value.fault is not None:
             faults.append(value.fault)
 
-    row = kernel.row
-    if row is not None:
+    for row in kernel.stretched:
         local |= {row.axis.name, row.first, row.last}
         on_poly(row.axis.extent)
     for axis in kernel.axes:

@@ -20,8 +20,7 @@ def show_kernel(kernel: Kernel) -> str:
     lines = [f"  kernel {kernel.name}", *(f"    # {line}" for line in kernel.spec)]
     lines += [f"    {define.name} = {define.value}" for define in kernel.prologue]
     axes = ", ".join(f"{axis.name} < {axis.extent}" for axis in kernel.axes)
-    row = kernel.row
-    if row is not None:
+    for row in kernel.stretched:
         stretch = f"{row.first} .. {row.last} of {row.axis.name} < {row.axis.extent}"
         axes = f"{axes}, {stretch}" if axes else stretch
     lines.append(f"    parallel {axes or 'one point'}")

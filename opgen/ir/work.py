@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from opgen.algebra.poly import Kind, Poly, maximum, minimum, poly
 from opgen.ir.loops import Accumulate, AtomicAdd, Define, For, If, Kernel, Lanes, Node, Start, Store
+from opgen.ir.map_loops import map_nodes
 
 _UNKNOWN = 8
 """How often a loop is taken to run whose bounds are read from a tensor."""
@@ -19,8 +20,9 @@ def points(kernel: Kernel) -> Poly:
     count = poly(1)
     for axis in kernel.axes:
         count = count * axis.extent
-    row = kernel.row
-    return count if row is None else count * ((row.axis.extent + row.width - 1) // row.width)
+    for row in kernel.stretched:
+        count = count * ((row.axis.extent + row.width - 1) // row.width)
+    return count
 
 
 def work(kernel: Kernel, known: Iterable[str]) -> Poly:
@@ -28,7 +30,14 @@ def work(kernel: Kernel, known: Iterable[str]) -> Poly:
     lanes = poly(1)
     if kernel.row is not None:
         lanes = minimum(kernel.row.axis.extent, kernel.row.width)
-    return _nodes(kernel.body, lanes, frozenset(known))
+    group = kernel.group
+    body = kernel.body
+    if group is not None:
+        # Loops over the rows of a group run as often as there are rows.
+        count = minimum(group.axis.extent, group.width)
+        values = {group.first: poly(0), group.last: count - 1}
+        body = map_nodes(body, lambda value: value.substitute(values))
+    return _nodes(body, lanes, frozenset(known))
 
 
 def _nodes(nodes: Iterable[Node], lanes: Poly, known: frozenset[str]) -> Poly:

@@ -48,6 +48,7 @@ from opgen.ir.loops import (
 from opgen.ir.map_loops import map_nodes, symbols_of, test_symbols
 from opgen.ir.notation import Reducer
 from opgen.passes.gather import fresh_name
+from opgen.passes.groups import grouped
 from opgen.passes.jam import copies_along, jammed
 from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solve
 from opgen.passes.lane_choice import Choice, Way, choose
@@ -136,7 +137,7 @@ def _along(kernel: Kernel, name: str, facts: Facts) -> Kernel:
         *(Lanes(bounds.lower, bounds.upper, whole) for bounds in middle.after),
     )
     axes = tuple(each for each in kernel.axes if each is not axis)
-    return replace(kernel, axes=axes, row=row, body=parts)
+    return grouped(replace(kernel, axes=axes, row=row, body=parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ C = (
 /* One copy for each way of calling it: constant steps make better loops. */
 #define KERNEL __attribute__((always_inline)) static inline
 #define LANE_BYTES 64
-#define FETCH(place) __builtin_prefetch(place)
+#define FETCH(place) __builtin_prefetch(place, 0, 2)
 #define PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
 #define INDEPENDENT PRAGMA(clang loop vectorize(assume_safety))

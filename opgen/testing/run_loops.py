@@ -78,8 +78,9 @@ class _Runner:
     numbers: dict[str, float]
     storage: dict[str, npt.DTypeLike]
     counts: Counts = field(default_factory=Counts)
-    accumulators: dict[tuple[str, int], _Accumulator] = field(default_factory=dict)
+    accumulators: dict[tuple[str, int, int], _Accumulator] = field(default_factory=dict)
     row: loops.Row | None = None
+    group: str = ""
     lane: int = 0
 
     def kernel(self, kernel: Kernel, values: Environment) -> None:
@@ -94,12 +95,19 @@ class _Runner:
             except (ZeroDivisionError, ValueError):
                 values[define.name] = 0  # it has no meaning in this call, and is not used
         ranges = [range(self.integer(axis.extent, values)) for axis in kernel.axes]
-        stretches = self.stretches(kernel.row, values)
+        groups, stretches = (self.stretches(row, values) for row in (kernel.group, kernel.row))
         self.row = kernel.row
-        for point, stretch in itertools.product(itertools.product(*ranges), stretches):
+        self.group = kernel.group.axis.name if kernel.group is not None else ""
+        for point, group, stretch in itertools.product(
+            itertools.product(*ranges), groups, stretches
+        ):
             names = (axis.name for axis in kernel.axes)
             at = dict(zip(names, point, strict=True))
-            self.nodes(kernel.body, {**values, **at, **stretch})
+            self.nodes(kernel.body, {**values, **at, **group, **stretch})
+
+    def place(self, accumulator: str, values: Environment) -> tuple[str, int, int]:
+        """The accumulator of this lane of this row."""
+        return accumulator, self.lane, values.get(self.group, 0)
 
     def stretches(self, row: loops.Row | None, values: Environment) -> list[Environment]:
         """The ends of every stretch of a row, by name."""
@@ -150,7 +158,7 @@ class _Runner:
                 initial = (
                     self.identity(tensor, reducer) if value is None else self.scalar(value, values)
                 )
-                self.accumulators[name, self.lane] = _Accumulator(initial)
+                self.accumulators[self.place(name, values)] = _Accumulator(initial)
             case loops.Accumulate():
                 self.accumulate(node, values)
             case loops.Store(tensor=tensor, indices=indices, value=value):
@@ -165,7 +173,7 @@ class _Runner:
                 assert_never(unexpected)
 
     def accumulate(self, node: loops.Accumulate, values: Environment) -> None:
-        accumulator = self.accumulators[node.accumulator, self.lane]
+        accumulator = self.accumulators[self.place(node.accumulator, values)]
         present = self.test(node.present, values)
         self.counts.terms += present
         self.counts.rejected += not present
@@ -254,7 +262,7 @@ class _Runner:
             case loops.Choose(test=test, then=then, otherwise=otherwise):
                 return self.scalar(then if self.test(test, values) else otherwise, values)
             case loops.Result(accumulator=name):
-                return self.accumulators[name, self.lane].value
+                return self.accumulators[self.place(name, values)].value
             case unexpected:
                 assert_never(unexpected)
 

@@ -1,0 +1,118 @@
+"""Several rows at a time, where a loop over terms jumps from plane to plane of a tensor.
+
+A row of a plane is short, and the next plane begins elsewhere in memory: with one row at a time the
+processor would have to start anew for every row. Some rows of a plane are one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from opgen.algebra.poly import Poly, symbol, symbol_atom
+from opgen.ir.loops import (
+    Axis,
+    Define,
+    For,
+    Kernel,
+    Lanes,
+    Load,
+    Node,
+    Row,
+    Scalar,
+    visit,
+    walk,
+)
+from opgen.passes.gather import fresh_name
+
+ROWS: Final = 16
+"""The most rows of a group."""
+
+
+def grouped(kernel: Kernel) -> Kernel:
+    """A kernel that has a row, with groups of rows along its last axis where that helps."""
+    if not kernel.axes or kernel.row is None:
+        return kernel
+    *axes, axis = kernel.axes
+    outside = tuple(_outside(kernel.body))
+    if any(not isinstance(node, For | Define) for node in outside):
+        return kernel
+    bounds = [b for node in outside if isinstance(node, For) for b in (*node.lower, *node.upper)]
+    bounds += [node.value for node in outside if isinstance(node, Define)]
+    if any(axis.name in bound.symbols for bound in bounds):
+        return kernel  # every row has other terms
+    jumps = [node.name for node in outside if isinstance(node, For)]
+    if not any(_is_plane(load, axis, kernel.row.axis, jumps) for load in _loads(kernel.body)):
+        return kernel
+    taken = {each.name for each in kernel.axes} | {define.name for define in kernel.prologue}
+    taken |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
+    taken |= {kernel.row.axis.name, kernel.row.first, kernel.row.last}
+    first, last = (fresh_name(f"{axis.name}_{end}", taken) for end in ("first", "last"))
+    group = Row(axis, first, last, ROWS)
+    return replace(kernel, axes=tuple(axes), group=group, body=_with_rows(kernel.body, group))
+
+
+def _outside(body: Sequence[Node]) -> Iterator[Node]:
+    """The nodes around the lanes."""
+    for node in body:
+        if isinstance(node, Lanes):
+            continue
+        yield node
+        if isinstance(node, For):
+            yield from _outside(node.body)
+
+
+def _is_plane(load: Load, axis: Axis, row: Axis, jumps: Sequence[str]) -> bool:
+    """Whether rows of a tensor lie side by side, and a loop goes from plane to plane."""
+    if len(load.indices) < 3:
+        return False
+    *planes, across, along = load.indices
+    return (
+        _step(across, axis.name) == 1
+        and _step(along, row.name) == 1
+        and any(name in index.symbols for index in planes for name in jumps)
+        and not any(name in across.symbols for name in jumps)
+    )
+
+
+def _step(value: Poly, name: str) -> int:
+    linear = value.linear_in(symbol_atom(name))
+    if linear is None or not linear[0].is_constant or name in linear[1].symbols:
+        return 0
+    return linear[0].constant
+
+
+def _loads(body: tuple[Node, ...]) -> list[Load]:
+    found: list[Load] = []
+
+    def on_scalar(value: Scalar) -> None:
+        if isinstance(value, Load):
+            found.append(value)
+
+    for node in walk(body):
+        visit(node, on_scalar, lambda test: None, lambda value: None)
+    return found
+
+
+def _with_rows(body: Sequence[Node], group: Row) -> tuple[Node, ...]:
+    """Loops over the rows of a group around every run of passes over a row."""
+    out: list[Node] = []
+    run: list[Node] = []
+
+    def flush() -> None:
+        if run:
+            bounds = (symbol(group.first),), (symbol(group.last),)
+            out.append(For(group.axis.name, *bounds, tuple(run)))
+            run.clear()
+
+    for node in body:
+        if isinstance(node, Lanes):
+            run.append(node)
+            continue
+        flush()
+        if isinstance(node, For):
+            node = replace(node, body=_with_rows(node.body, group))
+        out.append(node)
+    flush()
+    return tuple(out)
