@@ -346,7 +346,6 @@ SOURCE = "#include <stdint.h>\nint64_t forty_two(void) { return 42; }\n"
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "cache"
     monkeypatch.setenv("OPGEN_CACHE", str(directory))
-    build._private_directory.cache_clear()
     return directory
 
 
