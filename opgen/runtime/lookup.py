@@ -339,9 +339,10 @@ def derived_caller(ways: Ways) -> Callable[[Sequence[Any], Sequence[Number]], An
     """The function behind an op for tensors and numbers that are known to fit it."""
     overload, record, twin_of, answer = ways.overload, ways.record, ways.twin, ask_python()
     is_grad_enabled, any_requires_grad = torch.is_grad_enabled, compat.any_requires_grad
+    is_compiling = torch.compiler.is_compiling
 
     def call(tensors: Sequence[Any], numbers: Sequence[Number]) -> Any:
-        if not is_plain():
+        if is_compiling() or not is_plain():
             return overload(*tensors, *numbers)
         for tensor in tensors:
             if type(tensor) not in _PLAIN:

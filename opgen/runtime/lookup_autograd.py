@@ -53,6 +53,7 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
         if output.dtype not in ("same", "float", *checks.FLOATING)
     ]
     plans: dict[Any, tuple[_Step, ...]] = {}
+    is_compiling = torch.compiler.is_compiling
     answer, is_grad_enabled, is_plain = lookup.ask_python(), torch.is_grad_enabled, lookup.is_plain
 
     def forward(ctx: Any, twin: Any, numbers: tuple[Number, ...], *tensors: Any) -> Any:
@@ -83,7 +84,8 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
         shapes, numbers, kept = ctx.call
         saved = ctx.saved_tensors if kept else ()
         wanted = ctx.needs_input_grad[2:]
-        if not is_single or any(shape is None for shape in shapes):
+        # A compiler that traces a backward pass must meet ops, not their twins.
+        if is_compiling() or not is_single or any(shape is None for shape in shapes):
             tensors = dict(zip((operation.inputs[at].name for at in kept), saved, strict=True))
             kinds = ctx.kinds if not is_single else (Kind.of(cotangents[0]),)
             point = Point(operation, numbers, shapes, tensors, kinds)
