@@ -200,9 +200,6 @@ def _loaded(text: str, name: str) -> types.ModuleType:
     stem = "".join(c if c.isalnum() else "_" for c in Path(name).stem)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     filename = f"<opgen {digest} {stem}>"
-    known = sys.modules.get(f"opgen_module_{stem}_{digest}")
-    if known is not None:
-        return known
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     module = types.ModuleType(f"opgen_module_{stem}_{digest}")
     module.__file__ = filename

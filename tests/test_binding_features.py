@@ -28,7 +28,7 @@ from torch.utils.checkpoint import (
 
 import binding_cases as cases
 import opgen
-from binding_cases import OPS, Op, loss, real, spec
+from binding_cases import OPS, Op, loss, real
 from catalogue import SPECS
 from opgen.runtime import compat
 
@@ -216,7 +216,8 @@ def test_modules_are_copied_and_pickled(tmp_path: Path, monkeypatch: pytest.Monk
     x = real(1, 4, 2, 3)
     import depth_to_space  # type: ignore[import-not-found]
 
-    for module in (depth_to_space, spec("depth_to_space")):
+    text = (SPECS / "depth_to_space.op").read_text(encoding="utf-8")
+    for module in (depth_to_space, opgen.compile(f"{text}\n# in memory\n")):
         layer = nn.Sequential(nn.Conv2d(4, 4, 1).double(), module.DepthToSpace(r=2))
         wanted = layer(x)
         close(copy.deepcopy(layer)(x), wanted)

@@ -115,14 +115,14 @@ def _library(block: int) -> _Library | None:
     if library.opgen_register_answer(NAMESPACE.encode(), name.encode(), _ABI) != 0:
         return None
     with torch.inference_mode(False), torch.no_grad():
-        getattr(getattr(torch.ops, NAMESPACE), name)(_ask_python())
+        getattr(getattr(torch.ops, NAMESPACE), name)(ask_python())
     _LOADED.append(library)
     library.opgen_suspend(_suspended)
     return _Library(library, dtypes)
 
 
 @functools.cache
-def _ask_python() -> torch.Tensor:
+def ask_python() -> torch.Tensor:
     """What a twin returns for a call that it has not seen."""
     return torch.empty(0)
 
@@ -281,7 +281,7 @@ def _define(
     types = {0: "Tensor", 1: "Tensor?", 2: "int", 3: "float"}
     listed = ", ".join(f"{types[kind]} v{at}" for at, kind in enumerate(kinds) if kind != 4)
     results = ", ".join("Tensor" for _ in operation.outputs)
-    answer = _ask_python()
+    answer = ask_python()
     answers = answer if len(operation.outputs) == 1 else (answer,) * len(operation.outputs)
     try:
         _LIBRARY.define(f"{name}({listed}) -> " + (f"({results})" if "," in results else results))
@@ -303,7 +303,7 @@ _UNSEEN = ("AutocastCPU", "AutocastCUDA", "Tracer", "AutogradNestedTensor")
 def is_answered(result: Any) -> bool:
     """Whether a twin had seen the call."""
     first = result if isinstance(result, torch.Tensor) else result[0]
-    return first is not _ask_python()
+    return first is not ask_python()
 
 
 # ---------------------------------------------------------------------------- calls
@@ -337,11 +337,12 @@ class Ways:
 
 def derived_caller(ways: Ways) -> Callable[[Sequence[Any], Sequence[Number]], Any]:
     """The function behind an op for tensors and numbers that are known to fit it."""
-    overload, record, twin_of, answer = ways.overload, ways.record, ways.twin, _ask_python()
+    overload, record, twin_of, answer = ways.overload, ways.record, ways.twin, ask_python()
     is_grad_enabled, any_requires_grad = torch.is_grad_enabled, compat.any_requires_grad
+    is_compiling = torch.compiler.is_compiling
 
     def call(tensors: Sequence[Any], numbers: Sequence[Number]) -> Any:
-        if not is_plain():
+        if is_compiling() or not is_plain():
             return overload(*tensors, *numbers)
         for tensor in tensors:
             if type(tensor) not in _PLAIN:
@@ -349,7 +350,7 @@ def derived_caller(ways: Ways) -> Callable[[Sequence[Any], Sequence[Number]], An
         if is_grad_enabled() and any_requires_grad(*tensors):
             if compat.autocast_is_active() or compat.is_jit_tracing():
                 return overload(*tensors, *numbers)
-            return record(*tensors, *numbers)
+            return record(None, tuple(numbers), *tensors)
         found = twin_of()
         if found is not None:
             result = found.call(*tensors, *numbers)
@@ -375,7 +376,7 @@ def public_caller(operation: Operation, ways: Ways) -> Callable[..., Any]:
     ]
     return make(
         ways,
-        _ask_python(),
+        ask_python(),
         choices,
         torch.compiler.is_compiling,
         compat,
@@ -419,7 +420,7 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
             if is_grad_enabled() and {wanted}:
                 if autocast() or tracing():
                     return in_full({parameters})
-                return record({given})
+                return record(twin, ({numbers}), {tensors})
             result = twin({fewer})
             if {first} is not answer:
                 return result
@@ -470,7 +471,8 @@ def _caller_source(operation: Operation) -> str:
         wanted=f"({' or '.join(few)})"
         if few and is_short
         else f"any_requires_grad({', '.join(tensors)})",
-        given=", ".join((*tensors, *numbers)),
+        tensors=", ".join(tensors),
+        numbers="".join(f"{each}, " for each in numbers),
         fewer=", ".join((*tensors, *floats)),
         integers="".join(f"{each}, " for each in integers),
         first="result" if len(operation.outputs) == 1 else "result[0]",

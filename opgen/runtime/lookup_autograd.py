@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import autograd, checks, compat
+from opgen.runtime import autograd, checks, compat, lookup, registration
 from opgen.runtime.autograd import Kind, Point
 from opgen.runtime.schema import Number, flatten
 
@@ -31,15 +31,21 @@ class _Step:
     """
 
     at: int
-    derived: Callable[[Sequence[Any], Sequence[Number]], Any]
+    derived: Operation
     numbers: tuple[Number, ...]
     sources: tuple[int, ...]
+    twin: Callable[..., Any] | None
+    floats: tuple[float, ...]
 
 
 def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls `run` and records how to differentiate it."""
+    """A function of a twin, numbers and tensors that calls the op and records the call.
+
+    The twin is one for these integers, or None; `run` takes tensors and all numbers.
+    """
     count = len(operation.inputs)
-    rest = (None,) * sum(attribute.length or 1 for attribute in operation.attributes)
+    has_floats = any(attribute.type == "float" for attribute in operation.attributes)
+    kept_of: dict[Any, tuple[int, ...]] = {}
     is_single = len(operation.outputs) == 1
     fixed = [
         at
@@ -47,14 +53,24 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
         if output.dtype not in ("same", "float", *checks.FLOATING)
     ]
     plans: dict[Any, tuple[_Step, ...]] = {}
+    is_compiling = torch.compiler.is_compiling
+    answer, is_grad_enabled, is_plain = lookup.ask_python(), torch.is_grad_enabled, lookup.is_plain
 
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        result = run(*arguments)
-        tensors = arguments[:count]
+    def forward(ctx: Any, twin: Any, numbers: tuple[Number, ...], *tensors: Any) -> Any:
+        result = answer if is_single else (answer,)
+        if twin is not None:
+            floats = [each for each in numbers if type(each) is float] if has_floats else ()
+            result = twin(*tensors, *floats)
+        if (result if is_single else result[0]) is answer:
+            result = run(*tensors, *numbers)
         wanted = ctx.needs_input_grad
-        kept = autograd.needed(operation, wanted, forward_mode=False)
+        kept = kept_of.get(wanted)
+        if kept is None:
+            kept = autograd.needed(operation, wanted[2:], forward_mode=False)
+            if (wanted[2:], False) in operation.kept:  # else a derivative is not known yet
+                kept_of[wanted] = kept
         shapes = tuple([None if tensor is None else tensor.shape for tensor in tensors])
-        ctx.call = shapes, arguments[count:], kept
+        ctx.call = shapes, numbers, kept
         if kept:
             ctx.save_for_backward(*[tensors[at] for at in kept])
         if not is_single:
@@ -67,12 +83,13 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
     def backward(ctx: Any, *cotangents: Any) -> Any:
         shapes, numbers, kept = ctx.call
         saved = ctx.saved_tensors if kept else ()
-        wanted = ctx.needs_input_grad
-        if not is_single or any(shape is None for shape in shapes):
+        wanted = ctx.needs_input_grad[2:]
+        # A compiler that traces a backward pass must meet ops, not their twins.
+        if is_compiling() or not is_single or any(shape is None for shape in shapes):
             tensors = dict(zip((operation.inputs[at].name for at in kept), saved, strict=True))
             kinds = ctx.kinds if not is_single else (Kind.of(cotangents[0]),)
             point = Point(operation, numbers, shapes, tensors, kinds)
-            return (*autograd.gradients(point, wanted, cotangents), *rest)
+            return (None, None, *autograd.gradients(point, wanted, cotangents))
         key = wanted, shapes, numbers
         steps = plans.get(key)
         if steps is None:
@@ -80,13 +97,19 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
                 plans.clear()
             steps = plans[key] = _plan(operation, wanted, shapes, numbers)
         found: list[Any] = [None] * count
+        is_quick = not is_grad_enabled() and is_plain() and type(cotangents[0]) is torch.Tensor
         for step in steps:
             given = [
                 cotangents[-1 - source] if source < 0 else saved[kept.index(source)]
                 for source in step.sources
             ]
-            found[step.at] = step.derived(given, step.numbers)
-        return (*found, *rest)
+            if is_quick and step.twin is not None:
+                result = step.twin(*given, *step.floats)
+                if result is not answer:
+                    found[step.at] = result
+                    continue
+            (found[step.at],) = step.derived.apply(given, step.numbers)
+        return (None, None, *found)
 
     function = type(
         operation.name,
@@ -112,12 +135,11 @@ def _plan(
     for at, declared in enumerate(operation.inputs):
         if wanted[at] and operation.is_differentiable(declared):
             derived, link = operation.gradient(declared.name)
-            steps.append(
-                _Step(
-                    at,
-                    derived.derived_call,
-                    flatten(known[attribute.name] for attribute in derived.attributes),
-                    tuple(places[source] for source in link.tensors),
-                )
-            )
+            given = flatten(known[attribute.name] for attribute in derived.attributes)
+            sources = tuple(places[source] for source in link.tensors)
+            twin = registration.twin(derived.registered_name)
+            integers = tuple(number for number in given if not isinstance(number, float))
+            fixed = None if twin is None else twin.for_integers(integers)
+            floats = tuple(number for number in given if isinstance(number, float))
+            steps.append(_Step(at, derived, given, sources, fixed, floats))
     return tuple(steps)

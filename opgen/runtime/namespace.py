@@ -23,6 +23,8 @@ _Base: Any = compat.find("torch._ops", "_OpNamespace")
 class Namespace(_Base):  # type: ignore[misc]
     """The ops of one namespace of the dispatcher."""
 
+    __module__ = _Base.__module__  # part of the names that exported programs hold
+
     def __init__(self, name: str, operations: Mapping[str, Operation]) -> None:
         super().__init__(name)
         self._operations = operations
