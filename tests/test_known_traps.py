@@ -170,3 +170,32 @@ def test_empty_reductions_with_non_empty_output() -> None:
     assert index.tolist() == [-1, -1]
     (gradient,) = torch.autograd.grad(total.sum() + product.sum() + top.sum(), x)
     assert gradient.shape == (2, 0)
+
+
+NESTED = """
+op guarded(x[N], id: int[M], jd: int[N]) -> y[N]
+  y[n] = x[n] if id[jd[n]] > 0
+
+op placed(x[N], id: int[M], jd: int[N]) -> y: i64[]
+  y[] = argmax(n; id[jd[n]]) x[n]
+
+op counted(x[N], id: int[M], jd: int[N], at: int[N]; K: size) -> y[K]
+  y[at[n]] += x[n] if id[jd[n]] > 0
+"""
+
+
+def test_an_index_inside_a_condition_or_a_position_is_checked() -> None:
+    """id[jd[n]] with jd[n] outside of id: an error, not some number."""
+    ops = opgen.compile(NESTED)
+    x, id_, at = torch.tensor([1.0, 8, 2, 4]), torch.tensor([1, 0, 2]), torch.tensor([0, 1, 0, 1])
+    good, bad = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 9, 2, 0])
+    assert ops.guarded(x, id_, good).tolist() == [1, 0, 2, 4]
+    assert ops.placed(x, id_, good) == 0
+    assert ops.counted(x, id_, good, at, K=2).tolist() == [3, 4]
+    for call in (
+        lambda: ops.guarded(x, id_, bad),
+        lambda: ops.placed(x, id_, bad),
+        lambda: ops.counted(x, id_, bad, at, K=2),
+    ):
+        with pytest.raises(IndexError, match=r"index 9 .* of 'id', which has extent 3"):
+            call()

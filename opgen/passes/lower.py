@@ -145,6 +145,10 @@ class Lowering:
                 tests.append(Inside(value, extent, self._fault(access, axis)))
         return every(tests), tuple(indices)
 
+    def loads_inside(self, *values: Poly) -> Test:
+        """Checks of all integers that are read where an index that was read itself says."""
+        return every([test for value in values for test in self._loads_inside(value)])
+
     def _loads_inside(self, value: Poly) -> list[Test]:
         """Checks of the integers read for an index, where their own index is read as well."""
         return [

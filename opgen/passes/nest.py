@@ -13,9 +13,9 @@ from opgen.algebra.fibre import Definition, Fibre, Loop, Step
 from opgen.algebra.poly import ZERO, Atom, Poly, of_atom, symbol
 from opgen.algebra.poly import Kind as AtomKind
 from opgen.algebra.prove import is_positive
-from opgen.ir.loops import Accumulate, Define, For, If, Node
+from opgen.ir.loops import Accumulate, Always, Define, For, If, Node
 from opgen.passes.gather import GatheredStatement, fresh_name, is_data_dependent
-from opgen.passes.lower import Lowering
+from opgen.passes.lower import Lowering, every
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def build_nest(
     steps = tuple(_renamed(step, names) for step in piece.steps)
     body = _accumulate(part, piece, names, steps, inner, accumulator, lowering)
     for _, group in reversed([(k, tuple(g)) for k, g in itertools.groupby(steps, type)]):
-        body = _wrap(group, body)
+        body = _wrap(group, body, lowering)
     empty = tuple(
         Condition(extent - 1)
         for extent in piece.nonempty
@@ -89,13 +89,19 @@ def _renamed(step: Step, names: dict[str, Poly]) -> Step:
             assert_never(unexpected)
 
 
-def _wrap(steps: tuple[Step, ...], body: tuple[Node, ...]) -> tuple[Node, ...]:
+def _wrap(steps: tuple[Step, ...], body: tuple[Node, ...], lowering: Lowering) -> tuple[Node, ...]:
     """Steps of one kind around a body."""
     conditions = [step for step in steps if isinstance(step, Condition)]
     if conditions:
         # A load may need the other conditions to be meaningful, so it comes last.
         conditions.sort(key=lambda condition: is_data_dependent(condition.value))
-        return (If(tuple(conditions), body),)
+        checks = lowering.loads_inside(*(condition.value for condition in conditions))
+        if checks == Always():
+            return (If(tuple(conditions), body),)
+        plain = tuple(each for each in conditions if not is_data_dependent(each.value))
+        loaded = tuple(each for each in conditions if is_data_dependent(each.value))
+        checked: tuple[Node, ...] = (If((), (If(loaded, body),), checks),)
+        return (If(plain, checked),) if plain else checked
     for step in reversed(steps):
         match step:
             case Definition(name=name, value=value):
@@ -135,16 +141,12 @@ def _accumulate(
             value = symbol(name)
         values[iterator.name] = value
     lowered = lowering.expression(statement.body, values, part.assumed)
-    position = statement.position
+    present, position = lowered.test, statement.position
+    if position is not None:
+        position = position.substitute(values)
+        present = every((present, lowering.loads_inside(position)))
     nodes.append(
-        Accumulate(
-            accumulator,
-            statement.reducer,
-            lowered.value,
-            lowered.test,
-            None if position is None else position.substitute(values),
-            order,
-        )
+        Accumulate(accumulator, statement.reducer, lowered.value, present, position, order)
     )
     return tuple(nodes)
 

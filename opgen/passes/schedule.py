@@ -18,6 +18,7 @@ from opgen.algebra.poly import ZERO, Poly, symbol
 from opgen.algebra.poly import Kind as AtomKind
 from opgen.ir.context import facts_of
 from opgen.ir.loops import (
+    Always,
     AtomicAdd,
     Axis,
     Define,
@@ -273,7 +274,7 @@ class _Scheduler:
         if statement.reducer not in (Reducer.ADD, Reducer.ASSIGN):
             # There is no atomic form: try every point for every cell, then check the indices.
             self._gather(run)
-            check = If(statement.guards, (), inside)
+            check = self._guarded(statement, If((), (), inside))
             self._point_kernel(f"{run.tensor}_check", statement, check, spec)
             return
         if run.tensor not in self.started:
@@ -281,11 +282,18 @@ class _Scheduler:
         lowered = self.lowering.expression(statement.body, {})
         if statement.reducer is Reducer.ADD:
             add = AtomicAdd(run.tensor, cell, lowered.value)
-            node = If(statement.guards, (add,), every((inside, lowered.test)))
+            node = self._guarded(statement, If((), (add,), every((inside, lowered.test))))
         else:
             store = Store(run.tensor, cell, lowered.or_zero)
-            node = If(statement.guards, (store,), inside)
+            node = self._guarded(statement, If((), (store,), inside))
         self._point_kernel(run.tensor, statement, node, spec)
+
+    def _guarded(self, statement: Statement, node: If) -> If:
+        """A node at the points of a statement that its guards allow."""
+        checks = self.lowering.loads_inside(*(guard.value for guard in statement.guards))
+        if checks == Always():
+            return replace(node, conditions=statement.guards)
+        return If((), (If(statement.guards, (node,)),), checks)
 
     def _initialise(self, tensor: str, reducer: Reducer) -> None:
         taken = set(integers_of(self.op))
