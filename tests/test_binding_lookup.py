@@ -15,6 +15,7 @@ from torch import Tensor
 import binding_cases as cases
 import opgen
 from binding_cases import OPS, Op, loss, real, spec
+from catalogue import SPECS
 from opgen.runtime import lookup, registration
 
 close = torch.testing.assert_close
@@ -176,3 +177,30 @@ def test_a_graph_on_disk_finds_derivatives_by_name() -> None:
         _ = torch.ops.opgen.nothing_like_it
     x: Tensor = real(3)
     close(module.cube(x), x**3)
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["torch.func.grad", "FakeTensorMode()", "torch.device('meta')", "torch.inference_mode()"],
+)
+def test_a_module_may_be_loaded_anywhere(place: str) -> None:
+    """What the table answers with is a plain tensor even where no other tensor is."""
+    load = f"ops = opgen.load({str(SPECS / 'depth_to_space.op')!r})"
+    if place == "torch.func.grad":
+        within = f"def f(x):\n    global ops\n    {load}\n    return ops.depth_to_space(x).sum()\n"
+        within += "torch.func.grad(f)(torch.rand(1, 4, 2, 3))"
+    else:
+        within = f"with {place}:\n    {load}"
+    program = (
+        "import torch, opgen\n"
+        "from torch._subclasses import FakeTensorMode\n"
+        f"{within}\n"
+        "x = torch.rand(1, 4, 2, 3, requires_grad=True)\n"
+        "for _ in range(3):\n"
+        "    ops.depth_to_space(x).sum().backward()\n"
+        "assert x.grad.eq(3).all()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr

@@ -119,16 +119,26 @@ def needed(
     operation: Operation, needs_input_grad: Sequence[bool], *, forward_mode: bool
 ) -> tuple[int, ...]:
     """The inputs that derivatives read; all of them where a derivative is not known yet."""
-    key = tuple(needs_input_grad), forward_mode
-    found = operation.kept.get(key)
+    key = operation.registered_name, tuple(needs_input_grad), forward_mode
+    found = _KEPT.get(key)
     if found is None:
         names = _names_needed(operation, needs_input_grad, forward_mode)
         every = range(len(operation.inputs))
         if names is None:
             return tuple(every)
         found = tuple(at for at in every if operation.inputs[at].name in names)
-        operation.kept[key] = found
+        _KEPT[key] = found
     return found
+
+
+def is_known(operation: Operation, needs_input_grad: Sequence[bool]) -> bool:
+    """Whether what `needed` says of backward passes is final."""
+    return (operation.registered_name, tuple(needs_input_grad), False) in _KEPT
+
+
+_KEPT: dict[tuple[str, tuple[bool, ...], bool], tuple[int, ...]] = {}
+"""Inputs that are kept, by op. Modules may share an op of which they know different derivatives;
+checkpointing wants the same tensors kept however the op is reached."""
 
 
 def _names_needed(

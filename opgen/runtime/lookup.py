@@ -12,10 +12,11 @@ import contextlib
 import ctypes
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
@@ -35,6 +36,26 @@ if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
 
 NAMESPACE = "opgen_eager"
+_Result = TypeVar("_Result")
+LOCK = threading.RLock()
+"""Held while a twin is made: two threads must not be given one slot."""
+
+
+def elsewhere(function: Callable[[], _Result]) -> _Result:
+    """What a function returns on a new thread, where no mode and no transform is active.
+
+    A module may be loaded within `torch.func.grad`, `FakeTensorMode` or `torch.device`, which would
+    make a tensor of their own kind.
+    """
+    results: list[_Result] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    (result,) = results
+    return result
+
+
+_ASK_PYTHON = elsewhere(lambda: torch.empty(0))
 _ANSWER = "set_answer"
 _ABI = 2 << 56 | 10 << 48  # the stable interface as of PyTorch 2.10
 _LIBRARY = cast(Any, torch.library.Library)(NAMESPACE, "FRAGMENT")
@@ -81,9 +102,14 @@ def _libtorch() -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"{name}.{suffix}"))
 
 
-@functools.cache
 def _library(block: int) -> _Library | None:
     """The library for a block of ops; None where it cannot be had."""
+    with LOCK:
+        return _connected(block)
+
+
+@functools.cache
+def _connected(block: int) -> _Library | None:
     try:
         libtorch = _libtorch()
         addresses = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in FUNCTIONS]
@@ -114,17 +140,15 @@ def _library(block: int) -> _Library | None:
     library.opgen_register_answer.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]
     if library.opgen_register_answer(NAMESPACE.encode(), name.encode(), _ABI) != 0:
         return None
-    with torch.inference_mode(False), torch.no_grad():
-        getattr(getattr(torch.ops, NAMESPACE), name)(ask_python())
+    elsewhere(lambda: getattr(getattr(torch.ops, NAMESPACE), name)(ask_python()))
     _LOADED.append(library)
     library.opgen_suspend(_suspended)
     return _Library(library, dtypes)
 
 
-@functools.cache
 def ask_python() -> torch.Tensor:
-    """What a twin returns for a call that it has not seen."""
-    return torch.empty(0)
+    """What a twin returns for a call that it has not seen: always the same tensor."""
+    return _ASK_PYTHON
 
 
 def is_available() -> bool:
@@ -149,6 +173,10 @@ class Twin:
 
         None where there are too many of these already.
         """
+        with LOCK:
+            return self._for_integers(integers)
+
+    def _for_integers(self, integers: tuple[int, ...]) -> Callable[..., Any] | None:
         if integers not in self.fixed:
             if not integers:
                 self.fixed[integers] = self.call

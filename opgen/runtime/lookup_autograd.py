@@ -67,7 +67,7 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
         kept = kept_of.get(wanted)
         if kept is None:
             kept = autograd.needed(operation, wanted[2:], forward_mode=False)
-            if (wanted[2:], False) in operation.kept:  # else a derivative is not known yet
+            if autograd.is_known(operation, wanted[2:]):
                 kept_of[wanted] = kept
         shapes = tuple([None if tensor is None else tensor.shape for tensor in tensors])
         ctx.call = shapes, numbers, kept

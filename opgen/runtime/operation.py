@@ -68,7 +68,6 @@ class Operation:
     linear: tuple[tuple[str, ...], ...] = ()
     special: Special = field(default_factory=Special)
     compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
-    kept: dict[tuple[tuple[bool, ...], bool], tuple[int, ...]] = field(default_factory=dict)
     _dispatch: list[_Dispatch] = field(default_factory=list)
 
     def register(self) -> None:

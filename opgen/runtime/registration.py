@@ -42,7 +42,12 @@ def twin(name: str) -> lookup.Twin | None:
     if name not in _TWINS:
         if not lookup.is_plain():
             return None
-        _TWINS[name] = lookup.twin(_OPERATIONS[name], name)
+        operation = _OPERATIONS.get(name)
+        if operation is None:
+            return None  # it belongs to another copy of this runtime
+        with lookup.LOCK:
+            if name not in _TWINS:
+                _TWINS[name] = lookup.twin(operation, name)
     return _TWINS[name]
 
 
