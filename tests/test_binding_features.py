@@ -293,3 +293,19 @@ def test_a_net_learns_as_with_ops_of_pytorch() -> None:
 
     op = cases.op("depth_to_space")
     assert train(op.ours) == pytest.approx(train(op.reference), rel=1e-12)
+
+
+def test_checkpoint_of_an_op_that_two_modules_share() -> None:
+    """One of them knows its derivatives already; the same tensors are kept however it is called."""
+    text = (SPECS / "conv.op").read_text(encoding="utf-8")
+    modules = [opgen.compile(text + f"# copy {number}\n", "conv.op") for number in range(2)]
+    tensors = (torch.randn(2, 3, 9, requires_grad=True), torch.randn(4, 3, 2, requires_grad=True))
+
+    def square(module: Any) -> Any:
+        return lambda *tensors: module.conv1d(*tensors).square().sum()
+
+    square(modules[1])(*tensors).backward()
+    for module in (*modules, *modules):
+        wanted = torch.autograd.grad(square(module)(*tensors), tensors)
+        result = checkpoint(square(module), *tensors, use_reentrant=False)
+        close(torch.autograd.grad(result, tensors), wanted)

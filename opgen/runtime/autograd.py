@@ -119,7 +119,7 @@ def needed(
     operation: Operation, needs_input_grad: Sequence[bool], *, forward_mode: bool
 ) -> tuple[int, ...]:
     """The inputs that derivatives read; all of them where a derivative is not known yet."""
-    key = operation.registered_name, tuple(needs_input_grad), forward_mode
+    key = _key(operation, needs_input_grad, forward_mode)
     found = _KEPT.get(key)
     if found is None:
         names = _names_needed(operation, needs_input_grad, forward_mode)
@@ -133,10 +133,19 @@ def needed(
 
 def is_known(operation: Operation, needs_input_grad: Sequence[bool]) -> bool:
     """Whether what `needed` says of backward passes is final."""
-    return (operation.registered_name, tuple(needs_input_grad), False) in _KEPT
+    return _key(operation, needs_input_grad, forward_mode=False) in _KEPT
 
 
-_KEPT: dict[tuple[str, tuple[bool, ...], bool], tuple[int, ...]] = {}
+_Key = tuple[str, tuple[bool, ...], bool]
+
+
+def _key(operation: Operation, needs_input_grad: Sequence[bool], forward_mode: bool) -> _Key:
+    """Which derivatives of which op; attributes, which may follow the inputs, have none."""
+    wanted = tuple(needs_input_grad[: len(operation.inputs)])
+    return operation.registered_name, wanted, forward_mode
+
+
+_KEPT: dict[_Key, tuple[int, ...]] = {}
 """Inputs that are kept, by op. Modules may share an op of which they know different derivatives;
 checkpointing wants the same tensors kept however the op is reached."""
 
