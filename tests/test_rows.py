@@ -143,3 +143,22 @@ def text_of(spec: str, **values: int) -> str:
     op = specialise(op_of(spec), values)
     program = rows(schedule(op, gather(op)), facts_of(op))
     return "\n".join(map(show_kernel, program.kernels))
+
+
+def test_interleaved_cells_are_stored_in_one_pass() -> None:
+    text = text_of("op f(x[N,W]; r=2) -> y[N,(W r)]\n  where r >= 1\n  y[n,(w i)] = x[n,w]", r=2)
+    assert text.count("lanes") == 1
+    assert "y[n, 2*w] = x[n, w]" in text
+    assert "y[n, 2*w + 1] = x[n, w]" in text
+
+
+def test_conditions_become_bounds_of_the_row() -> None:
+    shift = "op f(x[C,W]; s=1) -> y[V]\n  where s >= 1\n  let V = W + (C-1)*s\n"
+    text = text_of(shift + "  y[v] = sum(c) x[c, v - c*s ?0]", s=2)
+    assert "if" not in text
+    assert "lanes from 2*c to W + 2*c - 1" in text
+
+
+def test_rows_of_a_plane_are_taken_together() -> None:
+    text = text_of("op f(x[C,H,W]) -> y[H,W]\n  y[h,w] = sum(c) x[c,h,w]")
+    assert "for h in h_first .. h_last" in text

@@ -96,7 +96,10 @@ def adjoint(op: Op, input: str, ops: Mapping[str, Op] | None = None) -> Derivati
 
 
 def tangent(op: Op, inputs: tuple[str, ...]) -> Tangent:
-    """The derivative along directions of `inputs`; hand-written gradients play no part in it.
+    """The derivative of the formula along directions of `inputs`.
+
+    Hand-written gradients play no part in it; forward mode of a call, which follows them, is built
+    from gradients instead (`runtime.autograd`).
 
     Raises NotDifferentiableError for an input declared `nograd`, and if all outputs are integers.
     """

@@ -91,14 +91,7 @@ def _gather(op: Op, statement: Statement, facts: Facts) -> GatheredStatement:
     coordinates, names = _name_coordinates(op, statement, extents)
     values = {old: symbol(new) for old, new in names.items()}
     assumed = annihilating(statement)
-    presence = [
-        condition
-        for inside in assumed
-        for condition in inside_conditions(
-            inside.access.indices[inside.axis].value,
-            op.extents(inside.access.tensor)[inside.axis],
-        )
-    ]
+    presence = presence_conditions(op, assumed)
     guards = tuple(guard.substitute(values) for guard in (*statement.guards, *presence))
     iterators = tuple((names[iterator.name], iterator.extent) for iterator in statement.iterators)
     indices = substitute_access(statement.target, values).indices
@@ -111,6 +104,18 @@ def _gather(op: Op, statement: Statement, facts: Facts) -> GatheredStatement:
     )
     kind = _classify(statement.target, pieces)
     return GatheredStatement(statement, tuple(names.items()), coordinates, pieces, assumed, kind)
+
+
+def presence_conditions(op: Op, assumed: tuple[Inside, ...]) -> tuple[Condition, ...]:
+    """That all of these indices are inside."""
+    return tuple(
+        condition
+        for inside in assumed
+        for condition in inside_conditions(
+            inside.access.indices[inside.axis].value,
+            op.extents(inside.access.tensor)[inside.axis],
+        )
+    )
 
 
 def inside_conditions(index: Poly, extent: Poly) -> tuple[Condition, Condition]:

@@ -19,8 +19,8 @@ from opgen.passes.gather import (
     annihilating,
     fresh_name,
     gather_statement,
-    inside_conditions,
     known_names,
+    presence_conditions,
 )
 
 
@@ -51,14 +51,7 @@ def point_form(op: Op, statement: Statement) -> PointForm | None:
     names = {each.name: fresh_name(each.name, taken) for each in statement.iterators}
     values = {old: symbol(new) for old, new in names.items()}
     assumed = annihilating(statement)
-    presence = [
-        condition
-        for inside in assumed
-        for condition in inside_conditions(
-            inside.access.indices[inside.axis].value,
-            op.extents(inside.access.tensor)[inside.axis],
-        )
-    ]
+    presence = presence_conditions(op, assumed)
     fibre = solve(
         Problem(
             tuple((names[each.name], each.extent) for each in statement.iterators),
