@@ -32,12 +32,14 @@ from opgen.ir.show_loops import show_program
 from opgen.lang.parse import parse
 from opgen.lang.read import read
 from opgen.passes.certify import certificate
+from opgen.passes.convolution import convolution
 from opgen.passes.derive import derive, differentiable, sources
 from opgen.passes.differentiate import adjoint, tangent
 from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
+from opgen.passes.relayout import channels_last, packed, relayout
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import (
@@ -98,10 +100,11 @@ def stages(
     specials = [
         _special_kernels(member.op, program, by_name[member.path[0]])
         if len(member.path) <= 2
-        else SpecialKernels()  # gradients of gradients are large, and rarely what takes the time
+        else None  # gradients of gradients are large, and rarely what takes the time
         for member, program in zip(members, on_cpu, strict=True)
     ]
-    units = tuple(map(Unit, members, programs, on_cpu, traits, specials))
+    convolutions = [convolution(member.op) for member in members]
+    units = tuple(map(Unit, members, programs, on_cpu, traits, specials, convolutions))
     proved = certificate(members, fibres, trials)
     module = module_source(units, source.text, source.name, proved, runtime)
     yield Stage("module", module, lambda: module)
@@ -117,13 +120,13 @@ def _traits(op: Op, ops: Mapping[str, Op]) -> Traits:
     return Traits(fingerprint(op, ops), parallel_axes(op), linear_inputs(op))
 
 
-def _special_kernels(op: Op, program: Program, public: Op) -> SpecialKernels:
+def _special_kernels(op: Op, program: Program, public: Op) -> SpecialKernels | None:
     """What the op's CPU kernels can be made for, and those for default attributes.
 
     `public` is the op of the spec that it was derived from: it knows what a window is.
     """
     if program.faults:
-        return SpecialKernels()  # faults are numbered, and each program numbers its own
+        return None  # faults are numbered, and each program numbers its own
     names = attributes_of(op)
     taken: set[str] = set()
     sizes = []
@@ -133,11 +136,11 @@ def _special_kernels(op: Op, program: Program, public: Op) -> SpecialKernels:
     windows, lengths, factors = sizes
     defaults = default_values(op)
     if not names or defaults is None:
-        return SpecialKernels(names, windows, factors, lengths)
+        return SpecialKernels(names, windows, factors, lengths, packed(op))
     attributes = (defaults[name] for name in names)
-    values = (*attributes, *(None for _ in (*windows, *factors, *lengths)))
+    values = (*attributes, *(None for _ in (*windows, *factors, *lengths)), None)
     programs = ((values, _special(op, program, defaults)),)
-    return SpecialKernels(names, windows, factors, lengths, programs)
+    return SpecialKernels(names, windows, factors, lengths, packed(op), programs)
 
 
 def _special(op: Op, program: Program, values: Mapping[str, int]) -> Program:
@@ -237,14 +240,21 @@ def derived(text: str, name: str, path: tuple[str, ...]) -> tuple[Operation, Gra
     return operation(op, path, text, name, ops), Gradient(op.name, sources(derivative))
 
 
-def special_source(text: str, name: str, path: tuple[str, ...], values: Mapping[str, int]) -> str:
-    """C kernels of the op at the end of a path for particular values of its integers."""
+def special_source(
+    text: str, name: str, path: tuple[str, ...], values: Mapping[str, int], layout: int = 0
+) -> str:
+    """C kernels of the op at the end of a path for particular values of its integers.
+
+    `layout` says which tensors are in channels-last format, see `passes.relayout`.
+    """
     ops = _checked(text, name)
     op = ops[path[0]]
     for step in path[1:]:
         op = adjoint(op, step, ops).op
     program = rows(schedule(op, gather(op)), facts_of(op))
-    return c_source(_special(op, program, values), program)
+    orders = channels_last(op, layout)
+    special = _special(relayout(op, orders), program, values)
+    return c_source(special, program, {} if special is program else orders)
 
 
 def operation(
@@ -258,10 +268,10 @@ def operation(
     member = Member(op, path or (op.name,), ())
     program = schedule(op, gather(op))
     on_cpu = rows(program, facts_of(op))
-    kernels = SpecialKernels()  # without a spec nothing can be made later
+    kernels = None  # without a spec nothing can be made later
     if text and len(member.path) <= 2:
         kernels = _special_kernels(op, on_cpu, (ops or {}).get(member.path[0], op))
-    unit = Unit(member, program, on_cpu, _traits(op, ops or {}), kernels)
+    unit = Unit(member, program, on_cpu, _traits(op, ops or {}), kernels, convolution(op))
     module = _loaded(module_source((unit,), text, name), name)
     found: Operation = module.FAMILY.operations[op.name]
     return found

@@ -19,6 +19,7 @@ from opgen.ir.notation import BATCH, Op
 from opgen.ir.show_loops import show_kernel, show_program
 from opgen.ir.verify import verify
 from opgen.passes.gather import gather
+from opgen.passes.relayout import channels_last, relayout
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import (
@@ -86,6 +87,39 @@ def test_rows_of_specs_mean_what_the_notation_means(
     got, _ = execute(op, call, scheduled(op, fixed))
     for name, array in wanted.items():
         assert _agree(got[name].reshape(array.shape), array)
+
+
+IMAGES = [
+    entry
+    for entry in CATALOGUE
+    if all(not tensor.batched for tensor in checked(entry).inputs)
+    and any(len(tensor.dims) in (4, 5) for tensor in checked(entry).inputs)
+]
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["generic", "special"])
+@pytest.mark.parametrize("subject", IMAGES, ids=repr)
+@settings(max_examples=3)
+@given(data=st.data())
+def test_channels_may_come_last(special: bool, subject: Entry, data: st.DataObject) -> None:
+    """Tensors whose dims stand in another order, against the op in declared order."""
+    op = checked(subject)
+    case = data.draw(subject.cases)
+    inputs = subject.make_inputs(case, data.draw(st.integers(0, 99)))
+    wanted = run_reference(op, sizes_of(op, case), inputs, case.attributes)
+    tensors = (*op.inputs, *op.outputs)
+    bits = [len(tensor.dims) in (4, 5) and data.draw(st.booleans()) for tensor in tensors]
+    orders = channels_last(op, sum(bit << at for at, bit in enumerate(bits)))
+    moved = {
+        name: array.transpose(orders.get(name, range(array.ndim))) for name, array in inputs.items()
+    }
+    other = relayout(op, orders)
+    call = Call(sizes_of(op, case), moved, case.attributes)
+    got, _ = execute(
+        other, call, scheduled(other, specialised(other, call, True) if special else None)
+    )
+    for name, array in wanted.items():
+        assert _agree(got[name], array.transpose(orders.get(name, range(array.ndim))))
 
 
 def specialised(op: Op, call: Call, sizes: bool) -> Op:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import opgen
 from catalogue import CATALOGUE, Case, Entry
+from opgen.runtime import special
 from opgen.testing.layouts import spread, transposed
 
 WITH_TORCH = [e for e in CATALOGUE if e.torch_equivalent is not None]
@@ -60,17 +61,27 @@ def test_forward_and_two_backwards(
 
 
 @each
-@settings(max_examples=1)
+@settings(max_examples=1, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_kernels_for_the_attributes_of_a_call(subject: Entry, data: st.DataObject) -> None:
+def test_kernels_for_the_sizes_of_a_call(
+    subject: Entry, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    """Attributes, windows and rows are all known to the compiler of C, which then does the most."""
+    monkeypatch.setattr(special, "LARGE", 0)
+    monkeypatch.setattr(special, "MOST_SIZES", 1000)
     check_two_backwards(subject, data)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("large", [0, special.LARGE], ids=["sizes", "attributes"])
 @each
-@settings(max_examples=4)
+@settings(max_examples=4, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_kernels_for_many_attributes(subject: Entry, data: st.DataObject) -> None:
+def test_kernels_for_many_calls(
+    subject: Entry, large: int, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    monkeypatch.setattr(special, "LARGE", large)
+    monkeypatch.setattr(special, "MOST_SIZES", 1000)
     check_two_backwards(subject, data)
 
 

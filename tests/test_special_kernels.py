@@ -68,7 +68,7 @@ def test_one_kernel_for_each_set_of_values() -> None:
     for stride, padding, window in ((1, 0, 3), (2, 1, 3), (1, 0, 5), (1, 0, 3), (3, 2, 17)):
         call(op, stride, padding, window)
     # A window of 17 is left open.
-    assert made(op) == {(1, 0, 3), (2, 1, 3), (1, 0, 5), (3, 2, None)}
+    assert made(op) == {(1, 0, 3, None), (2, 1, 3, None), (1, 0, 5, None), (3, 2, None, None)}
 
 
 PLANES = """
@@ -85,25 +85,33 @@ def planes(op: Op, *shape: int) -> None:
     torch.testing.assert_close(op(x, k), wanted)
 
 
-def test_short_rows_have_kernels_from_the_second_call_on() -> None:
+def test_large_calls_with_short_rows_have_kernels() -> None:
     op = Op(opgen.compile(PLANES.replace("{name}", "planes_1")), "planes_1")
     planes(op, 2, 3, 8, 9)
-    assert made(op) == {(1, None, None)}
-    planes(op, 5, 4, 8, 9)
-    planes(op, 1, 2, 8, 9)
-    assert made(op) == {(1, None, None), (1, 8, 9)}
-    planes(op, 2, 3, 8, 90)
-    planes(op, 2, 3, 8, 91)
-    assert made(op) == {(1, None, None), (1, 8, 9), (1, 8, None)}
+    assert made(op) == {(1, None, None, None)}
+    planes(op, 500, 1, 8, 9)
+    planes(op, 1, 500, 8, 9)
+    assert made(op) == {(1, None, None, None), (1, 8, 9, None)}
+    planes(op, 50, 3, 8, 90)
+    planes(op, 50, 3, 8, 91)
+    assert made(op) == {(1, None, None, None), (1, 8, 9, None), (1, 8, None, None)}
+
+
+def test_the_same_call_runs_on_the_same_kernel() -> None:
+    op = Op(opgen.compile(PLANES.replace("{name}", "planes_3")), "planes_3")
+    for _ in range(2):
+        for rows in range(4, 10):
+            planes(op, 400, 4, rows, 9)
+        assert made(op) == {(1, rows, 9, None) for rows in (4, 5, 6)} | {(1, None, None, None)}
 
 
 def test_fifty_shapes_make_at_most_four_kernels() -> None:
     op = Op(opgen.compile(PLANES.replace("{name}", "planes_2")), "planes_2")
     numbers = random.Random(0)
     for _ in range(50):
-        shape = [numbers.randint(1, 4), numbers.randint(1, 5), numbers.choice((3, 4, 40, 80))]
-        for _ in range(3):
-            planes(op, *shape, numbers.choice((2, 5, 70)))
+        shape = [numbers.randint(1, 4), numbers.randint(1, 40), numbers.randint(1, 80)]
+        for width in (numbers.randint(1, 9), numbers.randint(1, 200), 70):
+            planes(op, *shape, width)
     assert len(op.operation.compiled) == 4
 
 
@@ -114,10 +122,10 @@ def test_a_factor_of_one_has_a_kernel() -> None:
     )
     op = Op(opgen.compile(spec), "grouped_1")
     for groups, channels, filters in ((6, 1, 1), (2, 3, 4), (3, 5, 1)):
-        x, w = torch.randn(2, groups * channels), torch.randn(groups * filters, channels)
+        x, w = torch.randn(2**14, groups * channels), torch.randn(groups * filters, channels)
         wanted = torch.nn.functional.conv1d(x[..., None], w[..., None], groups=groups)[..., 0]
         torch.testing.assert_close(op(x, w, g=groups), wanted)
-    assert made(op) == {(6, 1, 1), (2, None, None), (3, None, 1)}
+    assert made(op) == {(6, 1, 1, None), (2, None, None, None), (3, None, 1, None)}
 
 
 def test_sizes_need_no_kernels_of_their_own() -> None:
@@ -126,7 +134,7 @@ def test_sizes_need_no_kernels_of_their_own() -> None:
         x = torch.randn(rows, 5 + 7 * rows)
         wanted = torch.nn.functional.conv1d(x[:, None], torch.ones(1, 1, 3))[:, 0]
         torch.testing.assert_close(op(x, torch.ones(3)), wanted)
-    assert made(op) == {(1, 0, 3)}
+    assert made(op) == {(1, 0, 3, None)}
 
 
 def test_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,12 +173,12 @@ def test_a_source_is_made_once(monkeypatch: pytest.MonkeyPatch, own_cache: Path)
         raise AssertionError("made again")
 
     monkeypatch.setattr(compiler, "special_source", fails)
-    source = special.source_of(op.operation, (2, 1, 3))
+    source = special.source_of(op.operation, (2, 1, 3, None))
     (entry,) = own_cache.glob("*.c")
     assert source == entry.read_text()
     entry.write_text(source + "int broken;")
     with pytest.raises(AssertionError, match="made again"):
-        special.source_of(op.operation, (2, 1, 3))
+        special.source_of(op.operation, (2, 1, 3, None))
     assert not list(own_cache.glob("*.c"))
 
 
@@ -182,7 +190,7 @@ def test_a_module_alone_uses_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> N
     names = (operation.special.names, operation.special.windows)
     assert names == (("stride", "padding"), ("K",))
     held = dict(operation.special.sources)
-    assert special.source_of(operation, (1, 0, 3)) == held[1, 0, None]
-    assert special.source_of(operation, (2, 0, 3)) == operation.sources.c
+    assert special.source_of(operation, (1, 0, 3, None)) == held[1, 0, None, None]
+    assert special.source_of(operation, (2, 0, 3, None)) == operation.sources.c
     call(op, 1, 0, 3)
     call(op, 2, 1, 3)

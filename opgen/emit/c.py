@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opgen.algebra.poly import Poly, poly
@@ -30,17 +30,24 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """The arguments of a kernel where the innermost loop walks through memory as `test` says."""
+
+    test: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A kernel, and the function that runs a range of its points for the arguments of a call.
 
-    `arguments` are those of the kernel; `unit_steps` the same where every tensor that the innermost
-    loop walks through is consecutive in memory, which `consecutive` tests.
+    `variants` are the arguments with constant steps, for calls whose tensors have them: consecutive
+    elements, or a single one for an input that is absent.
     """
 
     function: Function
     arguments: tuple[str, ...]
-    unit_steps: tuple[str, ...]
-    consecutive: str
+    variants: tuple[Variant, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +61,15 @@ class Source:
     entry: Entry
 
 
-def c_source(program: Program, called_as: Program | None = None) -> str:
+def c_source(
+    program: Program,
+    called_as: Program | None = None,
+    orders: Mapping[str, tuple[int, ...]] | None = None,
+) -> str:
     """The C source; it is compiled behind `opgen.runtime.prelude` and the bindings of a call.
 
-    A special program may be `called_as` a more general one, with all arguments of that.
+    A special program may be `called_as` a more general one, with all arguments of that. `orders`
+    are the axes of those tensors whose dims stand in another order in the special one.
     """
     called_as = called_as or program
     types = Types(program)
@@ -72,7 +84,9 @@ def c_source(program: Program, called_as: Program | None = None) -> str:
             title,
             helper_lines(helpers),
             table_lines(program),
-            tuple(map(functools.partial(_task, called_as), program.kernels, functions)),
+            tuple(
+                map(functools.partial(_task, called_as, orders or {}), program.kernels, functions)
+            ),
             _entry(program, called_as, functions),
         ),
     )
@@ -94,32 +108,49 @@ def _stride_positions(program: Program) -> dict[str, int]:
     return positions
 
 
-def _task(called_as: Program, kernel: Kernel, function: Function) -> Task:
+def _task(
+    called_as: Program,
+    orders: Mapping[str, tuple[int, ...]],
+    kernel: Kernel,
+    function: Function,
+) -> Task:
     """How a kernel is called."""
     signature = function.signature
     order = [operand.name for operand in called_as.operands]
-    strides = _stride_positions(called_as)
+    positions = _stride_positions(called_as)
     walked = _walked(kernel)
+    strides = {
+        name: [
+            positions[name] + axis for axis in orders.get(name, range(called_as.operand(name).rank))
+        ]
+        for name in signature.tensors
+    }
 
-    def arguments(unit_steps: bool) -> tuple[str, ...]:
+    def arguments(steps: Mapping[str, int]) -> tuple[str, ...]:
         lines = []
         for name in signature.tensors:
-            rank = called_as.operand(name).rank
-            steps = [f"n[{strides[name] + axis}]" for axis in range(rank)]
-            if unit_steps and name in walked:
-                steps[-1] = "1"
-            lines.append(", ".join([f"call->tensors[{order.index(name)}]", *steps]))
+            given = [f"n[{position}]" for position in strides[name]]
+            if name in steps:
+                given[-1] = str(steps[name])
+            lines.append(", ".join([f"call->tensors[{order.index(name)}]", *given]))
         integers = [f"n[{called_as.integers.index(name)}]" for name in signature.integers]
         numbers = [f"call->numbers[{called_as.numbers.index(name)}]" for name in signature.numbers]
         faults = ["call->fault"] if signature.faults else []
         return (*lines, *wrapped([*integers, *numbers, *faults]), "begin, end")
 
-    tests = [
-        f"n[{strides[name] + called_as.operand(name).rank - 1}] == 1"
-        for name in signature.tensors
-        if name in walked
+    names = [name for name in signature.tensors if name in walked]
+    all_there = dict.fromkeys(names, 1)
+    absent = {name: 0 for name in names if called_as.operand(name).optional}
+    choices = [all_there, {**all_there, **absent}] if absent else [all_there]
+    variants = [
+        Variant(
+            " && ".join(f"n[{strides[name][-1]}] == {step}" for name, step in steps.items()),
+            arguments(steps),
+        )
+        for steps in choices
+        if steps
     ]
-    return Task(function, arguments(False), arguments(True), " && ".join(tests))
+    return Task(function, arguments({}), tuple(variants))
 
 
 def _walked(kernel: Kernel) -> frozenset[str]:

@@ -15,6 +15,7 @@ from opgen.algebra.poly import Kind, Poly, of_atom
 from opgen.emit.names import python_names
 from opgen.emit.polynomial import python_condition, python_text
 from opgen.emit.python_text import Group, Node, call, dict_of, layout, quoted, strings, tuple_of
+from opgen.ir.convolution import Convolution
 from opgen.ir.loops import Program
 from opgen.ir.notation import BATCH, Attribute, AttributeType, Dim, Op, Tensor
 from opgen.ir.shapes import (
@@ -35,9 +36,15 @@ def shape_plan(op: Op) -> ShapePlan:
     return solve_order(op.inputs, op.attributes, sizes, op.lets, op.constraints, op.outputs)
 
 
-def shape_function(op: Op, program: Program, cells: tuple[Poly, ...], name: str) -> str:
+def shape_function(
+    op: Op,
+    program: Program,
+    cells: tuple[Poly, ...],
+    name: str,
+    convolution: Convolution | None = None,
+) -> str:
     """The text of the shape function of an op; `cells` counts the points of each kernel."""
-    return _Shapes(op, program, cells).text(name)
+    return _Shapes(op, program, cells, convolution).text(name)
 
 
 @dataclass
@@ -45,6 +52,7 @@ class _Shapes:
     op: Op
     program: Program
     cells: tuple[Poly, ...]
+    convolution: Convolution | None = None
     lines: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -154,7 +162,15 @@ class _Shapes:
             outputs=tuple_of([self._shape(tensor.dims) for tensor in op.outputs]),
             temporaries=tuple_of(temporaries),
             cells=tuple_of([self._poly(each) for each in self.cells]),
+            geometry=self._geometry(),
         )
+
+    def _geometry(self) -> Group | None:
+        found = self.convolution
+        if found is None:
+            return None
+        values = ((found.groups,), found.stride, found.padding, found.dilation)
+        return tuple_of([tuple_of([self._poly(value) for value in each]) for each in values])
 
     # ------------------------------------------------------------ pieces
     def _tensor(self, name: str) -> Tensor:

@@ -26,6 +26,7 @@ from opgen.ir.loops import (
     Node,
     Number,
     Result,
+    Row,
     Scalar,
     Start,
     Store,
@@ -184,15 +185,26 @@ class Emitter:
             self.printer.names.symbols[axis.name] = name
             self.printer.bounded.add((symbol(axis.name), axis.extent))
         for row in self.kernel.stretched:
+            if self.is_whole(row):
+                self.members[row.axis.name] = self.scope.fresh(row.axis.name)
+                continue
             stretches = self.printer.poly((row.axis.extent + row.width - 1) // row.width)
             digits.append(_Digit(self.scope.fresh(f"{row.axis.name}_part"), stretches))
             self.members[row.axis.name] = self.scope.fresh(row.axis.name)
             self.parts[row.axis.name] = digits[-1].name
         return digits
 
+    def is_whole(self, row: Row) -> bool:
+        """Whether the axis is known to be one stretch."""
+        return row.axis.extent.is_constant and row.axis.extent.constant <= row.width
+
     def inner_body(self) -> None:
         """The body at one point."""
         for row in self.kernel.stretched:
+            if self.is_whole(row):
+                self.printer.names.symbols[row.first] = "0"
+                self.printer.names.symbols[row.last] = self.text(row.axis.extent - 1)
+                continue
             part = self.parts[row.axis.name]
             for name, value in (
                 (row.first, f"{part} * {row.width}"),
@@ -291,7 +303,7 @@ class Emitter:
             value = _extreme("least", [bound.text for bound in upper])
             self.write(f"const int64_t {end} = {value};")
         vectors = None if self.printer.cuda else vector_sum(node, self.printer.program)
-        if vectors is not None and vectors.term.accumulator in self.vectors:
+        if vectors is not None and all(each.accumulator in self.vectors for each in vectors.terms):
             self.vector_loop(node, vectors, name, lower, end)
             return
         if node.any_order:
@@ -304,6 +316,8 @@ class Emitter:
         self.write(f"for (int64_t {name} = {lower}; {name} < {end}; {name}++) {{")
         if node.name not in self.members:
             inner.around = None if any(each.is_constant for each in node.upper) else node.name
+        if any(isinstance(each, Lanes) for each in walk(node.body)):
+            inner.write("NOT_A_VECTOR;")
         inner.nodes(node.body)
         self.write("}")
 
@@ -316,16 +330,19 @@ class Emitter:
         inner = self.inner()
         inner.printer.names.symbols[node.name] = name
         self.write("{")
-        inner.nodes(node.body[:-1])
-        value = replace(inner.printer, walking=node.name).scalar(vectors.term.value).text
-        total = self.vectors[vectors.term.accumulator]
+        inner.nodes([each for each in node.body if isinstance(each, Define)])
+        walking = replace(inner.printer, walking=node.name)
         inner.write(f"int64_t {name} = {lower};")
         inner.write(f"if ({condition}) {{")
-        head = f"for (; {name} + LANES <= {end}; {name} += LANES)"
-        inner.write(f"    {head} {total} += {value};")
+        head = f"for (; {name} + LANES <= {end}; {name} += LANES) {{"
+        inner.write(f"    {head}")
+        for term in vectors.terms:
+            value = walking.scalar(term.value).text
+            inner.write(f"        {self.vectors[term.accumulator]} += {value};")
+        inner.write("    }")
         inner.write("}")
         inner.write(f"for (; {name} < {end}; {name}++) {{")
-        inner.inner().nodes((vectors.term,))
+        inner.inner().nodes(vectors.terms)
         inner.write("}")
         self.write("}")
 
@@ -451,7 +468,10 @@ class Emitter:
         """Whether some loop adds vectors of terms to the accumulator."""
         loops = (node for node in walk(self.kernel.body) if isinstance(node, For))
         sums = (vector_sum(node, self.printer.program) for node in loops)
-        return any(each is not None and each.term.accumulator == accumulator for each in sums)
+        return any(
+            each is not None and any(term.accumulator == accumulator for term in each.terms)
+            for each in sums
+        )
 
     def identity(self, tensor: str, reducer: Reducer) -> str:
         """The value of a cell that nothing has joined."""

@@ -27,6 +27,7 @@ from opgen.emit.templates import comment, render
 from opgen.emit.torch_eager import eager_function
 from opgen.emit.types import Types
 from opgen.ir.certificate import Certificate
+from opgen.ir.convolution import Convolution, Role
 from opgen.ir.family import GradientLink, Member, Traits
 from opgen.ir.loops import Fault, Program
 from opgen.ir.notation import Attribute, AttributeType, Op, Tensor
@@ -41,6 +42,7 @@ class SpecialKernels:
     windows: tuple[str, ...] = ()
     factors: tuple[str, ...] = ()
     lengths: tuple[str, ...] = ()
+    packed: tuple[str, ...] = ()
     programs: tuple[tuple[tuple[int | None, ...], Program], ...] = ()
 
 
@@ -52,7 +54,8 @@ class Unit:
     program: Program
     on_cpu: Program
     traits: Traits
-    special: SpecialKernels
+    special: SpecialKernels | None
+    convolution: Convolution | None = None
 
     @property
     def op(self) -> Op:
@@ -156,6 +159,7 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
     """What the module uses of the runtime."""
     used = {
         "Attribute": any(unit.op.attributes for unit in units),
+        "Convolution": any(unit.convolution is not None for unit in units),
         "Family": True,
         "Fault": any(unit.program.faults for unit in units),
         "Gradient": any(unit.member.links for unit in units),
@@ -166,7 +170,7 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
         "Shape": any(unit.op.inputs for unit in units),
         "Shapes": True,
         "Sources": True,
-        "Special": any(map(_has_special, units)),
+        "Special": any(unit.special is not None for unit in units),
         "Temporary": any(operand.widened for unit in units for operand in unit.program.operands),
         "checks": checks,
         "eager": True,
@@ -284,9 +288,10 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
     shapes, eager = f"{operation}_shapes", f"{operation}_eager"
     cells = tuple(kernel.points for kernel in kernels)
     c_name, cuda_name = f"{operation}_c".upper(), f"{operation}_cuda".upper()
+    programs = () if unit.special is None else unit.special.programs
     special = {
         f"{operation}_c_{number}".upper(): c_source(each, unit.on_cpu)
-        for number, (_, each) in enumerate(unit.special.programs, start=1)
+        for number, (_, each) in enumerate(programs, start=1)
     }
     description = call(
         "Operation",
@@ -310,12 +315,13 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
             [dict_of({name: str(axis) for name, axis in axes}) for axes in unit.traits.parallel]
         ),
         linear=tuple_of([strings(names) for names in unit.traits.linear]),
-        special=_special(unit, special),
+        special=_special(unit.special, special),
+        convolution=_convolution(unit.convolution),
     )
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],
         () if unit.member.is_public else _notation(op),
-        shape_function(op, program, cells, shapes).rstrip(),
+        shape_function(op, program, cells, shapes, unit.convolution).rstrip(),
         eager_function(op, eager).rstrip(),
         c_name,
         string(c_source(unit.on_cpu)),
@@ -350,14 +356,8 @@ def _output(tensor: Tensor) -> Group:
     return call("Output", (quoted(tensor.name),), dtype=dtype, batched=batched)
 
 
-def _has_special(unit: Unit) -> bool:
-    special = unit.special
-    return any((special.names, special.windows, special.factors, special.lengths))
-
-
-def _special(unit: Unit, sources: Iterable[str]) -> Group | None:
-    special = unit.special
-    if not _has_special(unit):
+def _special(special: SpecialKernels | None, sources: Iterable[str]) -> Group | None:
+    if special is None:
         return None
     pairs = [
         tuple_of((tuple_of([repr(value) for value in values]), source))
@@ -368,7 +368,19 @@ def _special(unit: Unit, sources: Iterable[str]) -> Group | None:
         (strings(special.names), strings(special.windows)),
         factors=strings(special.factors) if special.factors else None,
         lengths=strings(special.lengths) if special.lengths else None,
+        packed=strings(special.packed) if special.packed else None,
         sources=tuple_of(pairs) if pairs else None,
+    )
+
+
+def _convolution(found: Convolution | None) -> Group | None:
+    if found is None:
+        return None
+    names = {role: getattr(found, role.value) for role in Role}
+    return call(
+        "Convolution",
+        [quoted(name) for name in (names[found.target], *names.values())],
+        bias=None if found.bias is None else quoted(found.bias),
     )
 
 

@@ -53,7 +53,9 @@ class Types:
     """The type of every scalar of a program."""
 
     def __init__(self, program: Program) -> None:
-        self._tensors: dict[str, DType] = {o.name: o.dtype for o in program.operands}
+        self._tensors: dict[str, DType] = {
+            operand.name: operand.dtype for operand in (*program.operands, *program.unstored)
+        }
         self._tables: dict[str, Table] = {table.name: table for table in program.tables}
         self.is_floating = False  # while it is found out, T may be anything
         self.is_floating = DType.FLOAT in self._tensors.values() or any(
@@ -79,8 +81,10 @@ class Types:
                 return Type.INTEGER if isinstance(number, int) else Type.REAL
             case Argument():
                 return Type.REAL
-            case Integer() | Result():
+            case Integer():
                 return Type.INTEGER
+            case Result(tensor=name):
+                return Type.INTEGER if name is None else self.of_tensor(name)
             case Load(tensor=name):
                 return self.of_tensor(name)
             case Call(primitive=name, arguments=arguments):

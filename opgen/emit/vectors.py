@@ -38,41 +38,51 @@ OPERATORS: Final = frozenset({"add", "sub", "mul", "div", "neg"})
 
 @dataclass(frozen=True, slots=True)
 class VectorSum:
-    """The only term of a loop, and the tensors that it walks through one by one."""
+    """The terms of a loop, and the tensors that it walks through one by one."""
 
-    term: Accumulate
+    terms: tuple[Accumulate, ...]
     walked: tuple[str, ...]
 
 
 def vector_sum(node: For, program: Program) -> VectorSum | None:
     """How the loop adds vectors; None where that is not possible."""
-    *defines, term = node.body
+    terms = tuple(each for each in node.body if isinstance(each, Accumulate))
+    defines = [each for each in node.body if isinstance(each, Define)]
     if (
         not node.any_order
-        or not isinstance(term, Accumulate)
-        or term.reducer is not Reducer.ADD
-        or term.present != Always()
-        or not all(isinstance(each, Define) for each in defines)
-        or any(isinstance(each, Define) and node.name in each.value.symbols for each in defines)
+        or not terms
+        or len(terms) + len(defines) < len(node.body)
+        or any(node.name in each.value.symbols for each in defines)
     ):
+        return None
+    walked: dict[str, None] = {}
+    for term in terms:
+        own = _walked(term, node.name, program)
+        if own is None:
+            return None
+        walked |= own
+    return VectorSum(terms, tuple(walked))
+
+
+def _walked(term: Accumulate, name: str, program: Program) -> dict[str, None] | None:
+    """The tensors whose consecutive elements are needed; None where some are not consecutive."""
+    if term.reducer is not Reducer.ADD or term.present != Always():
         return None
     walked: dict[str, None] = {}
     for load in _loads(term.value):
         if load is None or load.tensor not in {operand.name for operand in program.operands}:
             return None
-        if not any(node.name in index.symbols for index in load.indices):
+        if not any(name in index.symbols for index in load.indices):
             continue
         operand = program.operand(load.tensor)
         if operand.dtype not in GENERIC or operand.widened:
             return None
-        if any(node.name in index.symbols for index in load.indices[:-1]):
+        if any(name in index.symbols for index in load.indices[:-1]):
             return None
-        if not _is_next(load.indices[-1], node.name):
+        if not _is_next(load.indices[-1], name):
             return None
         walked[load.tensor] = None
-    if not walked or not _is_arithmetic(term.value, node.name):
-        return None
-    return VectorSum(term, tuple(walked))
+    return walked if walked and _is_arithmetic(term.value, name) else None
 
 
 def _is_next(index: Poly, name: str) -> bool:

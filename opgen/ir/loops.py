@@ -87,9 +87,10 @@ class Choose:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The value of an accumulator."""
+    """The value of an accumulator; of the type of `tensor` where it takes that one's place."""
 
     accumulator: str
+    tensor: str | None = None
 
 
 Scalar = Number | Argument | Integer | Load | Call | Choose | Result
@@ -250,12 +251,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor of a program. A `widened` one is stored in the type it is computed in."""
+    """A tensor of a program. A `widened` one is stored in the type it is computed in.
+
+    An `optional` input may be absent: one number then stands for all of its elements.
+    """
 
     name: str
     dtype: DType
     extents: tuple[Poly, ...]
     widened: bool = False
+    optional: bool = False
 
     @property
     def rank(self) -> int:
@@ -317,6 +322,7 @@ class Program:
 
     `operands` are inputs, outputs, temporaries, workspaces; `integers` are the symbols of sizes,
     lets and attributes, `numbers` the float attributes, in the order in which a call passes them.
+    `unstored` are temporaries whose cells live in accumulators alone.
     """
 
     name: str
@@ -327,10 +333,11 @@ class Program:
     kernels: tuple[Kernel, ...]
     faults: tuple[Fault, ...]
     workspaces: tuple[Workspace, ...]
+    unstored: tuple[Operand, ...] = ()
 
     def operand(self, name: str) -> Operand:
         """The operand of that name; KeyError for a table or an unknown name."""
-        for operand in self.operands:
+        for operand in (*self.operands, *self.unstored):
             if operand.name == name:
                 return operand
         raise KeyError(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import assert_never
 
@@ -95,11 +95,96 @@ def map_scalar(value: Scalar, change: Change) -> Scalar:
             assert_never(unexpected)
 
 
+def map_loads(nodes: tuple[Node, ...], change: Callable[[Load], Scalar]) -> tuple[Node, ...]:
+    """The nodes with every load of an element replaced, those in tests as well."""
+
+    def scalar(value: Scalar) -> Scalar:
+        match value:
+            case Load():
+                return change(value)
+            case Call(primitive=primitive, arguments=arguments):
+                return Call(primitive, tuple(map(scalar, arguments)))
+            case Choose(test=condition, then=then, otherwise=otherwise):
+                return Choose(test(condition), scalar(then), scalar(otherwise))
+            case Number() | Argument() | Integer() | Result():
+                return value
+            case unexpected:
+                assert_never(unexpected)
+
+    def test(value: Test) -> Test:
+        match value:
+            case Always() | Inside():
+                return value
+            case Nonzero(value=number):
+                return Nonzero(scalar(number))
+            case All(tests=tests):
+                return All(tuple(map(test, tests)))
+            case Any(tests=tests):
+                return Any(tuple(map(test, tests)))
+            case Either(condition=condition, then=then, otherwise=otherwise):
+                return Either(test(condition), test(then), test(otherwise))
+            case unexpected:
+                assert_never(unexpected)
+
+    def node(each: Node) -> Node:
+        match each:
+            case For(body=body) | Lanes(body=body):
+                return replace(each, body=tuple(map(node, body)))
+            case If(body=body, test=condition):
+                return replace(each, body=tuple(map(node, body)), test=test(condition))
+            case Start(value=None) | Define():
+                return each
+            case Accumulate(value=value, present=present):
+                return replace(each, value=scalar(value), present=test(present))
+            case Start(value=value) | Store(value=value) | AtomicAdd(value=value):
+                assert value is not None
+                return replace(each, value=scalar(value))
+            case unexpected:
+                assert_never(unexpected)
+
+    return tuple(map(node, nodes))
+
+
+def renamed(
+    nodes: tuple[Node, ...],
+    accumulator: Callable[[str], str],
+    integers: Mapping[str, str] | None = None,
+) -> tuple[Node, ...]:
+    """The nodes with other names for their accumulators, and for what loops and nodes define.
+
+    Where integers are used, they keep their names: `map_nodes` changes those.
+    """
+    known = integers or {}
+    out: list[Node] = []
+    for node in nodes:
+        match node:
+            case Define(name=name):
+                node = replace(node, name=known.get(name, name))
+            case For(name=name, body=body):
+                inner = renamed(body, accumulator, known)
+                node = replace(node, name=known.get(name, name), body=inner)
+            case If(body=body) | Lanes(body=body):
+                node = replace(node, body=renamed(body, accumulator, known))
+            case Start(accumulator=name):
+                node = replace(node, accumulator=accumulator(name))
+            case Accumulate(accumulator=name, value=value):
+                value = map_results(value, accumulator)
+                node = replace(node, accumulator=accumulator(name), value=value)
+            case Store(value=value):
+                node = replace(node, value=map_results(value, accumulator))
+            case AtomicAdd():
+                pass
+            case unexpected:
+                assert_never(unexpected)
+        out.append(node)
+    return tuple(out)
+
+
 def map_results(value: Scalar, rename: Callable[[str], str]) -> Scalar:
     """The scalar with other accumulators."""
     match value:
         case Result(accumulator=name):
-            return Result(rename(name))
+            return replace(value, accumulator=rename(name))
         case Call(primitive=primitive, arguments=arguments):
             return Call(primitive, tuple(map_results(each, rename) for each in arguments))
         case Choose(test=test, then=then, otherwise=otherwise):

@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.condition import Condition, Relation
-from opgen.algebra.poly import Kind, Poly, poly, symbol, symbol_atom
+from opgen.algebra.poly import Kind, Poly, maximum, minimum, poly, symbol, symbol_atom
 from opgen.ir.loops import (
-    Accumulate,
     Axis,
     Define,
     For,
     If,
     Kernel,
-    Lanes,
+    Load,
     Node,
-    Start,
+    Scalar,
     Store,
+    visit,
     walk,
 )
-from opgen.ir.map_loops import map_nodes, map_results, polynomials
+from opgen.ir.map_loops import map_nodes, polynomials, renamed
 
 LARGEST: Final = 8
 """The most values of an index for which the body is copied."""
@@ -50,7 +50,7 @@ def copies_along(kernel: Kernel, name: str) -> Copies:
         axes = tuple(each for each in kernel.axes if each is not axis)
         kernel = replace(kernel, axes=axes)
         bodies = [
-            _with_own_accumulators(_at(body, axis.name, value), f"_{value}")
+            copy_at(body, axis.name, poly(value), f"_{value}")
             for body in bodies
             for value in range(axis.extent.constant)
         ]
@@ -102,22 +102,39 @@ def _divisors(body: Body, name: str) -> Iterator[int]:
 
 # ---------------------------------------------------------------------------- interleaved cells
 def _interleaved(kernel: Kernel, bodies: Sequence[Body], name: str) -> tuple[Axis, ...]:
-    """Axes that fill the gaps between the cells of the row."""
+    """Axes that fill the gaps between the cells of the row, or between the elements it loads."""
     short = {
         axis.name: axis
         for axis in kernel.axes
         if axis.extent.is_constant and 1 < axis.extent.constant <= LARGEST and axis.name != name
     }
-    found: dict[str, Axis] = {}
+    loads: list[tuple[Poly, ...]] = []
+
+    def on_scalar(value: Scalar) -> None:
+        if isinstance(value, Load):
+            loads.append(value.indices)
+
+    stores = [node.indices for node in walk(bodies[0]) if isinstance(node, Store)]
     for node in walk(bodies[0]):
-        if not isinstance(node, Store) or not node.indices:
-            continue
-        last = node.indices[-1]
-        step = _coefficient(last, name)
-        for other, axis in short.items():
-            if step == axis.extent.constant and _coefficient(last, other) == 1:
-                found[other] = axis
-    return tuple(found.values())
+        visit(node, on_scalar, lambda test: None, lambda value: None)
+    for indices in (*stores, *loads):
+        found = _filling(indices[-1], name, short) if indices else ()
+        if found:
+            return found
+    return ()
+
+
+def _filling(value: Poly, name: str, short: Mapping[str, Axis]) -> tuple[Axis, ...]:
+    """The axes whose values lie between two neighbours along `name`: they fill the gap exactly."""
+    step = _coefficient(value, name)
+    filled, found = 1, []
+    while step is not None and filled < step <= LARGEST:
+        axis = next((a for n, a in short.items() if _coefficient(value, n) == filled), None)
+        if axis is None:
+            return ()
+        filled *= axis.extent.constant
+        found.append(axis)
+    return tuple(found) if filled == step else ()
 
 
 def _coefficient(value: Poly, name: str) -> int | None:
@@ -132,24 +149,14 @@ def _substituted(body: Body, values: Mapping[str, Poly]) -> Body:
     return map_nodes(body, lambda value: value.substitute(values))
 
 
-def _at(body: Body, name: str, value: int) -> Body:
-    return _substituted(with_own_definitions(body, f"_{value}", name), {name: poly(value)})
+def copy_at(body: Body, name: str, value: Poly, suffix: str) -> Body:
+    """The body at one value of an index, with accumulators and definitions of its own."""
+    own = _substituted(with_own_definitions(body, suffix, name), {name: value})
+    return _with_own_accumulators(own, suffix)
 
 
 def _with_own_accumulators(body: Body, suffix: str) -> Body:
-    return tuple(_rejoined(node, suffix) for node in body)
-
-
-def _rejoined(node: Node, suffix: str) -> Node:
-    match node:
-        case For(body=body) | If(body=body) | Lanes(body=body):
-            return replace(node, body=tuple(_rejoined(each, suffix) for each in body))
-        case Start(accumulator=name) | Accumulate(accumulator=name):
-            return replace(node, accumulator=name + suffix)
-        case Store(value=value):
-            return replace(node, value=map_results(value, lambda name: name + suffix))
-        case _:
-            return node
+    return renamed(body, lambda name: name + suffix)
 
 
 def with_own_definitions(body: Body, suffix: str, name: str) -> Body:
@@ -160,22 +167,16 @@ def with_own_definitions(body: Body, suffix: str, name: str) -> Body:
             moving.add(node.name)
     defined = {old: f"{old}{suffix}" for old in sorted(moving - {name})}
     values = {old: symbol(new) for old, new in defined.items()}
-    return tuple(_redefined(node, defined) for node in _substituted(body, values))
-
-
-def _redefined(node: Node, defined: Mapping[str, str]) -> Node:
-    match node:
-        case Define(name=name):
-            return replace(node, name=defined.get(name, name))
-        case For(body=body) | If(body=body) | Lanes(body=body):
-            return replace(node, body=tuple(_redefined(each, defined) for each in body))
-        case _:
-            return node
+    return renamed(_substituted(body, values), lambda accumulator: accumulator, defined)
 
 
 # ---------------------------------------------------------------------------- bodies as one
 def jammed(bodies: Sequence[Body]) -> Body:
-    """Bodies that do not depend on each other as one: loops that agree are shared."""
+    """Bodies that do not depend on each other as one: loops and conditions that agree are shared.
+
+    Loops whose ranges differ share what they have in common; each runs through the values before
+    and after that by itself. The terms of a cell keep their order.
+    """
     first, *others = bodies
     if not others:
         return first
@@ -194,4 +195,26 @@ def _joined(group: tuple[Node, ...]) -> Sequence[Node]:
         if len(heads) == len(group) and len(set(heads)) == 1:
             inner = [node.body for node in group if isinstance(node, For | If)]
             return (replace(first, body=jammed(inner)),)
+    loops = [node for node in group if isinstance(node, For)]
+    if len(loops) == len(group) and len({(loop.name, loop.any_order) for loop in loops}) == 1:
+        return _overlapping(loops)
     return tuple(dict.fromkeys(group))
+
+
+def _overlapping(loops: Sequence[For]) -> Sequence[Node]:
+    """Loops over one index with ranges of their own."""
+    lower = tuple(dict.fromkeys(bound for loop in loops for bound in loop.lower))
+    upper = tuple(dict.fromkeys(bound for loop in loops for bound in loop.upper))
+    begin, end = maximum(*lower), minimum(*upper)
+    if begin.symbols or end.symbols:
+        return tuple(dict.fromkeys(loops))  # what each does alone would be most of the work
+    before = [replace(each, upper=(*each.upper, begin - 1), any_order=False) for each in loops]
+    both = replace(loops[0], lower=lower, upper=upper, body=jammed([each.body for each in loops]))
+    behind = maximum(begin, end + 1)
+    after = [replace(each, lower=(*each.lower, behind), any_order=False) for each in loops]
+    return (*filter(_may_run, before), both, *filter(_may_run, after))
+
+
+def _may_run(loop: For) -> bool:
+    count = minimum(*loop.upper) - maximum(*loop.lower)
+    return not count.is_constant or count.constant >= 0

@@ -17,6 +17,7 @@ The last dim of a tensor is taken to be the one with consecutive addresses.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
@@ -24,6 +25,7 @@ from typing import Final, assert_never
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Poly, symbol
+from opgen.algebra.prove import is_nonnegative
 from opgen.ir.loops import (
     Accumulate,
     All,
@@ -49,14 +51,18 @@ from opgen.ir.map_loops import map_nodes, symbols_of, test_symbols
 from opgen.ir.notation import Reducer
 from opgen.passes.gather import fresh_name
 from opgen.passes.groups import grouped
+from opgen.passes.interior import with_interior
 from opgen.passes.jam import copies_along, jammed
 from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solve
 from opgen.passes.lane_choice import Choice, Way, choose
 from opgen.passes.lane_passes import fused
 from opgen.passes.peel import Peeling
+from opgen.passes.tile import tiled, tiles_along, window_tiles
 from opgen.passes.unroll import LONGEST, unrolled
 
 Leaf = Accumulate | Start | Store | AtomicAdd
+
+_MOST_TILES: Final = 2  # sixteen vectors of partial sums
 
 WIDTH: Final = 1024
 """The most cells of a stretch: their accumulators stay in the first-level cache."""
@@ -73,12 +79,13 @@ def rows(program: Program, facts: Facts) -> Program:
 def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
     if not kernel.is_deterministic or not kernel.axes:
         return kernel
-    kernel = replace(kernel, body=_direct(kernel.body))
+    if any(isinstance(node, Start) for node in kernel.body):
+        kernel = replace(kernel, body=_direct(kernel.body))
     match choose(kernel):
         case Choice(way=Way.ROW, name=name):
             return _along(kernel, name, facts)
         case Choice(way=Way.SUM, name=name):
-            return replace(kernel, body=_reordered(kernel.body, name))
+            return _in_any_order(kernel, name)
         case Choice(way=Way.POINTS):
             return kernel
         case unexpected:
@@ -87,7 +94,8 @@ def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
 
 def _direct(body: tuple[Node, ...]) -> tuple[Node, ...]:
     """Without an accumulator where a cell has exactly one term, or nothing."""
-    match body:
+    begin = max(at for at, node in enumerate(body) if isinstance(node, Start))
+    match body[begin:]:
         case (
             Start(value=None, reducer=Reducer.ASSIGN | Reducer.ADD),
             *defines,
@@ -96,7 +104,7 @@ def _direct(body: tuple[Node, ...]) -> tuple[Node, ...]:
         ) if all(isinstance(node, Define) for node in defines):
             if present != Always():
                 value = Choose(present, value, Number(0))
-            return (*defines, replace(store, value=value))
+            return (*body[:begin], *defines, replace(store, value=value))
         case _:
             return body
 
@@ -115,29 +123,47 @@ def _reordered(body: tuple[Node, ...], name: str) -> tuple[Node, ...]:
     return tuple(map(change, body))
 
 
+def _in_any_order(kernel: Kernel, name: str) -> Kernel:
+    """The kernel with sums over the loop of that name in any order, several cells at a time."""
+    body = _reordered(kernel.body, name)
+    tiles = tiles_along(kernel, (body,), name, all_shared=False)[-_MOST_TILES:]
+    tiles = tiles or window_tiles(kernel, (body,), name)
+    return tiled(kernel, tiles, (body,), jammed)
+
+
 # ---------------------------------------------------------------------------- rows
 def _along(kernel: Kernel, name: str, facts: Facts) -> Kernel:
     """The kernel with the axis of that name as its row."""
     copies = copies_along(kernel, name)
-    kernel, bodies = copies.kernel, tuple(map(unrolled, copies.bodies))
+    kernel, bodies = copies.kernel, copies.bodies
     (axis,) = (axis for axis in kernel.axes if axis.name == name)
     taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
     taken |= {node.name for body in bodies for node in walk(body) if isinstance(node, Define | For)}
     row = Row(axis, fresh_name(f"{name}_first", taken), fresh_name(f"{name}_last", taken), WIDTH)
     inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))
-    inside = inside.with_bounds(name, ZERO, axis.extent - 1)
+    for each in kernel.axes:
+        inside = inside.with_bounds(each.name, ZERO, each.extent - 1)
+    tiles = tiles_along(kernel, bodies, name, all_shared=True)[-1:]
+    tiles = tiles or window_tiles(kernel, bodies, name)
+    kernel = tiled(kernel, tiles, bodies, functools.partial(_passes, row, inside))
+    axes = tuple(each for each in kernel.axes if each is not axis)
+    return grouped(replace(kernel, axes=axes, row=row))
+
+
+def _passes(row: Row, inside: Facts, copies: Sequence[tuple[Node, ...]]) -> tuple[Node, ...]:
+    """Bodies that do not depend on each other as passes over the row."""
+    name = row.axis.name
+    bodies = tuple(map(unrolled, copies))
     middle = Peeling(name, inside).peeled(bodies)
     rewriter = _Rewriter(row, inside)
-    scope = _Scope(bounds=middle.bounds.needed(axis.extent, inside))
+    scope = _Scope(bounds=middle.bounds.needed(row.axis.extent, inside))
     rewritten = [tuple(rewriter.nodes(unrolled(body), scope)) for body in middle.bodies]
     whole = tuple(node for body in bodies for node in body)
-    parts = (
+    return (
         *(Lanes(bounds.lower, bounds.upper, whole) for bounds in middle.before),
-        *fused(jammed(rewritten), scope.bounds, name),
+        *fused(with_interior(jammed(rewritten)), scope.bounds, name),
         *(Lanes(bounds.lower, bounds.upper, whole) for bounds in middle.after),
     )
-    axes = tuple(each for each in kernel.axes if each is not axis)
-    return grouped(replace(kernel, axes=axes, row=row, body=parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +223,8 @@ class _Rewriter:
         guards: list[Condition] = []
         for condition in node.conditions:
             if not self.depends(condition.value.symbols, scope):
-                outside.append(condition)
+                if not self.holds(condition):
+                    outside.append(condition)
                 continue
             bounds = None
             if condition.relation is Relation.GE:
@@ -217,6 +244,10 @@ class _Rewriter:
         if not around[1] and around[0] == Always():
             return body
         return [If(around[1], tuple(body), around[0])]
+
+    def holds(self, condition: Condition) -> bool:
+        """Whether a condition is met by every point."""
+        return condition.relation is Relation.GE and is_nonnegative(condition.value, self.facts)
 
     def solved(self, value: Poly, scope: _Scope) -> LaneBounds | None:
         """`value >= 0` as bounds of the lane."""

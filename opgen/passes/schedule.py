@@ -48,10 +48,11 @@ from opgen.ir.notation import (
 )
 from opgen.ir.show import StatementPrinter
 from opgen.passes.derive import rename_tensors
+from opgen.passes.fuse import fuse
 from opgen.passes.gather import GatheredStatement, Kind, fresh_name, gather
 from opgen.passes.lower import Lowering, every
 from opgen.passes.nest import build_nest
-from opgen.passes.point_form import point_form
+from opgen.passes.point_form import PointForm, point_form
 
 _ACCUMULATOR: Final = "total"
 
@@ -65,7 +66,7 @@ def schedule(op: Op, gathered: tuple[GatheredStatement, ...]) -> Program:
     narrow = (*op.inputs, *op.outputs)
     operands = [_operand(wide, tensor, widened=False) for tensor in narrow]
     operands += [_operand(wide, tensor, widened=True) for tensor in wide.temporaries]
-    return Program(
+    program = Program(
         op.name,
         tuple(operands),
         op.tables,
@@ -75,6 +76,7 @@ def schedule(op: Op, gathered: tuple[GatheredStatement, ...]) -> Program:
         tuple(scheduler.lowering.faults),
         workspaces,
     )
+    return fuse(program)
 
 
 def integers_of(op: Op) -> tuple[str, ...]:
@@ -90,7 +92,8 @@ def integers_of(op: Op) -> tuple[str, ...]:
 
 
 def _operand(op: Op, tensor: Tensor, widened: bool) -> Operand:
-    return Operand(tensor.name, tensor.dtype, op.extents(tensor.name), widened)
+    optional = tensor.default is not None
+    return Operand(tensor.name, tensor.dtype, op.extents(tensor.name), widened, optional)
 
 
 # ---------------------------------------------------------------------------- runs of statements
@@ -246,12 +249,11 @@ class _Scheduler:
         names = parts[0].coordinates
         axes, point = _axes(names, self.op.extents(run.tensor))
         cell = point
-        form = point_form(self.op, parts[0].statement) if len(parts) == 1 else None
-        if form is not None:
-            parts, names = (form.gathered,), form.gathered.coordinates
-            axes, point = _axes(names, [iterator.extent for iterator in form.iterators])
-            here = dict(zip(names, point, strict=True))
-            cell = tuple(value.substitute(here) for value in form.cell)
+        forms = _agreeing([point_form(self.op, part.statement) for part in parts])
+        if forms:
+            parts, names = tuple(form.gathered for form in forms), forms[0].gathered.coordinates
+            axes, point = _axes(names, [iterator.extent for iterator in forms[0].iterators])
+            cell = forms[0].cell_at(point)
         taken = {*integers_of(self.op), *names}
         known = _extents_are_positive(self.facts, axes)
         prologue: list[Define] = []
@@ -309,6 +311,22 @@ class _Scheduler:
     ) -> None:
         axes = tuple(Axis(iterator.name, iterator.extent) for iterator in statement.iterators)
         self._kernel(name, statement.target.tensor, axes, (node,), spec)
+
+
+def _agreeing(forms: Sequence[PointForm | None]) -> tuple[PointForm, ...]:
+    """The forms, if all enumerate the same cells in the same order; else none."""
+    found = [form for form in forms if form is not None]
+    if len(found) < len(forms):
+        return ()
+    first, *others = found
+    point = [symbol(each.name) for each in first.iterators]
+    for form in others:
+        extents = [each.extent for each in form.iterators]
+        if extents != [each.extent for each in first.iterators]:
+            return ()
+        if form.cell_at(point) != first.cell:
+            return ()
+    return tuple(found)
 
 
 def _axes(

@@ -18,6 +18,9 @@ from opgen.passes.jam import with_own_definitions
 LONGEST: Final = 8
 """The most values of one loop."""
 
+LONGEST_MOVING: Final = 4
+"""The most values of a loop of which every cell needs others."""
+
 MOST: Final = 32
 """The most terms of all loops together."""
 
@@ -38,8 +41,8 @@ def short_inside(body: tuple[Node, ...]) -> tuple[Node, ...]:
 def _short_inside(node: Node) -> Node:
     match node:
         case For(body=(For() as inner,)) if (
-            _values(node) is not None
-            and _values(inner) is None
+            short_range(node) is not None
+            and short_range(inner) is None
             and not any(node.name in bound.symbols for bound in (*inner.lower, *inner.upper))
             and _only_adds(inner.body)
         ):
@@ -68,7 +71,7 @@ def _unrolled(body: tuple[Node, ...], most: int) -> tuple[Node, ...]:
             if same:
                 out += _at(node, inner, same[0], "")
                 continue
-            values = _values(node)
+            values = short_range(node)
             terms = sum(isinstance(each, Accumulate) for each in walk(inner))
             is_innermost = not any(isinstance(each, For) for each in walk(inner))
             if values is None or not is_innermost or len(values) * terms > most:
@@ -83,14 +86,19 @@ def _unrolled(body: tuple[Node, ...], most: int) -> tuple[Node, ...]:
     return tuple(out)
 
 
-def _values(node: For) -> range | None:
-    """Every value that the loop can have, if these are few."""
+def short_range(node: For) -> range | None:
+    """Every value that the loop can have, if these are few.
+
+    Where its range moves from cell to cell on both sides, a cell has fewer still: they have to be
+    very few.
+    """
     lower = [bound.constant for bound in node.lower if bound.is_constant]
     upper = [bound.constant for bound in node.upper if bound.is_constant]
     if not lower or not upper:
         return None
+    moves = len(lower) < len(node.lower) and len(upper) < len(node.upper)
     values = range(max(lower), min(upper) + 1)
-    return values if len(values) <= LONGEST else None
+    return values if len(values) <= (LONGEST_MOVING if moves else LONGEST) else None
 
 
 def _at(node: For, body: tuple[Node, ...], value: Poly, suffix: str) -> tuple[Node, ...]:

@@ -52,20 +52,37 @@ class Special:
     """What C kernels may be made for: values of some integers of a call, in this order.
 
     `names` are attributes, the others sizes: `windows` that slide along another size, `factors` of
-    composite dims, `lengths` of rows and planes. `sources` pairs values, None for one that is left
-    open, with C sources.
+    composite dims, `lengths` of rows and planes; a last value says which tensors are images in
+    channels-last format. `packed` are small inputs that are copied beside such images, with their
+    first dim in consecutive places. `sources` pairs values, None for one that is left open, with C
+    sources.
     """
 
     names: tuple[str, ...] = ()
     windows: tuple[str, ...] = ()
     factors: tuple[str, ...] = ()
     lengths: tuple[str, ...] = ()
+    packed: tuple[str, ...] = ()
     sources: tuple[tuple[tuple[int | None, ...], str], ...] = ()
 
     @property
     def integers(self) -> tuple[str, ...]:
         """All of them, in the order of values."""
         return (*self.names, *self.windows, *self.factors, *self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """That an op is a convolution: `target`, one of the names in their roles, is what it computes.
+
+    result[n,(g o),i] = sum(c,k) image[n,(g c), i*s - p + k*d] * weight[(g o),c,k]
+    """
+
+    target: str
+    result: str
+    image: str
+    weight: str
+    bias: str | None = None
 
 
 LARGEST_WINDOW = 16
@@ -122,7 +139,8 @@ class Shapes:
     """What a generated shape function returns.
 
     `integers` are the arguments of the kernels, `optional` the shapes of optional inputs, `cells`
-    the number of points of each kernel.
+    the number of points of each kernel. `geometry` is that of a convolution: groups, strides,
+    paddings, dilations.
     """
 
     integers: dict[str, int]
@@ -130,6 +148,7 @@ class Shapes:
     outputs: tuple[Shape, ...]
     temporaries: tuple[Shape, ...]
     cells: tuple[int, ...]
+    geometry: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

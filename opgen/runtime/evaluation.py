@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import build, checks, cuda, eager, prelude, special
+from opgen.runtime import build, checks, cuda, eager, library, prelude, special
 from opgen.runtime.description import Input, Output, Shape, Shapes
 from opgen.runtime.layout import memory_format
 from opgen.runtime.schema import Numbers
@@ -59,6 +59,15 @@ class Call:
     leading: Shape
     shapes: Shapes
     types: Types
+
+    def format_of(self, rank: int) -> torch.memory_format:
+        """The memory format of an output: that of the first input of its rank.
+
+        A gradient follows what flows back, which is the last input: a filter says nothing of the
+        image that it was applied to.
+        """
+        tensors = self.tensors if self.operation.is_public else self.tensors[::-1]
+        return memory_format(rank, tensors)
 
 
 # ---------------------------------------------------------------------------- before the kernels
@@ -125,7 +134,7 @@ def _empty_output(call: Call, output: Output, shape: Shape) -> torch.Tensor:
         # Batch dims are one dim to the kernels, which only a contiguous output allows.
         shape, format_ = (*call.leading, *shape[1:]), torch.contiguous_format
     else:
-        format_ = memory_format(len(shape), call.tensors)
+        format_ = call.format_of(len(shape))
     return torch.empty(shape, dtype=dtype, device=call.device, memory_format=format_)
 
 
@@ -138,12 +147,18 @@ def evaluate(
 ) -> Outputs:
     """The outputs of a call; raises what is wrong with it. `done_on_cpu` hears of success."""
     call = prepare(operation, tensors, values)
+    case = library.case_of(call)
+    if case is not None:
+        found = library.convolve(case, call)
+        if found is not None:
+            return (found,)
+        done_on_cpu = None  # the next call like this one may well be the library's
     outputs = empty_outputs(call)
     operands = operands_of(call, outputs)
     if call.device.type == "cpu":
+        operands |= special.packed(operation, images_of(call, operands), operands)
         ran_kernels = run_on_cpu(call, operands)
-        settled = special.is_settled(operation, call.shapes.integers)
-        if ran_kernels and settled and done_on_cpu is not None:
+        if ran_kernels and done_on_cpu is not None:
             done_on_cpu(call, outputs, operands)
     elif call.device.type == "cuda":
         run_on_cuda(call, operands)
@@ -199,7 +214,7 @@ def run_on_cpu(call: Call, operands: Mapping[str, torch.Tensor]) -> bool:
         integers.extend(tensor.stride())
     numbers = _numbers(call)
     try:
-        kernels = compiled(call)
+        kernels = compiled(call, operands)
     except build.NoCompilerError as error:
         eager.warn_once(str(error))
         operation = call.operation
@@ -219,10 +234,16 @@ def _numbers(call: Call) -> dict[str, float]:
     }
 
 
-def compiled(call: Call) -> Compiled:
-    """The C kernels for the element types of a call, and for its attributes."""
+def images_of(call: Call, operands: Mapping[str, torch.Tensor]) -> special.Images:
+    """The inputs and outputs of a call."""
+    outputs = (operands[output.name] for output in call.operation.outputs)
+    return special.Images((*call.tensors, *outputs))
+
+
+def compiled(call: Call, operands: Mapping[str, torch.Tensor]) -> Compiled:
+    """The C kernels for the element types of a call, its attributes, and some of its sizes."""
     operation = call.operation
-    values = special.values_of(operation, call.shapes.integers)
+    values = special.values_of(operation, call.shapes.integers, images_of(call, operands))
     key = call.types.key, values
     found = operation.compiled.get(key)
     if found is None:

@@ -210,7 +210,7 @@ class Twin:
         results = [word for x in outputs for word in self._described(x)]
         self.library.loaded.opgen_enter(
             self.table,
-            ctypes.cast(compiled(call).function, ctypes.c_void_p),
+            ctypes.cast(compiled(call, operands).function, ctypes.c_void_p),
             *_array(key),
             *_array(integers),
             *_array(results),

@@ -20,6 +20,7 @@ from opgen.runtime import (
 )
 from opgen.runtime.description import (
     Attribute,
+    Convolution,
     Fault,
     Gradient,
     Input,
@@ -33,7 +34,7 @@ from opgen.runtime.description import (
 )
 from opgen.runtime.evaluation import Compiled, flat_shape
 from opgen.runtime.schema import Number, Numbers, flatten, registered_name, unflatten
-from opgen.runtime.special import Met, Values
+from opgen.runtime.special import Chosen, Values
 
 if TYPE_CHECKING:
     from opgen.runtime.family import Family
@@ -66,9 +67,10 @@ class Operation:
     gradients: Mapping[str, Gradient] = field(default_factory=dict)
     parallel: tuple[Mapping[str, int], ...] = ()
     linear: tuple[tuple[str, ...], ...] = ()
-    special: Special = field(default_factory=Special)
+    special: Special | None = None  # None where no kernels can be made
+    convolution: Convolution | None = None
     compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
-    met: Met = field(default_factory=Met)
+    chosen: Chosen = field(default_factory=dict)
     _dispatch: list[_Dispatch] = field(default_factory=list)
 
     def register(self) -> None:

@@ -230,6 +230,9 @@ C = (
 #else
 #define INDEPENDENT PRAGMA(GCC ivdep)
 #endif
+/* In the body of a loop around passes over rows: gcc 12 makes vectors of such a loop itself where
+   the passes are short, and then loses all but one of the terms that it adds to a cell. */
+#define NOT_A_VECTOR __asm__ volatile("")
 #define IN_ANY_ORDER(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
 /* Threads may find faults at the same time: the first to come is reported. */
 #define FIRST(fault, number) \

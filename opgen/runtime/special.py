@@ -1,13 +1,13 @@
 """C kernels for the attributes and some sizes of a call, where they can be had, else for all.
 
 A kernel for `stride = 1, K = 3` is several times faster than one for every stride and window; so is
-one for rows of 8 cells, or for a sum of one term. The module holds those for default attributes;
-opgen, if it can be imported, makes others as they are met, up to a number; everything else runs on
-the kernels that take all values.
+one for rows of 8 cells, for a sum of one term, or for images in channels-last format. The module
+holds those for default attributes; opgen, if it can be imported, makes others as they are met, up
+to a number; everything else runs on the kernels that take all values.
 
-Sizes of rows change more freely than attributes, so a kernel for them is made when they come for
-the second time, and for few of them. Longer rows, batch sizes and numbers of channels never ask
-for a kernel.
+Sizes change more freely than attributes: kernels are made for few of them, and for calls with
+enough to do. Long rows, batch sizes and numbers of channels never ask for a kernel. The same call
+always runs on the same kernel, so that it always gives the same bits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from opgen.runtime import cache
-from opgen.runtime.description import LARGEST_WINDOW, LONGEST_ROW
+from opgen.runtime.description import LARGEST_WINDOW, LONGEST_ROW, Special
 
 if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
@@ -32,64 +34,92 @@ MOST = 16
 """How many sets of values kernels of one op are made for in one process; `$OPGEN_SPECIAL_KERNELS`
 sets another number."""
 
-MOST_LENGTHS = 3
-"""How many sets of lengths kernels are made for beside the same values of everything else."""
+MOST_SIZES = 3
+"""How many sets of other sizes kernels are made for beside the same attributes and windows."""
 
 Values = tuple[int | None, ...]
 
 
-@dataclass
-class Met:
-    """The lengths of rows that calls of an op came with, by the values of everything else."""
+LARGE = 2**15
+"""From how many elements of the largest tensor on kernels are made for sizes and layouts."""
 
-    once: set[tuple[Values, Values]] = field(default_factory=set)
-    again: dict[Values, list[Values]] = field(default_factory=dict)
+IMAGE_RANKS = (4, 5)
+"""Ranks of tensors that PyTorch has a channels-last format for."""
 
-    def choose(self, values: Values, lengths: Values) -> bool:
-        """Whether kernels are made for these lengths: they were met before."""
-        chosen = self.again.setdefault(values, [])
-        if lengths in chosen:
-            return True
-        if len(chosen) >= MOST_LENGTHS:
-            return False
-        if (values, lengths) not in self.once:
-            self.once.add((values, lengths))
-            return False
-        chosen.append(lengths)
-        return True
-
-    def is_settled(self, values: Values, lengths: Values) -> bool:
-        """Whether the next call with these lengths gets the same kernels."""
-        chosen = self.again.get(values, [])
-        return lengths in chosen or len(chosen) >= MOST_LENGTHS
+Chosen = dict[Values, list[Values]]
+"""The other sizes that kernels are made for, by the values of attributes and windows."""
 
 
-def values_of(operation: Operation, integers: Mapping[str, int]) -> Values:
-    """The values that kernels for this call are made for; None for one that is left open."""
-    if not _most():
-        return ()
-    values, lengths = _split(operation, integers)
-    if all(length is None for length in lengths) or not operation.met.choose(values, lengths):
-        return (*values, *(None for _ in lengths))
-    return (*values, *lengths)
+def values_of(operation: Operation, integers: Mapping[str, int], images: Images) -> Values:
+    """The values that kernels for this call are made for; None for one that is left open.
 
-
-def is_settled(operation: Operation, integers: Mapping[str, int]) -> bool:
-    """Whether the next call like this one gets the same kernels."""
-    if not _most():
-        return True
-    values, lengths = _split(operation, integers)
-    return all(length is None for length in lengths) or operation.met.is_settled(values, lengths)
-
-
-def _split(operation: Operation, integers: Mapping[str, int]) -> tuple[Values, Values]:
-    """The values of everything but lengths, and the lengths; None for what is left open."""
+    The last one is not an integer of the call: its bits say which tensors are in channels-last
+    format, None if none is.
+    """
     special = operation.special
+    if special is None or not _most():
+        return ()
+    values, sizes = _split(special, integers)
+    layout = images.layout if images.are_large else None
+    if images.are_large and any(size is not None for size in sizes):
+        chosen = operation.chosen.setdefault(values, [])
+        if sizes not in chosen and len(chosen) < MOST_SIZES:
+            chosen.append(sizes)
+        if sizes in chosen:
+            return (*values, *sizes, layout)
+    return (*values, *(None for _ in sizes), layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """The inputs and outputs of a call, None for what is absent."""
+
+    tensors: tuple[torch.Tensor | None, ...]
+
+    @property
+    def are_large(self) -> bool:
+        """Whether a kernel of their own is worth its compilation."""
+        return max((each.numel() for each in self.tensors if each is not None), default=0) >= LARGE
+
+    @property
+    def layout(self) -> int | None:
+        """Which of them have their second dim in consecutive places, a bit for each."""
+        bits = (
+            1 << at
+            for at, each in enumerate(self.tensors)
+            if each is not None
+            and each.dim() in IMAGE_RANKS
+            and each.stride(1) == 1 < each.size(1)
+            and each.stride(-1) != 1
+        )
+        return sum(bits) or None
+
+    def is_small(self, tensor: torch.Tensor) -> bool:
+        """Whether a copy of a tensor is nothing beside what is computed."""
+        return tensor.numel() * 8 <= max(e.numel() for e in self.tensors if e is not None)
+
+
+def packed(
+    operation: Operation, images: Images, operands: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Copies of small inputs whose first dim goes along channels, where those come last."""
+    special = operation.special
+    if special is None or not special.packed or not images.are_large or images.layout is None:
+        return {}
+    return {
+        name: operands[name].movedim(0, -1).contiguous().movedim(-1, 0)
+        for name in special.packed
+        if operands[name].stride(0) != 1 and images.is_small(operands[name])
+    }
+
+
+def _split(special: Special, integers: Mapping[str, int]) -> tuple[Values, Values]:
+    """The values of attributes and windows, and of other sizes; None for what is left open."""
     values = [integers[name] for name in special.names]
     windows = (_up_to(LARGEST_WINDOW, integers[name]) for name in special.windows)
     factors = (_up_to(1, integers[name]) for name in special.factors)
     lengths = (_up_to(LONGEST_ROW, integers[name]) for name in special.lengths)
-    return (*values, *windows, *factors), tuple(lengths)
+    return (*values, *windows), (*factors, *lengths)
 
 
 def _up_to(most: int, size: int) -> int | None:
@@ -110,19 +140,19 @@ def _most() -> int:
 def source_of(operation: Operation, values: Values) -> str:
     """The C source for these values."""
     special = operation.special
-    sources = dict(special.sources)
-    if not values:
+    if special is None or not values:
         return operation.sources.c
+    sources = dict(special.sources)
     known = sources.get(values)
-    if known is None:
-        known = _made(operation, values)
+    if known is None and any(value is not None for value in values):
+        known = _made(operation, special, values)
     if known is None:
         attributes = len(special.names)
         known = sources.get((*values[:attributes], *(None for _ in values[attributes:])))
     return operation.sources.c if known is None else known
 
 
-def _made(operation: Operation, values: Values) -> str | None:
+def _made(operation: Operation, special: Special, values: Values) -> str | None:
     """A source made by opgen now; None where that is not possible or was done often enough."""
     generator = _generator()
     if len(operation.compiled) >= _most() or generator is None:
@@ -135,13 +165,13 @@ def _made(operation: Operation, values: Values) -> str | None:
         compiler = importlib.import_module("opgen.compiler")
     except ImportError:
         return None
-    given = {
-        name: value
-        for name, value in zip(operation.special.integers, values, strict=True)
-        if value is not None
-    }
+    *integers, layout = values
+    pairs = zip(special.integers, integers, strict=True)
+    given = {name: value for name, value in pairs if value is not None}
     family = operation.family
-    source: str = compiler.special_source(family.spec, family.spec_name, operation.path, given)
+    source: str = compiler.special_source(
+        family.spec, family.spec_name, operation.path, given, layout or 0
+    )
     _keep(source, key)
     return source
 

@@ -1,0 +1,133 @@
+"""The same op with the dims of some tensors in another order: that of their memory.
+
+Schedules take the last dim of a tensor to have consecutive addresses. For an image in channels-last
+format that is the second dim, so such a tensor is given as `x[N,H,W,C]`; its strides are passed in
+that order as well, and nothing downstream knows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from opgen.algebra.poly import Kind
+from opgen.ir.notation import Access, Apply, Expr, Op, Read, Statement, Tensor, reads
+
+Orders = Mapping[str, tuple[int, ...]]
+"""The axes of tensors from the slowest to the fastest, for those that are not in declared order."""
+
+_Item = TypeVar("_Item")
+
+_IMAGES = (4, 5)
+"""Ranks of tensors that PyTorch has a channels-last format for."""
+
+
+def channels_last(op: Op, layout: int) -> dict[str, tuple[int, ...]]:
+    """The orders for a call whose images are in channels-last format.
+
+    Bit i of `layout` says it of the i-th of all inputs and outputs. Where there is one, inputs that
+    `packed` names begin with their channels, and are given with those last.
+    """
+    loaded = _loaded(op)
+    orders = {
+        tensor.name: (0, *range(2, len(tensor.dims)), 1)
+        for at, tensor in enumerate((*op.inputs, *op.outputs))
+        if layout >> at & 1 and tensor.name not in loaded
+    }
+    if orders:
+        ranks = {tensor.name: len(tensor.dims) for tensor in op.inputs}
+        orders |= {name: (*range(1, ranks[name]), 0) for name in packed(op) if name not in orders}
+    return orders
+
+
+def _loaded(op: Op) -> frozenset[str]:
+    """Tensors that are read as part of an index."""
+    polynomials = [
+        value
+        for statement in op.statements
+        for value in (
+            *(guard.value for guard in statement.guards),
+            *(
+                index.value
+                for access in (statement.target, *reads(statement.body))
+                for index in access.indices
+            ),
+        )
+    ]
+    return frozenset(
+        atom.name for value in polynomials for atom in value.all_atoms() if atom.kind is Kind.LOAD
+    )
+
+
+def packed(op: Op) -> tuple[str, ...]:
+    """Inputs with a first dim that goes along the channels of images: the filters of a convolution.
+
+    No other dim of theirs does, so that with the channels last they are read like an image.
+    """
+    if any(tensor.batched for tensor in (*op.inputs, *op.outputs)) or _loaded(op):
+        return ()
+    images = {t.name for t in (*op.inputs, *op.outputs) if len(t.dims) in _IMAGES}
+    accesses = [(s, a) for s in op.statements for a in (s.target, *reads(s.body))]
+    found = dict.fromkeys(tensor.name for tensor in op.inputs if len(tensor.dims) > 1)
+    for name in list(found):
+        for statement, access in accesses:
+            if access.tensor == name and not _leads(statement, access, images - {name}):
+                del found[name]
+                break
+    return tuple(found)
+
+
+def _leads(statement: Statement, access: Access, images: set[str]) -> bool:
+    """Whether the first index goes along the channels of an image, and no other one does."""
+    channels = frozenset[str]().union(
+        *(
+            each.indices[1].value.symbols
+            for each in (statement.target, *reads(statement.body))
+            if each.tensor in images
+        )
+    )
+    first, *others = (index.value.symbols for index in access.indices)
+    shared = channels & first & {iterator.name for iterator in statement.iterators}
+    return bool(shared) and all(map(shared.isdisjoint, others))
+
+
+def relayout(op: Op, orders: Orders) -> Op:
+    """The op with these tensors in these orders. It is meant for scheduling."""
+    if not orders:
+        return op
+    return replace(
+        op,
+        inputs=tuple(_tensor(tensor, orders) for tensor in op.inputs),
+        outputs=tuple(_tensor(tensor, orders) for tensor in op.outputs),
+        statements=tuple(
+            replace(
+                statement,
+                target=_access(statement.target, orders),
+                body=_expression(statement.body, orders),
+            )
+            for statement in op.statements
+        ),
+    )
+
+
+def _tensor(tensor: Tensor, orders: Orders) -> Tensor:
+    return replace(tensor, dims=_ordered(tensor.dims, orders.get(tensor.name)))
+
+
+def _access(access: Access, orders: Orders) -> Access:
+    return replace(access, indices=_ordered(access.indices, orders.get(access.tensor)))
+
+
+def _expression(expr: Expr, orders: Orders) -> Expr:
+    match expr:
+        case Read(access=access):
+            return Read(_access(access, orders))
+        case Apply(primitive=primitive, arguments=arguments):
+            return Apply(primitive, tuple(_expression(each, orders) for each in arguments))
+        case _:
+            return expr
+
+
+def _ordered(items: Sequence[_Item], order: tuple[int, ...] | None) -> tuple[_Item, ...]:
+    return tuple(items) if order is None else tuple(items[at] for at in order)

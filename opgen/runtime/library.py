@@ -1,0 +1,169 @@
+"""Convolutions that PyTorch's own library computes faster than generated kernels.
+
+An op is known to be a convolution by its index maps (`opgen.passes.convolution`). With enough
+channels in a group the sum is a product of large matrices, for which oneDNN has kernels of many
+years' work; with few, the generated ones are faster.
+
+A library multiplies the zeros of padding with whatever stands beside them, where an op of opgen has
+no term: 0*inf would be NaN. So what is multiplied with zeros must be finite, or the library's
+result is not used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from opgen.runtime.evaluation import Call
+
+_LEAST_CHANNELS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
+"""From how many products of channels in a group on the library is faster, by element type."""
+
+
+Sizes = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The geometry of one convolution, and the shapes of its three tensors."""
+
+    groups: int
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    result: Sizes
+    image: Sizes
+    weight: Sizes
+
+    @property
+    def is_library_form(self) -> bool:
+        """Whether there is work, and the sizes are those that the library finds by itself."""
+        if 0 in (*self.result, *self.image, *self.weight) or self.groups < 1:
+            return False
+        if min((*self.stride, *self.dilation)) < 1 or min(self.padding) < 0:
+            return False
+        gaps = [outer - least for outer, least in zip(self.image[2:], self.least, strict=True)]
+        return all(0 <= gap < step for gap, step in zip(gaps, self.stride, strict=True))
+
+    @property
+    def least(self) -> tuple[int, ...]:
+        """The smallest image of a result of this size."""
+        return tuple(
+            (inner - 1) * step - 2 * padding + dilation * (taps - 1) + 1
+            for inner, taps, step, padding, dilation in zip(
+                *(self.result[2:], self.weight[2:], self.stride, self.padding, self.dilation),
+                strict=True,
+            )
+        )
+
+    @property
+    def channels(self) -> int:
+        """How many products of channels there are for each tap."""
+        return self.weight[1] * (self.weight[0] // self.groups)
+
+
+def case_of(call: Call) -> Case | None:
+    """The convolution that a call is, if it is one for which the library is to be asked."""
+    names, geometry = call.operation.convolution, call.shapes.geometry
+    dtype = next((tensor.dtype for tensor in call.tensors if tensor is not None), None)
+    if names is None or geometry is None or dtype not in _LEAST_CHANNELS:
+        return None
+    if call.device.type != "cpu" or not torch._C._has_mkldnn:
+        return None
+    given = dict(zip((each.name for each in call.operation.inputs), call.tensors, strict=True))
+    shapes = {name: tensor.shape for name, tensor in given.items() if tensor is not None}
+    shapes[call.operation.outputs[0].name] = torch.Size(call.shapes.outputs[0])
+    roles = (names.result, names.image, names.weight)
+    (groups,), stride, padding, dilation = geometry
+    case = Case(groups, stride, padding, dilation, *(shapes[name] for name in roles))
+    if not case.is_library_form or case.channels < _LEAST_CHANNELS[dtype]:
+        return None
+    return case
+
+
+def convolve(case: Case, call: Call) -> torch.Tensor | None:
+    """The output of the call; None where the library may not be right."""
+    names = call.operation.convolution
+    assert names is not None
+    given = dict(zip((each.name for each in call.operation.inputs), call.tensors, strict=True))
+    result, image, weight = map(given.get, (names.result, names.image, names.weight))
+    bias = None if names.bias is None else given[names.bias]
+    found = None
+    if image is not None and weight is not None:
+        found = _result(case, image, weight, bias)
+    elif result is not None and weight is not None:
+        found = _image(case, result, weight, bias, call.operation.is_public)
+    elif result is not None and image is not None:
+        found = _weight(case, result, image)
+    return None if found is None else _in_format(found, call)
+
+
+def _result(
+    case: Case, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor | None:
+    if any(case.padding) and not _is_finite(weight):
+        return None
+    none = [0] * len(case.stride)
+    found: torch.Tensor = torch.ops.aten.convolution(
+        image, weight, bias, case.stride, case.padding, case.dilation, False, none, case.groups
+    )
+    return found
+
+
+def _image(
+    case: Case,
+    result: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_forward: bool,
+) -> torch.Tensor | None:
+    """By the library's transposed convolution, or as its gradient: it tells them apart as well."""
+    if not _is_finite(weight):
+        return None
+    if is_forward:
+        more = [outer - least for outer, least in zip(case.image[2:], case.least, strict=True)]
+        geometry = (case.stride, case.padding, case.dilation, True, more, case.groups)
+        found: torch.Tensor = torch.ops.aten.convolution(result, weight, bias, *geometry)
+        return found
+    assert bias is None
+    return _gradient(case, result, result.new_empty(1).expand(case.image), weight, 0)
+
+
+def _weight(case: Case, result: torch.Tensor, image: torch.Tensor) -> torch.Tensor | None:
+    found = _gradient(case, result, image, result.new_empty(1).expand(case.weight), 1)
+    # A number that is not finite may come from a zero of the padding.
+    return None if any(case.padding) and not _is_finite(found) else found
+
+
+def _gradient(
+    case: Case, result: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, which: int
+) -> torch.Tensor:
+    """The gradient of the image (0) or of the weight (1), whose own numbers are not read."""
+    none = [0] * len(case.stride)
+    geometry = (case.stride, case.padding, case.dilation, False, none, case.groups)
+    wanted = [which == 0, which == 1, False]
+    found: torch.Tensor = torch.ops.aten.convolution_backward(
+        result, image, weight, None, *geometry, wanted
+    )[which]
+    return found
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all numbers are finite; False as well where their sum is not."""
+    return math.isfinite(tensor.sum(dtype=torch.float32).item())
+
+
+def _in_format(found: torch.Tensor, call: Call) -> torch.Tensor:
+    """With the strides that the op promises."""
+    format_ = call.format_of(found.dim())
+    strides = torch.empty(found.shape, device="meta", memory_format=format_).stride()
+    if found.stride() == strides:
+        return found
+    if found.is_contiguous(memory_format=format_):
+        return found.as_strided(found.shape, strides)  # they differ in dims of one element
+    return found.contiguous(memory_format=format_)

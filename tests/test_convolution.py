@@ -1,0 +1,230 @@
+"""Convolutions are known by their index maps, and only they go to PyTorch's library."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opgen
+from catalogue import SPECS
+from opgen.compiler import check_source, read_source
+from opgen.errors import Source
+from opgen.ir.convolution import Convolution, Role
+from opgen.passes.convolution import convolution
+from opgen.passes.derive import derive
+from opgen.runtime import evaluation, library
+
+GROUPED = "op f(x[N,(g C),W], w[(g D),C,K]; g = 1, s = 1, p = 0) -> y[N,(g D),V]\n"
+WHERE = "  where g >= 1, s >= 1, p >= 0\n  let V = (W + 2*p - K)//s + 1\n"
+SUM = "  y[n,(i o),v] = sum(c,k) x[n,(i c), v*s + k - p ?0] * w[(i o),c,k]\n"
+
+
+def found(spec: str) -> Convolution | None:
+    (op,) = check_source(Source(spec, "<test>"))
+    return convolution(op)
+
+
+# ---------------------------------------------------------------------------- what is found
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_the_convolutions_of_the_specs(rank: int) -> None:
+    ops = {op.name: op for op in check_source(read_source(SPECS / "conv.op"))}
+    members = derive((ops[f"conv{rank}d"],), 1)
+    roles = {member.path[1:]: convolution(member.op) for member in members}
+    assert [each and each.target for each in roles.values()] == [
+        *(Role.RESULT, Role.IMAGE, Role.WEIGHT),
+        None,
+    ]
+    forward = roles[()]
+    assert forward is not None
+    assert (forward.result, forward.image, forward.weight, forward.bias) == (
+        *("y", "x", "weight"),
+        "bias",
+    )
+    assert len(forward.stride) == len(forward.padding) == len(forward.dilation) == rank
+
+
+def test_a_transposed_convolution_is_one_solved_for_its_image() -> None:
+    ops = {op.name: op for op in check_source(read_source(SPECS / "conv_transpose.op"))}
+    members = derive((ops["conv_transpose2d"],), 1)
+    targets = {member.path[1:]: convolution(member.op) for member in members}
+    assert [each and each.target for each in targets.values()] == [
+        *(Role.IMAGE, Role.RESULT, Role.WEIGHT),
+        None,
+    ]
+
+
+def test_names_do_not_matter() -> None:
+    spec = (
+        "op mix(a[B,P,Q], f[R,P,S]) -> z[B,R,T]\n  let T = Q - S + 1\n"
+        "  z[u,e,t] = sum(m,d) f[e,m,d] * a[u,m, t + d]\n"
+    )
+    assert found(GROUPED + WHERE + SUM) is not None
+    match found(spec):
+        case Convolution(target=Role.RESULT, image="a", weight="f", result="z", bias=None):
+            pass
+        case other:
+            raise AssertionError(other)
+
+
+NEAR_MISSES = {
+    "a third factor": SUM.replace("w[(i o),c,k]", "w[(i o),c,k] * 2"),
+    "a maximum": SUM.replace("sum", "max").replace(" ?0", " ?clamp"),
+    "edges repeated": SUM.replace("?0", "?clamp"),
+    "edges of another value": SUM.replace("?0", "?(1)"),
+    "another order of groups": SUM.replace("x[n,(i c)", "x[n, c*g + i"),
+    "a flipped filter": SUM.replace("sum(c,k)", "sum(c, k in K)").replace(",c,k]", ",c, K-1-k]"),
+    "a sum": SUM.replace("x[n", "(x[n").replace("* w[(i o),c,k]", "+ w[(i o),c,k])"),
+    "a guard": SUM.replace("sum(c,k)", "sum(c,k if k < 2)"),
+    "a square": SUM.replace("w[(i o),c,k]", "x[n,(i c), v*s + k - p ?0]").replace(
+        "c,k)", "c, k in K)"
+    ),
+    "a step that grows": SUM.replace("v*s + k - p", "v*s + k*c - p"),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses(name: str) -> None:
+    assert found(GROUPED + WHERE + NEAR_MISSES[name]) is None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        # The channels of x and y are not those of the weight.
+        "op f(x[N,C,W], w[C,D,K]) -> y[N,D,V]\n  let V = W - K + 1\n"
+        "  y[n,o,v] = sum(c,k) x[n,c, v + k] * w[c,o,k]\n",
+        # A filter for each image.
+        "op f(x[N,C,W], w[N,C,K]) -> y[N,N,V]\n  let V = W - K + 1\n"
+        "  y[n,o,v] = sum(c,k) x[n,c, v + k] * w[n,c,k]  for o in N\n",
+        # The bias belongs to a column.
+        "op f(x[N,C,W], w[D,C,K], b[V]) -> y[N,D,V]\n  where V == W - K + 1\n"
+        "  y[n,o,v] = b[v] + sum(c,k) x[n,c, v + k] * w[o,c,k]\n",
+        # The bias is added to some channels.
+        "op f(x[N,C,W], w[D,C,K], b[E]) -> y[N,D,V]\n  where E <= D\n  let V = W - K + 1\n"
+        "  y[n,o,v] += x[n,c, v + k] * w[o,c,k]\n  y[n,e,v] += b[e]  for v in V, e in E\n",
+        # A type of its own.
+        "op f(x: f32[N,C,W], w[D,C,K]) -> y[N,D,V]\n  let V = W - K + 1\n"
+        "  y[n,o,v] = sum(c,k) x[n,c, v + k] * w[o,c,k]\n",
+        # Only a part of the channels.
+        "op f(x[N,C,W], w[D,E,K]) -> y[N,D,V]\n  where E <= C\n  let V = W - K + 1\n"
+        "  y[n,o,v] = sum(c in E,k) x[n,c, v + k] * w[o,c,k]\n",
+    ],
+)
+def test_near_misses_of_whole_ops(spec: str) -> None:
+    assert found(spec) is None
+
+
+# ---------------------------------------------------------------------------- who computes
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For every convolution called: whether the library computed it."""
+    heard: list[bool] = []
+    convolve = library.convolve
+
+    def listening(case: library.Case, call: evaluation.Call) -> Tensor | None:
+        out = convolve(case, call)
+        heard.append(out is not None)
+        return out
+
+    monkeypatch.setattr(library, "convolve", listening)
+    return heard
+
+
+conv = opgen.load(SPECS / "conv.op")
+transpose = opgen.load(SPECS / "conv_transpose.op")
+GEOMETRIES = (
+    {"padding": 1},
+    {"padding": (0, 2), "stride": (2, 1)},
+    {"padding": 2, "dilation": 2, "groups": 2},
+    {"stride": 3},
+)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=repr)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
+def test_the_library_gives_what_pytorch_gives(
+    name: str, with_bias: bool, geometry: dict[str, int], channels_last: bool, answers: list[bool]
+) -> None:
+    module = conv if name == "conv2d" else transpose
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 32, 12, 13), torch.randn(32, 32 // geometry.get("groups", 1), 3, 3)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    bias = torch.randn(32) if with_bias else None
+    leaves = [x.requires_grad_(), w.requires_grad_()]
+    got = getattr(module, name)(x, w, bias, **geometry)
+    wanted = getattr(F, name)(x, w, bias, **geometry)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    assert got.stride() == wanted.stride()
+    cotangent = torch.randn_like(wanted)
+    for mine, theirs in zip(
+        torch.autograd.grad(got, leaves, cotangent),
+        torch.autograd.grad(wanted, leaves, cotangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
+    assert answers == [True, True, True]
+
+
+def test_16_bits() -> None:
+    x, w = torch.randn(2, 8, 9, 9).bfloat16(), torch.randn(8, 8, 3, 3).bfloat16()
+    got = conv.conv2d(x, w, padding=1)
+    wanted = F.conv2d(x.double(), w.double(), padding=1)
+    torch.testing.assert_close(got.double(), wanted, rtol=2**-8, atol=2**-8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "weight", "geometry"),
+    [
+        ((2, 32, 9, 9), (32, 1, 3, 3), {"groups": 32}),  # few channels
+        ((0, 32, 9, 9), (32, 32, 3, 3), {}),
+        ((2, 32, 9, 9), (32, 32, 0, 3), {}),
+    ],
+)
+def test_what_generated_kernels_compute(
+    shape: tuple[int, ...], weight: tuple[int, ...], geometry: dict[str, int], answers: list[bool]
+) -> None:
+    x, w = torch.randn(shape), torch.randn(weight)
+    got = conv.conv2d(x, w, **geometry)
+    assert answers == []
+    if 0 not in weight:
+        torch.testing.assert_close(got, F.conv2d(x, w, **geometry), rtol=1e-4, atol=1e-4)
+
+
+def test_double_precision_is_not_the_library_s(answers: list[bool]) -> None:
+    x, w = torch.randn(1, 16, 5, 5).double(), torch.randn(16, 16, 3, 3).double()
+    torch.testing.assert_close(conv.conv2d(x, w), F.conv2d(x, w))
+    assert answers == []
+
+
+def test_sizes_that_the_library_would_find_otherwise(answers: list[bool]) -> None:
+    """One column more than a convolution has: it sees padding alone."""
+    module = opgen.compile((GROUPED + WHERE + SUM).replace("//s + 1", "//s + 2"))
+    x, w = torch.randn(1, 16, 9), torch.randn(16, 16, 3)
+    got = module.f(x, w)
+    assert answers == []
+    torch.testing.assert_close(got, F.conv1d(F.pad(x, (0, 1)), w), rtol=1e-4, atol=1e-4)
+
+
+def test_padding_has_no_terms_even_beside_infinity(answers: list[bool]) -> None:
+    x, w = torch.ones(1, 16, 4, 4), torch.ones(16, 16, 3, 3)
+    w[0, 0, 0, 0] = float("inf")
+    got = conv.conv2d(x, w, padding=1)
+    assert answers == [False]
+    assert not got.isnan().any()
+    assert not conv.conv2d(x, w).isnan().any()
+    assert answers == [False, True]
+    x.requires_grad_()
+    cotangent = torch.ones_like(got)
+    cotangent[0, 0, 0, 0] = float("inf")
+    w = torch.ones(16, 16, 3, 3, requires_grad=True)
+    conv.conv2d(x, w, padding=1).backward(cotangent)
+    # The first tap never meets the first cell: it lies beside the padding there.
+    assert w.grad is not None
+    assert w.grad[0, :, 0, 0].isfinite().all()
+    assert not w.grad[0, :, 1, 1].isfinite().any()
+    assert answers[2:] == [True, True, False]
