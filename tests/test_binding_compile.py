@@ -16,7 +16,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import binding_cases as cases
-from binding_cases import OPS, Op, loss, real, spec
+from binding_cases import OPS, Op, real, spec
+from opgen.testing.transforms import loss
 
 close = torch.testing.assert_close
 every_op = pytest.mark.parametrize("op", OPS, ids=repr)
