@@ -13,11 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from opgen import compiler
+from opgen import compiler, library
 from opgen.cli import console, doctor, new, support, test
 from opgen.derivation import gradient_text
 from opgen.errors import OpgenError, Source
 from opgen.lang.format import format_source
+from opgen.runtime.toolchain import BuildError
 
 _STAGES: Final = (
     "syntax",
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(options)
     except OpgenError as error:
         console.errors().print(console.diagnostics(error))
+        return 1
+    except BuildError as error:
+        print(f"opgen: {error}", file=sys.stderr)
         return 1
     except UnicodeDecodeError as error:
         print(f"opgen: the spec is not UTF-8 text: {error.reason}", file=sys.stderr)
@@ -87,6 +91,11 @@ def _parser() -> argparse.ArgumentParser:
         "--vendor",
         action="store_true",
         help="copy the runtime beside it: it then needs torch alone",
+    )
+    build.add_argument(
+        "--library",
+        action="store_true",
+        help="compile libNAME.so beside it: the ops for programs without Python",
     )
     build.add_argument(
         "--certify",
@@ -162,6 +171,8 @@ def _build(options: argparse.Namespace) -> int:
         if trials is None:
             return 1
     print(compiler.build(options.spec, options.output, trials, vendor=options.vendor))
+    if options.library:
+        print(library.build_library(options.spec, options.output))
     return 0
 
 

@@ -29,7 +29,7 @@ def compiled(backend: str, *, dynamic: bool) -> Callable[[Probe], None]:
         probes = [probe, *others(probe)[:2]] if dynamic else [probe]
         with _fresh():
             function = _torch.compile(
-                _between(probe), fullgraph=True, backend=backend, dynamic=dynamic
+                between(probe), fullgraph=True, backend=backend, dynamic=dynamic
             )
             for each in probes:
                 _same_numbers(each, function)
@@ -37,7 +37,7 @@ def compiled(backend: str, *, dynamic: bool) -> Callable[[Probe], None]:
     return attempt
 
 
-def _between(probe: Probe) -> Callable[..., tuple[Tensor, ...]]:
+def between(probe: Probe) -> Callable[..., tuple[Tensor, ...]]:
     """The op between ops of PyTorch, which a compiler may fuse; a function of all inputs."""
     program = probe.program
 
@@ -60,7 +60,7 @@ def _given(probe: Probe) -> tuple[Tensor, ...]:
 def _same_numbers(probe: Probe, function: Callable[..., tuple[Tensor, ...]]) -> None:
     """Compare outputs, and gradients of a loss made of the floating ones."""
     theirs, ours = _given(probe), _given(probe)
-    wanted, found = _between(probe)(*theirs), function(*ours)
+    wanted, found = between(probe)(*theirs), function(*ours)
     agree("the result", [x.detach() for x in found], [x.detach() for x in wanted])
     if probe.has_derivative:
         agree("the gradient", _gradient(probe, found, ours), _gradient(probe, wanted, theirs))
@@ -92,7 +92,7 @@ class _Net(nn.Module):
 
     def __init__(self, probe: Probe) -> None:
         super().__init__()
-        self.function = _between(probe)
+        self.function = between(probe)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return self.function(*tensors)
@@ -105,7 +105,7 @@ def export(probe: Probe) -> None:
     file = io.BytesIO()
     _torch.export.save(program, file)
     file.seek(0)
-    wanted = _between(probe)(*given)
+    wanted = between(probe)(*given)
     agree("the exported program", program.module()(*given), wanted)
     agree("the loaded program", _torch.export.load(file).module()(*given), wanted)
     _holds_the_op(program.graph, probe)
@@ -122,18 +122,22 @@ def export_dynamic(probe: Probe) -> None:
     _holds_the_op(program.graph, probe)
     for each in (probe, *found):
         tensors = tuple(each.inputs.values())
-        agree("the exported program", program.module()(*tensors), _between(each)(*tensors))
+        agree("the exported program", program.module()(*tensors), between(each)(*tensors))
 
 
 def package(probe: Probe) -> None:
     """A package compiled ahead of time, run in this process."""
-    given = tuple(probe.inputs.values())
-    program = _torch.export.export(_Net(probe), given)
     with tempfile.TemporaryDirectory() as directory:
-        path = str(Path(directory) / "net.pt2")
-        path = _torch._inductor.aoti_compile_and_package(program, package_path=path)
-        loaded = _torch._inductor.aoti_load_package(path)
-        agree("the package", tuple(loaded(*given)), _between(probe)(*given))
+        loaded = _torch._inductor.aoti_load_package(packaged(probe, Path(directory)))
+        given = tuple(probe.inputs.values())
+        agree("the package", tuple(loaded(*given)), between(probe)(*given))
+
+
+def packaged(probe: Probe, directory: Path) -> str:
+    """Where the package of a net with the op is, which is compiled ahead of time."""
+    program = _torch.export.export(_Net(probe), tuple(probe.inputs.values()))
+    path = str(directory / "net.pt2")
+    return str(_torch._inductor.aoti_compile_and_package(program, package_path=path))
 
 
 # ---------------------------------------------------------------------------- tracers

@@ -305,7 +305,7 @@ def _are_like(first: Mapping[str, tuple[int, ...]], second: Mapping[str, tuple[i
 def _shapes(op: Any, case: Case) -> dict[str, tuple[int, ...]]:
     return {
         tensor.name: case.shape(op, tensor)
-        for tensor in op.inputs
+        for tensor in (*op.inputs, *op.outputs)
         if tensor.name not in case.absent
     }
 
@@ -313,7 +313,7 @@ def _shapes(op: Any, case: Case) -> dict[str, tuple[int, ...]]:
 def _worth(subject: Subject, case: Case) -> tuple[bool, int, int, int]:
     """How much a call can show, as something to compare."""
     op = subject.op
-    shapes = [*_shapes(op, case).values(), *(case.shape(op, tensor) for tensor in op.outputs)]
+    shapes = _shapes(op, case).values()
     counts = [math.prod(shape) for shape in shapes]
     several = sum(n > 1 for shape in shapes for n in shape)
     different = len({n for shape in shapes for n in shape})

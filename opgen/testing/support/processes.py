@@ -13,7 +13,8 @@ from typing import Any, Final
 import torch
 
 from opgen import compiler
-from opgen.testing.support import alone
+from opgen.library import build_library
+from opgen.testing.support import alone, graphs
 from opgen.testing.support.probe import Probe, agree
 
 PATIENCE: Final = 240.0
@@ -50,6 +51,31 @@ def _alone(probe: Probe, environment: dict[str, str]) -> None:
     agree("the result", found["outputs"], probe.values)
     if probe.has_derivative:
         agree("the gradient", found["gradients"], probe.gradients)
+
+
+def without_opgen(probe: Probe) -> None:
+    """A package compiled ahead of time and the library of its ops, where opgen is not."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        built = build_library(probe.path, directory, ("f64",))
+        package = graphs.packaged(probe, directory)
+        given = tuple(probe.inputs.values())
+        torch.save(given, directory / "inputs.pt")
+        finish([start(["-c", _LOADER, str(built), package, str(directory)], {})])
+        found: Any = torch.load(directory / "outputs.pt")
+    agree("the package", tuple(found), graphs.between(probe)(*given))
+
+
+_LOADER: Final = """
+import sys
+sys.modules["opgen"] = None
+import torch
+library, package, directory = sys.argv[1:]
+torch.ops.load_library(library)
+net = torch._inductor.aoti_load_package(package)
+outputs = net(*torch.load(f"{directory}/inputs.pt"))
+torch.save(list(outputs), f"{directory}/outputs.pt")
+"""
 
 
 def start(arguments: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:

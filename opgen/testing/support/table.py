@@ -76,6 +76,7 @@ FEATURES: Final = (
     Feature("export, save, load", _EAGER, graphs.export),
     Feature("export dynamic", _EAGER, graphs.export_dynamic),
     Feature("AOTInductor in Python", _EAGER, graphs.package),
+    Feature("AOTInductor without opgen", _EAGER, processes.without_opgen),
     Feature("checkpoint", _EAGER, modes.checkpoint),
     Feature("autocast", "eager on bfloat16", modes.autocast),
     Feature("inference mode", _EAGER, modes.inference_mode),
