@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
     show = commands.add_parser("show", help="print one stage of the compilation of a spec")
     show.add_argument("spec", type=Path, metavar="SPEC")
-    show.add_argument("--stage", choices=_STAGES, default="notation")
+    show.add_argument("--stage", type=_stage, choices=_STAGES, default="notation")
     show.set_defaults(run=_show)
 
     gradient = commands.add_parser("grad", help="print the derived gradients as specs")
@@ -110,6 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     for command in (new, test, support, doctor):
         command.add_to(commands)
     return parser
+
+
+def _stage(name: str) -> str:
+    """The name of a stage; `cpu` is another one for that of the CPU kernels."""
+    return "c" if name == "cpu" else name
 
 
 def _sources(paths: Sequence[Path]) -> Iterator[Source]:

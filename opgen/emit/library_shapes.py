@@ -20,7 +20,7 @@ def c_string(text: str) -> str:
 
     def spelled(byte: int) -> str:
         is_plain = byte in plain or (byte < 128 and chr(byte).isalnum())
-        return chr(byte) if is_plain else f"\{byte:03o}"
+        return chr(byte) if is_plain else f"\\{byte:03o}"
 
     return '"' + "".join(map(spelled, text.encode())) + '"'
 
