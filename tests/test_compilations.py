@@ -1,0 +1,58 @@
+"""How often the compiler runs: sizes and layouts need no kernels of their own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opgen
+from catalogue import SPECS
+from opgen.runtime import build, lookup
+
+Call = Callable[[Any, random.Random], Tensor]
+
+
+def tensor(numbers: random.Random, *least: int) -> Tensor:
+    """A tensor that asks for a gradient, each dim up to 9 larger than the least."""
+    sizes = [each + numbers.randrange(9) for each in least]
+    x = torch.randn(sizes)
+    if numbers.random() < 0.5:
+        x = x.transpose(0, -1).contiguous().transpose(0, -1)
+    return x.requires_grad_()
+
+
+def conv(module: Any, numbers: random.Random) -> Tensor:
+    x = tensor(numbers, 1, 1, 3, 3)
+    return module.conv2d(x, torch.randn(2, x.shape[1], 3, 3), padding=1)  # type: ignore[no-any-return]
+
+
+CALLS: dict[str, Call] = {
+    "shift_sum": lambda m, n: m.shift_sum(tensor(n, 0, 1, 0, 1), step=2),
+    "conv": conv,
+    "pool": lambda m, n: m.max_pool2d(tensor(n, 0, 1, 2, 2), kernel_size=2, stride=2)[0],
+    "softmax": lambda m, n: m.softmax(tensor(n, 1, 1, 1)),
+    "upsample_bilinear": lambda m, n: m.upsample_bilinear(tensor(n, 1, 1, 2, 2), scale_factor=2),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_50_shapes_compile_at_most_4_kernels(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookup.is_available()  # what all ops share
+    monkeypatch.setenv("OPGEN_CACHE", str(tmp_path))
+    compiled = []
+    right = build._compile
+    monkeypatch.setattr(build, "_compile", lambda *call: compiled.append(call[1]) or right(*call))
+    # Another op than that of other tests, which may be compiled already.
+    text = (SPECS / f"{name}.op").read_text(encoding="utf-8")
+    module, numbers = opgen.compile(f"{text}\n# {tmp_path}\n"), random.Random(0)
+    for _ in range(50):
+        CALLS[name](module, numbers).sum().backward()  # type: ignore[no-untyped-call]
+    assert 2 <= len(compiled) <= 4
