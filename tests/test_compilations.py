@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,3 +59,27 @@ def test_50_shapes_compile_at_most_4_kernels(
     for _ in range(50):
         CALLS[name](module, numbers).sum().backward()  # type: ignore[no-untyped-call]
     assert 2 <= len(compiled) <= 4
+
+
+def test_a_warm_module_is_imported_within_50_ms(tmp_path: Path) -> None:
+    """Beside torch, in time of the processor; the least of some imports, for others run too."""
+    opgen.build(SPECS / "shift_sum.op", tmp_path, vendor=True)
+    program = (
+        "import time, torch\nbegin = time.process_time()\nimport shift_sum\n"
+        "print(time.process_time() - begin)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    least = 1.0
+    for _ in range(10):
+        result = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+            env=environment,
+        )
+        least = min(least, float(result.stdout))
+        if least < 0.05:
+            return
+    pytest.fail(f"importing a module takes {1000 * least:.0f} ms")
