@@ -250,3 +250,25 @@ def test_a_package_runs_in_a_program_without_python(tmp_path: Path) -> None:
     close(torch.tensor([float(n) for n in numbers]), F.pixel_shuffle(2 * x, 2).flatten() + 1)
     without = subprocess.run([binary, package, "libm.so.6"], capture_output=True, text=True)
     assert without.returncode != 0
+
+
+@pytest.mark.slow
+def test_leading_dims_in_every_layout(tmp_path: Path) -> None:
+    spec = SPECS / "softmax.op"
+    path = library.build_library(spec, tmp_path, ("f32",))
+    op = operation(subjects(spec)[0])
+    x = torch.randn(2, 3, 4, 5)
+    calls: list[Arguments] = [
+        (x.contiguous(memory_format=torch.channels_last),),
+        (x.transpose(1, 2),),
+        (torch.randn(4, 6, 8, 5)[::2, ::2, ::2],),
+        (x.permute(3, 2, 1, 0),),
+        (torch.randn(1, 3, 1, 5).expand(2, 3, 4, 5),),
+        (torch.randn(2, 1, 4, 5).contiguous(memory_format=torch.channels_last),),
+        (torch.randn(2, 3, 4, 5, 6).contiguous(memory_format=torch.channels_last_3d),),
+        (torch.randn(5),),
+    ]
+    results = alone(path, [(op.registered_name, call) for call in calls], tmp_path)
+    for (given,), (result,) in zip(calls, results, strict=True):
+        close(result, python(op, (given,))[0], rtol=0, atol=0, check_stride=True)
+        close(result, given.softmax(-1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import torch
 
 from opgen.runtime import build, checks, cuda, eager, prelude, special
 from opgen.runtime.description import Input, Output, Shape, Shapes
-from opgen.runtime.layout import memory_format
+from opgen.runtime.layout import memory_format, merges
 from opgen.runtime.schema import Numbers
 
 if TYPE_CHECKING:
@@ -122,10 +123,8 @@ def empty_outputs(call: Call) -> tuple[torch.Tensor, ...]:
 def _empty_output(call: Call, output: Output, shape: Shape) -> torch.Tensor:
     dtype = checks.TORCH_DTYPES[call.types.found[output.name]]
     if output.batched:
-        # Batch dims are one dim to the kernels, which only a contiguous output allows.
-        shape, format_ = (*call.leading, *shape[1:]), torch.contiguous_format
-    else:
-        format_ = memory_format(len(shape), call.tensors)
+        shape = (*call.leading, *shape[1:])
+    format_ = memory_format(len(shape), call.tensors)
     return torch.empty(shape, dtype=dtype, device=call.device, memory_format=format_)
 
 
@@ -139,16 +138,31 @@ def evaluate(
     """The outputs of a call; raises what is wrong with it. `done_on_cpu` hears of success."""
     call = prepare(operation, tensors, values)
     outputs = empty_outputs(call)
-    operands = operands_of(call, outputs)
+    places = tuple(
+        _place(tensor, output, call.leading)
+        for tensor, output in zip(outputs, operation.outputs, strict=True)
+    )
+    operands = operands_of(call, places)
     if call.device.type == "cpu":
         ran_kernels = run_on_cpu(call, operands)
-        if ran_kernels and done_on_cpu is not None:
+        if ran_kernels and done_on_cpu is not None and all(map(operator.is_, places, outputs)):
             done_on_cpu(call, outputs, operands)
     elif call.device.type == "cuda":
         run_on_cuda(call, operands)
     else:
         raise RuntimeError(f"{operation.name}: there are no kernels for device {call.device}")
+    for output, place in zip(outputs, places, strict=True):
+        if place is not output:
+            output.copy_(place)
     return outputs
+
+
+def _place(tensor: torch.Tensor, output: Output, leading: Shape) -> torch.Tensor:
+    """Where kernels write an output: they see its batch dims as one, which channels-last ones are
+    not. A copy takes less time than to run the kernels on parts of a batch."""
+    if not output.batched or merges(leading, tensor.stride()):
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def operands_of(call: Call, outputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

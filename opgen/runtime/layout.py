@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -43,6 +44,14 @@ def _format_of_unknown_sizes(tensor: torch.Tensor) -> torch.memory_format:
     raise RuntimeError(
         f"the memory format of a tensor of shape {tuple(tensor.shape)} is not known before the "
         "program runs, and that of the result depends on it; call .contiguous() on it first"
+    )
+
+
+def merges(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether dims lie in memory as one dim would; strides may be given for more of them."""
+    dims = [pair for pair in zip(shape, strides, strict=False) if pair[0] != 1]
+    return 0 in shape or all(
+        outer == size * inner for (_, outer), (size, inner) in itertools.pairwise(dims)
     )
 
 
