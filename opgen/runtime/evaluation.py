@@ -145,7 +145,9 @@ def evaluate(
     operands = operands_of(call, places)
     if call.device.type == "cpu":
         ran_kernels = run_on_cpu(call, operands)
-        if ran_kernels and done_on_cpu is not None and all(map(operator.is_, places, outputs)):
+        settled = special.is_settled(operation, call.shapes.integers)
+        is_direct = all(map(operator.is_, places, outputs))
+        if ran_kernels and settled and is_direct and done_on_cpu is not None:
             done_on_cpu(call, outputs, operands)
     elif call.device.type == "cuda":
         run_on_cuda(call, operands)
