@@ -13,11 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from opgen import compiler
-from opgen.cli import console, doctor, new, test
+from opgen import compiler, library
+from opgen.cli import console, doctor, new, support, test
 from opgen.derivation import gradient_text
 from opgen.errors import OpgenError, Source
 from opgen.lang.format import format_source
+from opgen.runtime.toolchain import BuildError
 
 _STAGES: Final = (
     "syntax",
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(options)
     except OpgenError as error:
         console.errors().print(console.diagnostics(error))
+        return 1
+    except BuildError as error:
+        print(f"opgen: {error}", file=sys.stderr)
         return 1
     except UnicodeDecodeError as error:
         print(f"opgen: the spec is not UTF-8 text: {error.reason}", file=sys.stderr)
@@ -66,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
     show = commands.add_parser("show", help="print one stage of the compilation of a spec")
     show.add_argument("spec", type=Path, metavar="SPEC")
-    show.add_argument("--stage", choices=_STAGES, default="notation")
+    show.add_argument("--stage", type=_stage, choices=_STAGES, default="notation")
     show.set_defaults(run=_show)
 
     gradient = commands.add_parser("grad", help="print the derived gradients as specs")
@@ -89,6 +93,11 @@ def _parser() -> argparse.ArgumentParser:
         help="copy the runtime beside it: it then needs torch alone",
     )
     build.add_argument(
+        "--library",
+        action="store_true",
+        help="compile libNAME.so beside it: the ops for programs without Python",
+    )
+    build.add_argument(
         "--certify",
         action="store_true",
         help="run the property tests of `opgen test` first, and state them in the module",
@@ -98,9 +107,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     build.set_defaults(run=_build)
 
-    for command in (new, test, doctor):
+    for command in (new, test, support, doctor):
         command.add_to(commands)
     return parser
+
+
+def _stage(name: str) -> str:
+    """The name of a stage; `cpu` is another one for that of the CPU kernels."""
+    return "c" if name == "cpu" else name
 
 
 def _sources(paths: Sequence[Path]) -> Iterator[Source]:
@@ -162,6 +176,8 @@ def _build(options: argparse.Namespace) -> int:
         if trials is None:
             return 1
     print(compiler.build(options.spec, options.output, trials, vendor=options.vendor))
+    if options.library:
+        print(library.build_library(options.spec, options.output))
     return 0
 
 

@@ -44,6 +44,17 @@ def write_module(target: Path, text: str) -> None:
         file.replace(target)
 
 
+def write_library(target: Path, content: bytes) -> None:
+    """Write a compiled library over an older one. OSError if the file is anything else."""
+    if target.exists() and not (target.is_file() and _MARK.encode() in target.read_bytes()):
+        raise _refusal("opgen did not write this file, and does not overwrite it", target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", dir=target.parent) as scratch:
+        file = Path(scratch) / target.name
+        file.write_bytes(content)
+        file.replace(target)
+
+
 def _head(path: Path) -> str:
     """The beginning of a file, or nothing if it is no file."""
     if not path.is_file():

@@ -148,8 +148,3 @@ def op(name: str) -> Op:
     """The op of that name."""
     (found,) = (each for each in OPS if each.name == name)
     return found
-
-
-def loss(function: Function) -> Function:
-    """A number that is nonlinear in the result of a function."""
-    return lambda *tensors: function(*tensors).pow(3).sum()

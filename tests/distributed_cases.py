@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import binding_cases as cases
 from binding_cases import real, spec
+from opgen.testing.transforms import loss
 
 close = torch.testing.assert_close
 dist = cast(Any, torch.distributed)
@@ -128,9 +129,9 @@ def gradients_of_spread_tensors(mesh: Any) -> None:
         for dim in range(op.tensors[0].dim()):
             first = spread(op.tensors[0], mesh, Shard(dim)).requires_grad_()
             rest = [spread(x, mesh, Replicate()).requires_grad_() for x in op.tensors[1:]]
-            got = torch.autograd.grad(cases.loss(op.ours)(first, *rest), [first, *rest])
+            got = torch.autograd.grad(loss(op.ours)(first, *rest), [first, *rest])
             leaves = op.leaves
-            wanted = torch.autograd.grad(cases.loss(op.reference)(*leaves), leaves)
+            wanted = torch.autograd.grad(loss(op.reference)(*leaves), leaves)
             close([full(each) for each in got], list(wanted), msg=f"{op} {dim}")
 
 

@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import opgen
-from catalogue import CATALOGUE, Case, Entry
+from catalogue import CATALOGUE, SPECS, Case, Entry
+from opgen import compiler
+from opgen.passes.derive import differentiable
 from opgen.runtime import checks
 from opgen.runtime.schema import flatten
 
@@ -36,6 +38,17 @@ def quiet() -> Iterator[None]:
 @cache
 def module(path: str) -> ModuleType:
     return opgen.load(path)
+
+
+def test_nothing_differentiable_is_left_out() -> None:
+    tried = {(subject.spec, subject.op): set(subject.differentiable) for subject in CATALOGUE}
+    found = {
+        (path.stem, op.name): {tensor.name for tensor in differentiable(op)}
+        for path in SPECS.glob("*.op")
+        for op in compiler.check_source(compiler.read_source(path))
+    }
+    assert tried == found
+    assert sum(map(bool, found.values())) > 30
 
 
 def drawn(subject: Entry, data: st.DataObject, largest: int) -> dict[str, Tensor]:

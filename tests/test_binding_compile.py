@@ -16,7 +16,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import binding_cases as cases
-from binding_cases import OPS, Op, loss, real, spec
+from binding_cases import OPS, Op, real, spec
+from opgen.testing.transforms import loss
 
 close = torch.testing.assert_close
 every_op = pytest.mark.parametrize("op", OPS, ids=repr)
@@ -142,6 +143,90 @@ def test_compiled_autograd() -> None:
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
         loss(op.ours)(x).backward()
     close(x.grad, func.grad(loss(op.reference))(x.detach()))
+
+
+# ---------------------------------------------------------------------------- sizes from numbers
+def _chosen(x: Tensor, mask: Tensor, dim: int = 0) -> Tensor:
+    """As many slices as the mask has ones: no compiler can know how many."""
+    return x.index_select(dim, mask.nonzero().squeeze(-1))
+
+
+COUNTED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "softmax": (
+        lambda x, m: spec("softmax").softmax(_chosen(x, m)),
+        (real(4, 3, 5), torch.tensor([1, 0, 1, 1])),
+    ),
+    "conv2d": (
+        lambda x, m, w: spec("conv").conv2d(_chosen(x, m), w, padding=1),
+        (real(4, 2, 5, 6), torch.tensor([1, 0, 1, 1]), real(3, 2, 3, 3)),
+    ),
+    "shift_sum of channels": (
+        lambda x, m: spec("shift_sum").shift_sum(_chosen(x, m, 1), step=1),
+        (real(2, 4, 3, 5), torch.tensor([1, 0, 1, 1])),
+    ),
+    "depth_to_space of channels": (
+        lambda x, m: spec("depth_to_space").depth_to_space(_chosen(x, m, 1), r=2),
+        (real(2, 5, 3, 6), torch.tensor([1, 0, 1, 1, 1])),
+    ),
+    "embedding": (
+        lambda i, w: spec("embedding").embedding(i[i > 0], w),
+        (torch.tensor([2, 0, 1, 3]), real(4, 2)),
+    ),
+    "shift_sum by a number": (
+        lambda x, s: spec("shift_sum").shift_sum(x, step=s.item()),
+        (real(2, 3, 4, 5), torch.tensor(2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_sizes_that_only_the_program_knows(name: str) -> None:
+    function, given = COUNTED[name]
+    wanted = function(*given)
+    with torch._dynamo.config.patch(
+        capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
+    ):
+        got = compiled(function, dynamic=True)(*given)
+    close(got, wanted)
+    assert got.stride() == wanted.stride()
+
+    class Module(nn.Module):
+        def forward(self, *tensors: Tensor) -> Tensor:
+            return function(*tensors)
+
+    program = torch.export.export(Module(), given).module()
+    close(program(*given), wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("shift_sum by a number", (real(2, 3, 4, 5), torch.tensor(-1))),
+        ("depth_to_space of channels", (real(2, 5, 3, 6), torch.tensor([1, 0, 1, 1, 0]))),
+    ],
+)
+def test_what_only_the_program_knows_is_checked_there(name: str, given: tuple[Tensor, ...]) -> None:
+    function, right = COUNTED[name]
+    with torch._dynamo.config.patch(
+        capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
+    ):
+        traced = compiled(function, dynamic=True)
+        traced(*right)
+        with pytest.raises((RuntimeError, ValueError)):
+            traced(*given)
+
+
+def test_a_format_that_only_the_program_knows_is_refused() -> None:
+    def function(x: Tensor, mask: Tensor) -> Tensor:
+        result: Tensor = spec("shift_sum").shift_sum(_chosen(x, mask, 1).transpose(2, 3), step=1)
+        return result
+
+    given = (real(2, 4, 3, 5), torch.tensor([1, 0, 1, 1]))
+    with (
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+        pytest.raises(Exception, match=r"the memory format of a tensor of shape .* is not known"),
+    ):
+        compiled(function, dynamic=True)(*given)
 
 
 # ---------------------------------------------------------------------------- graphs

@@ -28,9 +28,10 @@ from torch.utils.checkpoint import (
 
 import binding_cases as cases
 import opgen
-from binding_cases import OPS, Op, loss, real
+from binding_cases import OPS, Op, real
 from catalogue import SPECS
 from opgen.runtime import compat
+from opgen.testing.transforms import loss
 
 close = torch.testing.assert_close
 every_op = pytest.mark.parametrize("op", OPS, ids=repr)

@@ -76,8 +76,32 @@ def test_channels_last_in_gives_channels_last_out() -> None:
     shift = opgen.compile(VOLUME).shift
     assert shift(volume).is_contiguous(memory_format=torch.channels_last_3d)
     assert torch.equal(shift(volume), shift(volume.contiguous()))
-    # Batch dims are one dim to the kernels, which only a contiguous result allows.
-    assert spec("softmax").softmax(x).is_contiguous()
+
+
+def test_leading_dims_follow_the_memory_format() -> None:
+    softmax = spec("softmax").softmax
+    x = real(2, 3, 4, 5)
+    given = {
+        "contiguous": x,
+        "channels_last": x.contiguous(memory_format=torch.channels_last),
+        "transposed": x.transpose(1, 2).contiguous().transpose(1, 2),
+        "sliced": real(4, 6, 8, 5)[::2, ::2, ::2],
+        "reversed": x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+        "expanded": real(1, 3, 1, 5).expand(2, 3, 4, 5),
+        "empty": x[:0].contiguous(memory_format=torch.channels_last),
+        "five dims": real(2, 3, 4, 5, 6).contiguous(memory_format=torch.channels_last_3d),
+    }
+    for name, tensor in given.items():
+        for _ in range(2):  # the second call is looked up where it can be
+            leaf = tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+            y = softmax(leaf)
+            close(y, leaf.softmax(-1))
+            assert y.stride() == softmax(tensor.to("meta")).stride(), name
+            format_ = suggest_memory_format(tensor)
+            assert y.is_contiguous(memory_format=format_), name
+            (gradient,) = torch.autograd.grad(y.pow(3).sum(), leaf)
+            (wanted,) = torch.autograd.grad(leaf.softmax(-1).pow(3).sum(), leaf)
+            close(gradient, wanted)
 
 
 def test_a_gradient_follows_too() -> None:

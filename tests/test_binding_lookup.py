@@ -14,9 +14,10 @@ from torch import Tensor
 
 import binding_cases as cases
 import opgen
-from binding_cases import OPS, Op, loss, real, spec
+from binding_cases import OPS, Op, real, spec
 from catalogue import SPECS
 from opgen.runtime import lookup, registration
+from opgen.testing.transforms import loss
 
 close = torch.testing.assert_close
 every_op = pytest.mark.parametrize("op", OPS, ids=repr)

@@ -13,7 +13,8 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import binding_cases as cases
 import opgen
-from binding_cases import OPS, Op, loss, real
+from binding_cases import OPS, Op, real
+from opgen.testing.transforms import TRANSFORMS, grad, jvp, loss
 
 close = torch.testing.assert_close
 every_op = pytest.mark.parametrize("op", OPS, ids=repr)
@@ -73,67 +74,6 @@ def test_gradcheck_notices_a_wrong_derivative() -> None:
 
 
 # ---------------------------------------------------------------------------- torch.func
-Transform = Callable[[Callable[..., Tensor]], Callable[..., Any]]
-
-
-def _directions(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(tensor.cos() for tensor in tensors)
-
-
-def _vjp(function: Callable[..., Tensor]) -> Callable[..., Any]:
-    def call(*tensors: Tensor) -> Any:
-        value, pull = func.vjp(function, *tensors)
-        return value, pull(value.sin())
-
-    return call
-
-
-def _jvp(function: Callable[..., Tensor]) -> Callable[..., Any]:
-    return lambda *tensors: func.jvp(function, tensors, _directions(tensors))
-
-
-def _all(transform: Callable[..., Any]) -> Transform:
-    """The transform with respect to every tensor."""
-
-    def apply(function: Callable[..., Tensor]) -> Callable[..., Any]:
-        def call(*tensors: Tensor) -> Any:
-            return transform(function, argnums=tuple(range(len(tensors))))(*tensors)
-
-        return call
-
-    return apply
-
-
-def _hybrid(function: Callable[..., Tensor]) -> Callable[..., Any]:
-    """A loss made of a value and of its gradient, differentiated through both."""
-
-    def energy(first: Tensor, *rest: Tensor) -> Tensor:
-        value, pull = func.vjp(lambda x: function(x, *rest).pow(3), first)
-        (force,) = pull(torch.ones_like(value))
-        return value.sin().sum() + force.pow(2).sum()
-
-    return _all(func.grad)(energy)
-
-
-TRANSFORMS: dict[str, Transform] = {
-    "grad": lambda f: _all(func.grad)(loss(f)),
-    "vjp": _vjp,
-    "jvp": _jvp,
-    "jvp of one": lambda f: lambda x, *rest: func.jvp(lambda z: f(z, *rest), (x,), (x.cos(),)),
-    "jacrev": _all(func.jacrev),
-    "jacfwd": _all(func.jacfwd),
-    "hessian": lambda f: _all(func.hessian)(loss(f)),
-    "jacrev of jacrev": lambda f: _all(func.jacrev)(_all(func.jacrev)(loss(f))),
-    "jacfwd of jacfwd": lambda f: _all(func.jacfwd)(_all(func.jacfwd)(loss(f))),
-    "jacrev of jacfwd": lambda f: _all(func.jacrev)(_all(func.jacfwd)(loss(f))),
-    "grad over vjp": _hybrid,
-    "jvp over grad": lambda f: _jvp(_all(func.grad)(loss(f))),
-    "grad over jvp": lambda f: _all(func.grad)(lambda *t: _jvp(f)(*t)[1].pow(2).sum()),
-    "linearize": lambda f: lambda *t: func.linearize(f, *t)[1](*_directions(t)),
-    "functionalize": func.functionalize,
-}
-
-
 @every_op
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms(op: Op, transform: str) -> None:
@@ -155,8 +95,8 @@ MAPPED: dict[str, Callable[[Callable[..., Tensor], tuple[Tensor, ...]], Any]] = 
     "all but first": lambda f, t: torch.vmap(f, in_dims=(None, *[0] * (len(t) - 1)))(
         t[0], *_stacked(t[1:])
     ),
-    "grad of each": lambda f, t: torch.vmap(_all(func.grad)(loss(f)))(*_stacked(t)),
-    "tangent of each": lambda f, t: torch.vmap(_jvp(f))(*_stacked(t)),
+    "grad of each": lambda f, t: torch.vmap(grad(loss(f)))(*_stacked(t)),
+    "tangent of each": lambda f, t: torch.vmap(jvp(f))(*_stacked(t)),
     "expanded": lambda f, t: torch.vmap(f)(*(x.expand(3, *x.shape) for x in t)),
 }
 
@@ -207,7 +147,7 @@ def test_dual_numbers(op: Op) -> None:
 def test_backward_through_a_transform(op: Op) -> None:
     def gradients(function: Callable[..., Tensor]) -> Any:
         leaves = op.leaves
-        inner = _all(func.grad)(loss(function))(*leaves)
+        inner = grad(loss(function))(*leaves)
         return torch.autograd.grad(sum(each.pow(2).sum() for each in inner), leaves)
 
     close(gradients(op.ours), gradients(op.reference))

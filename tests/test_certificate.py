@@ -76,6 +76,24 @@ def test_assignments_and_temporaries() -> None:
     assert found["written before read"] == ("t",)
 
 
+@pytest.mark.parametrize(
+    ("statements", "once"),
+    [
+        ("y[n] = sum(k) x[n,k]", ("y",)),
+        ("y[n] = max(k) x[n,k]", ("y",)),
+        ("y[n] += x[n,k]", ()),
+        ("y[n] += sum(k) x[n,k]", ()),
+        ("y[n] = sum(k) x[n,k] if n >= 2\n  y[n] = x[n,0 ?0] if n < 2", ("y",)),
+        ("y[n] = 1 / (sum(k) x[n,k])", ("_t1", "y")),
+    ],
+)
+def test_a_reduction_on_the_right_is_no_accumulation(
+    statements: str, once: tuple[str, ...]
+) -> None:
+    text = f"op f(x: float[N,K]) -> y[N]\n  {statements}\n"
+    assert certificate(text)["proved for all sizes"]["f"]["assigned once"] == once
+
+
 def test_launch_checks_are_stated() -> None:
     text = "op f(x[N], w[M]) -> y[M]\n  y[m] = w[m] * x[3]\n"
     assert certificate(text)["launch checks"]["f"] == (

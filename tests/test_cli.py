@@ -59,6 +59,15 @@ def test_a_file_that_is_no_text(
     assert "Traceback" not in err
 
 
+def test_the_cpu_stage_is_that_of_c(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for stage in ("c", "cpu"):
+        assert main(["show", str(SPECS / "roll.op"), "--stage", stage]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert "int64_t run_roll(" in texts[0]
+
+
 @pytest.mark.parametrize(
     ("stage", "expected"),
     [

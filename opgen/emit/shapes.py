@@ -89,13 +89,13 @@ class _Shapes:
                 )
                 self.origins[let.name] = f"{let.name} = {formula}"
                 if is_extent:
-                    self._line(f"if {self.names[let.name]} < 0:")
+                    self._line(f"if checks.fails({self.names[let.name]} >= 0):")
                     arguments = (quoted(let.name), self.names[let.name], quoted(formula))
                     self._fail("negative", arguments, let.value)
             case CheckDim(tensor=tensor, axis=axis, extent=extent):
                 self._check_dim(tensor, axis, extent)
             case CheckConstraint(constraint=constraint):
-                self._line(f"if not ({self._condition(constraint.condition)}):")
+                self._line(f"if checks.fails({self._condition(constraint.condition)}):")
                 text = constraint.text or str(constraint.condition)
                 # The text of a launch check is a sentence, that of a `where` a condition.
                 function = "unproved" if constraint.derived else "violated"
@@ -130,7 +130,7 @@ class _Shapes:
         tensor = self._tensor(name)
         expected = self._poly(extent)
         optional = f"{self.tensors[name]} is not None and " if tensor.default is not None else ""
-        self._line(f"if {optional}{found} != {expected}:")
+        self._line(f"if {optional}checks.fails({found} == {expected}):")
         arguments = (quoted(where), found, expected, quoted(self._formula(name, axis)))
         self._fail("mismatch", arguments, extent)
 

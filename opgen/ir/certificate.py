@@ -24,10 +24,10 @@ class Accesses:
 class Proofs:
     """What the checker proved of an op of the spec, for all sizes.
 
-    `written_once` are the tensors that `=` writes: no statement meets a cell twice, and no two
-    statements meet. `written_first` are the temporaries: every cell that is read was written
-    before. `launch_checks` are what the proofs leave to the start of a call, beside the `where`
-    clauses of the spec.
+    `written_once` are the tensors that `=` writes: no statement meets a cell twice but within a
+    reduction on its right, and no two statements meet. `written_first` are the temporaries: every
+    cell that is read was written before. `launch_checks` are what the proofs leave to the start of
+    a call, beside the `where` clauses of the spec.
     """
 
     op: str

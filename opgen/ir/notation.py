@@ -253,7 +253,8 @@ class Statement:
 
     `iterators` are in declared order, those of the left-hand side first: "first in iteration
     order" (ties of max, argmax) means the lexicographic order of this tuple. `position` is the
-    stated index of argmax and argmin.
+    stated index of argmax and argmin. `is_exclusive` tells `=`, also that of a reduction, from
+    `+=`: what the checker proved of it, no part of what the statement computes.
     """
 
     target: Access
@@ -263,6 +264,7 @@ class Statement:
     body: Expr
     position: Poly | None = None
     span: Span | None = field(default=None, compare=False)
+    is_exclusive: bool = field(default=False, compare=False)
 
 
 # ---------------------------------------------------------------------------- ops

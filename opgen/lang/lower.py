@@ -120,6 +120,7 @@ class Lowering:
         own = tuple(Iterator(name, extent) for name, extent in extents.items())
         operator = _OPERATORS[statement.operator]
 
+        exclusive = operator is Reducer.ASSIGN
         covers = not guards and self._covers(target, extents)
         merged = self._merge(statement, operator, covers)
         if merged is not None:
@@ -133,11 +134,13 @@ class Lowering:
                 parts.body,
                 parts.position,
                 statement.span,
+                exclusive,
             )
         else:
             value = value_expression(statement.value, scope)
-            lowered = Statement(target, operator, own, guards, value, None, statement.span)
-        exclusive = operator is Reducer.ASSIGN
+            lowered = Statement(
+                target, operator, own, guards, value, None, statement.span, exclusive
+            )
         return [*self._pending, Lowered(lowered, exclusive, len(own), statement)]
 
     def _guards(self, statement: syntax.Statement, scope: Scope) -> tuple[Condition, ...]:
@@ -386,7 +389,7 @@ class Lowering:
             access = Access(name, tuple(Index(symbol(n)) for n in free), span)
             self._made[identity] = access
             statement = Statement(
-                access, reducer, iterators, guards, parts.body, parts.position, span
+                access, reducer, iterators, guards, parts.body, parts.position, span, True
             )
             self._pending.append(Lowered(statement, True, len(free)))
         return self._made[identity]

@@ -14,7 +14,7 @@ from opgen.algebra.poly import Kind as AtomKind
 from opgen.algebra.poly import Poly
 from opgen.ir.certificate import Accesses, Certificate, DerivedForm, Form, Proofs, Trials
 from opgen.ir.family import Member
-from opgen.ir.notation import Access, Boundary, Index, Op, Reducer, Statement, reads
+from opgen.ir.notation import Access, Boundary, Index, Op, Statement, reads
 from opgen.passes.gather import GatheredStatement, Kind, is_data_dependent
 
 
@@ -61,7 +61,8 @@ def _form_of(kind: Kind) -> Form:
 
 # ---------------------------------------------------------------------------- proofs
 def _proofs(op: Op) -> Proofs:
-    assigned = [s.target.tensor for s in op.statements if s.reducer is Reducer.ASSIGN]
+    reduced = {s.target.tensor for s in op.statements if not s.is_exclusive}
+    assigned = [s.target.tensor for s in op.statements if s.target.tensor not in reduced]
     return Proofs(
         op.name,
         _counted(access for each in op.statements for access in _read(each)),

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from opgen.runtime import compat
 from opgen.runtime.description import Attribute, Input
 
 Known = Mapping[str, tuple[int | bool | str, str]]
@@ -236,6 +237,19 @@ def leading_shape(
 
 
 # ---------------------------------------------------------------------------- shapes
+def fails(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition on sizes and attributes does not hold.
+
+    Nothing is known of sizes that a compiled program computes while it runs, such as how many
+    elements of a tensor are not zero: there the condition becomes one of the program, and kernels
+    check it again.
+    """
+    if isinstance(condition, torch.SymBool) and compat.is_unknown(condition):
+        compat.check_later(condition)
+        return False
+    return not condition
+
+
 def fits(op: str, name: str, value: int) -> None:
     """Check that kernels can compute with a size; one that is symbolic will be checked later."""
     if isinstance(value, int) and abs(value) > LARGEST:
@@ -253,7 +267,7 @@ def solved(
     op: str, where: str, found: int, factor: int, rest: int, size: str, formula: str, known: Known
 ) -> int:
     """The size for which `size * factor + rest == found`; ValueError if there is none."""
-    if factor > 0 and (found - rest) % factor == 0 and found >= rest:
+    if not (fails(factor > 0) or fails((found - rest) % factor == 0) or fails(found >= rest)):
         return (found - rest) // factor
     head = f"{op}: {where} = {found} must be {formula}"
     values = _values(known)

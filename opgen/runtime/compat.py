@@ -56,6 +56,17 @@ def dual_level_is_active() -> bool:
     return bool(forward_ad._current_level >= 0)
 
 
+check_later = cast(Callable[[torch.SymBool], None], find("torch", "_check"))
+"""Make a condition one of the program that is being traced."""
+
+
+def is_unknown(value: torch.SymInt | torch.SymBool) -> bool:
+    """Whether a size or condition depends on numbers that only a running program has."""
+    from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+
+    return has_free_unbacked_symbols(value)
+
+
 # ---------------------------------------------------------------------------- what can be changed
 below_autograd = cast(
     Callable[[], AbstractContextManager[None]], find("torch._C", "_AutoDispatchBelowAutograd")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import torch
 
 from opgen.runtime import build, checks, cuda, eager, library, prelude, special
 from opgen.runtime.description import Input, Output, Shape, Shapes
-from opgen.runtime.layout import memory_format
+from opgen.runtime.layout import memory_format, merges
 from opgen.runtime.schema import Numbers
 
 if TYPE_CHECKING:
@@ -131,10 +132,8 @@ def empty_outputs(call: Call) -> tuple[torch.Tensor, ...]:
 def _empty_output(call: Call, output: Output, shape: Shape) -> torch.Tensor:
     dtype = checks.TORCH_DTYPES[call.types.found[output.name]]
     if output.batched:
-        # Batch dims are one dim to the kernels, which only a contiguous output allows.
-        shape, format_ = (*call.leading, *shape[1:]), torch.contiguous_format
-    else:
-        format_ = call.format_of(len(shape))
+        shape = (*call.leading, *shape[1:])
+    format_ = call.format_of(len(shape))
     return torch.empty(shape, dtype=dtype, device=call.device, memory_format=format_)
 
 
@@ -154,17 +153,33 @@ def evaluate(
             return (found,)
         done_on_cpu = None  # the next call like this one may well be the library's
     outputs = empty_outputs(call)
-    operands = operands_of(call, outputs)
+    places = tuple(
+        _place(tensor, output, call.leading)
+        for tensor, output in zip(outputs, operation.outputs, strict=True)
+    )
+    operands = operands_of(call, places)
     if call.device.type == "cpu":
         operands |= special.packed(operation, images_of(call, operands), operands)
         ran_kernels = run_on_cpu(call, operands)
-        if ran_kernels and done_on_cpu is not None:
+        is_direct = all(map(operator.is_, places, outputs))
+        if ran_kernels and is_direct and done_on_cpu is not None:
             done_on_cpu(call, outputs, operands)
     elif call.device.type == "cuda":
         run_on_cuda(call, operands)
     else:
         raise RuntimeError(f"{operation.name}: there are no kernels for device {call.device}")
+    for output, place in zip(outputs, places, strict=True):
+        if place is not output:
+            output.copy_(place)
     return outputs
+
+
+def _place(tensor: torch.Tensor, output: Output, leading: Shape) -> torch.Tensor:
+    """Where kernels write an output: they see its batch dims as one, which channels-last ones are
+    not. A copy takes less time than to run the kernels on parts of a batch."""
+    if not output.batched or merges(leading, tensor.stride()):
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def operands_of(call: Call, outputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

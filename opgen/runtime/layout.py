@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import torch
+
+from opgen.runtime import compat
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -14,10 +17,42 @@ def memory_format(rank: int, tensors: Iterable[torch.Tensor | None]) -> torch.me
     if rank in _FORMATS:
         for tensor in tensors:
             if tensor is not None and tensor.dim() == rank:
+                if any(map(_is_unknown, (*tensor.shape, *tensor.stride()))):
+                    return _format_of_unknown_sizes(tensor)
                 if is_channels_last(tensor.shape, tensor.stride()):
                     return _FORMATS[rank]
                 break
     return torch.contiguous_format
+
+
+def _is_unknown(size: int | torch.SymInt) -> bool:
+    return isinstance(size, torch.SymInt) and compat.is_unknown(size)
+
+
+def _format_of_unknown_sizes(tensor: torch.Tensor) -> torch.memory_format:
+    """The format of a tensor whose sizes only a running program has, where its strides tell it.
+
+    RuntimeError where they do not: the strides that a compiler is told must be those of kernels.
+    """
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    for format_ in (torch.contiguous_format, _FORMATS[tensor.dim()]):
+        alike = torch.empty_like(tensor, memory_format=format_).stride()
+        pairs = zip(tensor.stride(), alike, strict=True)
+        if all(guard_or_false(own == other) for own, other in pairs):
+            return format_
+    raise RuntimeError(
+        f"the memory format of a tensor of shape {tuple(tensor.shape)} is not known before the "
+        "program runs, and that of the result depends on it; call .contiguous() on it first"
+    )
+
+
+def merges(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether dims lie in memory as one dim would; strides may be given for more of them."""
+    dims = [pair for pair in zip(shape, strides, strict=False) if pair[0] != 1]
+    return 0 in shape or all(
+        outer == size * inner for (_, outer), (size, inner) in itertools.pairwise(dims)
+    )
 
 
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -76,8 +76,10 @@ class Operation:
     def register(self) -> None:
         """Make the op known to the dispatcher of PyTorch."""
         self._dispatch[:] = [_Dispatch.of(self)]
-        # Found once here: a compiler that traces a call must not meet the search for it.
-        assert self.call is self._dispatch[0].public
+        if self.is_public:
+            # Written once here: a compiler that traces a call must not meet it. Derived ops are
+            # called by others of their family, and a module may hold dozens of them.
+            assert callable(self.call)
 
     @functools.cached_property
     def registered_name(self) -> str:
@@ -101,7 +103,7 @@ class Operation:
 
         Gives one tensor, or a tuple where the op has several outputs.
         """
-        return self._dispatch[0].public
+        return lookup.public_caller(self, self._dispatch[0].ways)
 
     @property
     def derived_call(self) -> Callable[[Sequence[Any], Sequence[Number]], Any]:
@@ -148,10 +150,10 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class _Dispatch:
-    """The op of the dispatcher, and the functions behind calls of users and of derivatives."""
+    """The op of the dispatcher, the ways to run it, and what calls it for derivatives."""
 
     overload: Callable[..., Any]
-    public: Callable[..., Any]
+    ways: lookup.Ways
     derived: Callable[..., Any]
 
     @staticmethod
@@ -185,5 +187,4 @@ class _Dispatch:
                 return overload(*arguments)
 
         ways = lookup.Ways(in_full, overload, lookup_autograd.recorded(operation, run), twin)
-        public = lookup.public_caller(operation, ways)
-        return _Dispatch(overload, public, lookup.derived_caller(ways))
+        return _Dispatch(overload, ways, lookup.derived_caller(ways))

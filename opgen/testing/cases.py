@@ -79,10 +79,10 @@ def cases(op: Op, budget: int = 600) -> tuple[Case, ...]:
     full: dict[Case, int] = {}
     empty: dict[Case, int] = {}
     for case in _candidates(op):
-        work = _work(op, case)
-        if work is None or work[0] > budget:
+        effort = work(op, case)
+        if effort is None or effort[0] > budget:
             continue
-        points, has_cells = work
+        points, has_cells = effort
         found, enough = (full, _FULL) if has_cells else (empty, _EMPTY)
         if len(found) < enough:
             found.setdefault(case, points)
@@ -142,7 +142,7 @@ def _number(attribute: Attribute, numbers: random.Random) -> int | float | str:
             assert_never(unexpected)
 
 
-def _work(op: Op, case: Case) -> tuple[int, bool] | None:
+def work(op: Op, case: Case) -> tuple[int, bool] | None:
     """How many points the op visits and cells it has, and whether no tensor is empty.
 
     None if the case does not meet the constraints.
