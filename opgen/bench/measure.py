@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from opgen.bench import agreement, compiler, limits, statistics, timing
-from opgen.bench.row import Contender, Direction, Row, Shape, Workload, autocast
+from opgen.bench.calls import OPGEN, calls_of, result_like
+from opgen.bench.precision import in_tf32
+from opgen.bench.row import Contender, Direction, Row, Shape, Workload
 from opgen.bench.statistics import Ratio
-from opgen.bench.trace import runs_contraction
+from opgen.bench.trace import ops, runs_contraction
 
-OPGEN = "opgen"
 COMPILED = "torch.compile"
 COPY = "copy_"
 FRESH_COPY = "empty + copy_"
@@ -40,9 +40,17 @@ class Result:
     """`empty` and `copy_` of as many bytes, over opgen."""
     moved: int
     dispatched: bool
+    """Whether a library's convolution or product runs in opgen's call."""
     rounds: int
     repeated: int
     noisy: bool
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Contenders that could not run, with the reason."""
+    copies: Mapping[str, int] = field(default_factory=dict)
+    """How many copies PyTorch runs within opgen's form and every contender; traced rows only."""
+    recycled: Mapping[str, float] = field(default_factory=dict)
+    """Of rows that only move data: opgen, the best contender, and `copy_`, into memory that is
+    there already. Empty where it was not measured."""
 
     @property
     def best(self) -> str:
@@ -78,18 +86,26 @@ def measure(
     workload = row.make(shape, device)
     contenders = [Contender(OPGEN, workload.opgen)]
     contenders += [c for c in workload.contenders if direction in c.directions]
-    if compiled and workload.compiled is not None:
-        contenders.append(Contender(COMPILED, compiler.compiled(workload.compiled)))
+    if device.type == "cuda" and workload.contraction:
+        contenders += [in_tf32(c) for c in contenders[1:]]
     calls = calls_of(workload, contenders, direction)
     expected = calls[OPGEN]()
+    failed = {}
+    if compiled and workload.compiled is not None:
+        made = Contender(COMPILED, compiler.compiled(workload.compiled))
+        try:
+            call = calls_of(workload, [contenders[0], made], direction)[COMPILED]
+            call()
+            calls[COMPILED] = call
+        except Exception as error:  # whatever its compilers raise: the others are still measured
+            failed[COMPILED] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    points = workload.points * workload.mixing
     for name, call in calls.items():
         if name != OPGEN:
-            agreement.check(
-                name, call(), expected, workload.points, workload.depth, workload.autocast
-            )
+            agreement.check(name, call(), expected, points, workload.depth, workload.autocast)
     moved = limits.traffic(*_operands(workload, direction, expected))
     del expected
-    dispatched = runs_contraction(calls[OPGEN])
+    dispatched = workload.combined or runs_contraction(calls[OPGEN])
     copies = limits.copies(moved, device)
     both = {**calls, COPY: copies.recycled, FRESH_COPY: copies.fresh}
     rounds = timing.in_turn(both, timing.clock_of(device), budget, {OPGEN})
@@ -117,64 +133,28 @@ def measure(
         rounds=len(rounds.taken),
         repeated=rounds.repeated,
         noisy=rounds.noisy,
+        failed=failed,
+        copies={name: ops(calls[name])["aten::copy_"] for name in calls if row.traced},
     )
 
 
-def calls_of(
-    workload: Workload, contenders: Sequence[Contender], direction: Direction
-) -> dict[str, Callable[[], tuple[Tensor, ...]]]:
-    """What is timed, by name; the results are what contenders must agree on.
-
-    Backward, the forward pass has run once, outside the timing, and what it kept is used again.
-    """
-    if direction is Direction.FORWARD:
-        return {
-            c.name: functools.partial(_forward, c, workload, workload.inputs) for c in contenders
-        }
-    cotangent: Tensor | None = None
-    calls: dict[str, Callable[[], tuple[Tensor, ...]]] = {}
-    for contender in contenders:
-        if contender.gradients is not None:
-            assert cotangent is not None, "opgen is the first, and has gradients"
-            calls[contender.name] = functools.partial(_written, contender, workload, cotangent)
-            continue
-        leaves = list(workload.inputs)
-        for at in workload.differentiable:
-            leaves[at] = leaves[at].detach().requires_grad_()
-        with torch.enable_grad():
-            y = _run(contender, workload, leaves)
-        if cotangent is None:
-            cotangent = torch.randn_like(y, requires_grad=False)
-        wanted = [leaves[at] for at in workload.differentiable]
-        calls[contender.name] = functools.partial(
-            _backward, contender, y, wanted, cotangent.to(y.dtype)
-        )
-    return calls
-
-
-def _run(contender: Contender, workload: Workload, inputs: Sequence[Tensor]) -> Tensor:
-    with contender.settings(), autocast(workload.device, workload.autocast):
-        return contender.function(*inputs)
-
-
-def _forward(
-    contender: Contender, workload: Workload, inputs: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    with torch.no_grad():
-        return (_run(contender, workload, inputs),)
-
-
-def _backward(
-    contender: Contender, y: Tensor, wanted: Sequence[Tensor], cotangent: Tensor
-) -> tuple[Tensor, ...]:
-    with contender.settings():
-        return torch.autograd.grad(y, wanted, cotangent, retain_graph=True)
-
-
-def _written(contender: Contender, workload: Workload, cotangent: Tensor) -> tuple[Tensor, ...]:
-    assert contender.gradients is not None
-    with torch.no_grad(), contender.settings():
-        return contender.gradients(cotangent, *workload.inputs)
+def recycled(result: Result, device: torch.device, budget: float) -> Result:
+    """The same row once more, where freed memory is kept: opgen, its best rival, and `copy_`."""
+    torch.manual_seed(0)
+    workload = result.row.make(result.shape, device)
+    known = {c.name: c for c in workload.contenders}
+    contenders = [Contender(OPGEN, workload.opgen)]
+    if result.best in known:
+        contenders.append(known[result.best])
+    calls: dict[str, timing.Call] = {}
+    calls.update(calls_of(workload, contenders, result.direction))
+    for _ in range(2):
+        for call in calls.values():
+            call()
+    calls[COPY] = limits.copies(result.moved, device).recycled
+    rounds = timing.in_turn(calls, timing.clock_of(device), budget, {OPGEN})
+    times = {name: statistics.median(rounds.seconds(name)) for name in calls}
+    return replace(result, recycled=times)
 
 
 def _operands(
@@ -187,6 +167,4 @@ def _operands(
     if direction is Direction.FORWARD:
         return list(workload.inputs), list(results)
     read = [] if workload.linear else list(workload.inputs)
-    with torch.no_grad():
-        y = _run(Contender(OPGEN, workload.opgen), workload, workload.inputs)
-    return [*read, y], list(results)
+    return [*read, result_like(workload)], list(results)

@@ -36,6 +36,8 @@ class Contender:
     directions: frozenset[Direction] = frozenset(Direction)
     settings: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """Switches of PyTorch that hold while it runs, such as oneDNN off."""
+    precision: torch.dtype | None = None
+    """A type whose precision it keeps between its ops, if that is less than that of its inputs."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,17 @@ class Workload:
     depth: int = 1
     """How many sums follow each other, as the layers of a net."""
     contraction: bool = False
-    """Whether multiplications may be the limit, not only memory."""
+    """Whether the points are multiplications, which may be the limit, not only memory."""
+    mixing: int = 1
+    """How many cells a later cell depends on, as by the statistics of a batch norm."""
+    combined: bool = False
+    """Whether the form with opgen calls PyTorch's own convolutions or products beside it."""
     linear: bool = False
     """Whether gradients read the cotangent alone, not the inputs."""
     autocast: torch.dtype | None = None
 
     def multiplications(self, direction: Direction) -> int:
-        """How many the sums need: for each gradient as many as forward."""
+        """How many there are: for each gradient as many as forward."""
         return self.points * (1 if direction is Direction.FORWARD else len(self.differentiable))
 
     @property
@@ -90,6 +96,8 @@ class Row:
     brief: Shape | None = None
     """The shape in quick mode, where the full one takes too long."""
     directions: tuple[Direction, ...] = tuple(Direction)
+    traced: bool = False
+    """Whether copies that change a layout are counted in it."""
     omitted: tuple[str, ...] = ()
     """Contenders that the row does without, each with the reason."""
 

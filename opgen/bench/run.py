@@ -7,12 +7,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Final
 
 import torch
 
+from opgen.bench import recycle
 from opgen.bench.faults import DisagreementError
-from opgen.bench.measure import Result, measure
+from opgen.bench.measure import Result, measure, recycled
 from opgen.bench.row import Direction, Row
+
+_TIMED: Final = 0.35
+"""The part of the time that goes into rounds; making tensors and kernels takes the rest."""
+_MOST: Final = 4.0
+"""Seconds after which more rounds of a row tell nothing new."""
+_RECYCLED: Final = 0.1
+"""The part of the time that is kept for the second measurement of rows that only move data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,8 @@ class Plan:
     compiled: frozenset[str] = frozenset()
     """Names of the rows in which torch.compile takes part."""
     quick: bool = False
+    tiny: bool = False
+    """Whether rows have shapes for which times mean nothing: the runner itself is tried."""
 
     def measurements(self) -> list[tuple[Row, Direction]]:
         """Every row in every direction that it has."""
@@ -64,7 +75,10 @@ def chosen(rows: Sequence[Row], pattern: str) -> tuple[Row, ...]:
 
 def run(plan: Plan, measured: Callable[..., Result] = measure) -> Iterator[Outcome]:
     """Measure; the time that is left is shared out evenly among the rows that are left."""
-    end = time.perf_counter() + 60 * plan.minutes
+    if plan.device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = False  # contenders that use it say so
+    end = time.perf_counter() + 60 * plan.minutes * (1 - _RECYCLED)
     todo = plan.measurements()
     for at, (row, direction) in enumerate(todo):
         left = end - time.perf_counter()
@@ -76,16 +90,28 @@ def run(plan: Plan, measured: Callable[..., Result] = measure) -> Iterator[Outco
                 row,
                 direction,
                 plan.device,
-                shape=row.shape_for(quick=plan.quick),
+                shape=row.tiny if plan.tiny else row.shape_for(quick=plan.quick),
                 compiled=row.name in plan.compiled,
-                budget=min(_MOST, _PART * left / (len(todo) - at)),
+                budget=0 if plan.tiny else min(_MOST, _TIMED * left / (len(todo) - at)),
             )
         except DisagreementError as error:
             yield Refused(row, direction, str(error))
         gc.collect()
 
 
-_PART = 0.4
-"""The rest goes into making tensors, compiling and checking."""
-_MOST = 4.0
-"""Seconds after which more rounds of a row tell nothing new."""
+def run_recycled(plan: Plan, outcomes: Sequence[Outcome]) -> Iterator[Result]:
+    """The rows that only move data, once more, with outputs recycled; none where that cannot be.
+
+    From then on this process keeps the memory that it frees.
+    """
+    moving = [o for o in outcomes if isinstance(o, Result) and o.row.moves]
+    if not moving or (plan.device.type == "cpu" and not recycle.keep_freed_memory()):
+        return
+    end = time.perf_counter() + 60 * plan.minutes * _RECYCLED
+    for at, result in enumerate(moving):
+        left = end - time.perf_counter()
+        if left <= 0:
+            return
+        budget = 0 if plan.tiny else min(_MOST, _TIMED * left / (len(moving) - at))
+        yield recycled(result, plan.device, budget)
+        gc.collect()

@@ -22,8 +22,6 @@ CONTRACTIONS: Final = frozenset(
     }
 )
 """Where PyTorch calls oneDNN, cuDNN, cuBLAS and the like."""
-LAYOUT_COPIES: Final = frozenset({"aten::copy_", "aten::contiguous", "aten::clone"})
-"""What moves a tensor to another layout."""
 
 
 def ops(call: Callable[[], object]) -> Counter[str]:

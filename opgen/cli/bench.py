@@ -3,72 +3,194 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import torch
+from rich.console import Console
 
-from opgen.bench import report
+from opgen.bench import machine, own, report
+from opgen.bench.document import document
 from opgen.bench.faults import BenchError
 from opgen.bench.measure import Result
-from opgen.bench.row import Direction
-from opgen.bench.rows import every_row
-from opgen.bench.run import Omitted, Plan, Refused, chosen
-from opgen.bench.run import run as measure_all
+from opgen.bench.row import Direction, Row
+from opgen.bench.rows import QUICKLY_COMPILED, every_row
+from opgen.bench.run import Outcome, Plan, Refused, chosen, run_recycled
+from opgen.bench.run import run as run_plan
 from opgen.cli.console import errors, output
 
 DESCRIPTION = """\
 Times ops of opgen beside the formulations of PyTorch's users, the best eager ones known, and the
 limit of the machine, call by call in turn in one process. All must agree before they are timed.
+With SPEC an op of your own is measured the same way.
 """
 MINUTES: Final = 24.0
-QUICK_MINUTES: Final = 1.8
+QUICK_MINUTES: Final = 1.5
+_DTYPES: Final = ("float32", "float64", "float16", "bfloat16")
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = commands.add_parser(
-        "bench", help="times ops beside what else there is", description=DESCRIPTION
+        "bench", help="time ops beside what else there is", description=DESCRIPTION
     )
-    parser.add_argument("--rows", default="", metavar="PATTERN", help="rows whose name has this")
-    parser.add_argument("--quick", action="store_true", help="some rows, within two minutes")
-    parser.add_argument("--forward", action="store_true", help="forward only")
-    parser.add_argument("--minutes", type=float, help="how long in all")
+    parser.add_argument("spec", nargs="?", type=Path, metavar="SPEC", help="an op of your own")
+    rows = parser.add_argument_group("the rows of the benchmark")
+    rows.add_argument("--rows", default="", metavar="PATTERN", help="those whose name has this")
+    rows.add_argument("--list", action="store_true", help="print their names")
+    rows.add_argument("--quick", action="store_true", help="some of them, within two minutes")
+    rows.add_argument("--compile", metavar="PATTERN", help="rows in which torch.compile takes part")
+    rows.add_argument("--tiny", action="store_true", help="try the runner: times mean nothing")
+    mine = parser.add_argument_group("an op of your own")
+    mine.add_argument("--op", help="which one, if the spec has several")
+    mine.add_argument(
+        *("--shape", "--shapes"),
+        action="append",
+        default=[],
+        metavar="NAME=8,64,32,32",
+        help="the shape of an input; once for each",
+    )
+    mine.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="an attribute"
+    )
+    mine.add_argument(
+        "--against", action="append", default=[], metavar="MODULE:FUNCTION", help="called alike"
+    )
+    mine.add_argument("--dtype", choices=_DTYPES, default="float32")
+    mine.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--forward", action="store_true", help="without gradients")
+    parser.add_argument("--minutes", type=float, metavar="M", help=f"in all ({MINUTES:.0f})")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="with 1 processor time is measured"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one")
-    parser.add_argument("--list", action="store_true", help="print the names of the rows")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 if all contenders agreed, 1 if not, 2 for a wrong call."""
-    rows = chosen(tuple(row for row in every_row() if row.quick or not options.quick), options.rows)
-    if not rows:
-        errors().print(f"opgen: no row has {options.rows!r} in its name; see opgen bench --list")
-        return 2
+    """0 if all contenders agreed, 1 if not, 2 for a call that cannot be measured."""
     console = output()
-    if options.list:
-        for row in rows:
-            console.print(row.name)
-        return 0
-    plan = Plan(
-        rows,
-        (Direction.FORWARD,) if options.forward else tuple(Direction),
-        torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu")),
-        options.minutes or (QUICK_MINUTES if options.quick else MINUTES),
-        quick=options.quick,
-    )
-    console.print(report.heading())
-    status = 0
     try:
-        for outcome in measure_all(plan):
-            match outcome:
-                case Result():
-                    console.print(report.line(outcome))
-                case Refused(row, direction, reason):
-                    status = 1
-                    errors().print(f"opgen: {row.name}, {direction.value}: not reported: {reason}")
-                case Omitted(row, direction):
-                    errors().print(f"opgen: {row.name}, {direction.value}: no time was left")
+        rows = _rows(options)
+        if options.list:
+            for row in rows:
+                console.print(row.name)
+            return 0
+        plan = _plan(options, rows)
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        outcomes = _measured(plan, console)
     except BenchError as error:
         errors().print(f"opgen: {error}")
         return 2
-    return status
+    for line in report.summary(outcomes, plan.compiled):
+        console.print(line)
+    about = {"started": started, "command": shlex.join(["opgen", *sys.argv[1:]])}
+    if options.json is not None:
+        found = document(outcomes, machine.describe(plan.device), about)
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 1 if any(isinstance(outcome, Refused) for outcome in outcomes) else 0
+
+
+# ---------------------------------------------------------------------------- what is asked for
+def _rows(options: argparse.Namespace) -> tuple[Row, ...]:
+    if options.spec is not None:
+        return (own.row(_own(options)),)
+    if options.against or options.shape:
+        raise BenchError("--shape and --against are for an op of your own: name its SPEC")
+    known = tuple(row for row in every_row() if row.quick or not options.quick)
+    rows = chosen(known, options.rows)
+    if not rows:
+        raise BenchError(f"no row has {options.rows!r} in its name; opgen bench --list shows them")
+    return rows
+
+
+def _own(options: argparse.Namespace) -> own.Own:
+    shapes = {}
+    for text in options.shape:
+        name, _, numbers = text.partition("=")
+        try:
+            shapes[name] = tuple(int(n) for n in numbers.strip("[]").split(",") if n.strip())
+        except ValueError:
+            raise BenchError(f"--shape {text!r} must be as x=8,64,32,32") from None
+    return own.Own(
+        options.spec,
+        shapes,
+        tuple(options.against),
+        options.op,
+        dict(_attribute(text) for text in options.set),
+        getattr(torch, options.dtype),
+        options.channels_last,
+    )
+
+
+def _attribute(text: str) -> tuple[str, own.Value]:
+    """`stride=2`, `padding=1,1`, `mode=CRD`."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise BenchError(f"--set {text!r} must be as stride=2")
+    if value in ("true", "false"):
+        return name, value == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    if "," in value:
+        try:
+            return name, tuple(int(n) for n in value.split(","))
+        except ValueError:
+            raise BenchError(f"--set {text!r}: a tuple is written as 1,1") from None
+    return name, value
+
+
+def _plan(options: argparse.Namespace, rows: Sequence[Row]) -> Plan:
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BenchError("PyTorch finds no CUDA device here; `opgen doctor` says more")
+    if options.threads is not None:
+        if options.threads < 1:
+            raise BenchError("--threads must be at least 1")
+        torch.set_num_threads(options.threads)
+    if options.compile is not None:
+        compiled = frozenset(row.name for row in chosen(rows, options.compile))
+    elif options.tiny:
+        compiled = frozenset()
+    elif options.quick:
+        compiled = frozenset(QUICKLY_COMPILED)
+    else:
+        compiled = frozenset(row.name for row in rows if row.quick or row.kind == "own")
+    return Plan(
+        tuple(rows),
+        (Direction.FORWARD,) if options.forward else tuple(Direction),
+        torch.device(device),
+        options.minutes or (QUICK_MINUTES if options.quick else MINUTES),
+        compiled,
+        options.quick,
+        options.tiny,
+    )
+
+
+# ---------------------------------------------------------------------------- the run
+def _measured(plan: Plan, console: Console) -> list[Outcome]:
+    """Every outcome, printed as it comes."""
+    console.print(report.heading(), style="bold")
+    outcomes: list[Outcome] = []
+    for outcome in run_plan(plan):
+        outcomes.append(outcome)
+        if isinstance(outcome, Result):
+            console.print(report.line(outcome))
+        else:
+            errors().print(f"opgen: {report.problem(outcome)}")
+    again: dict[tuple[str, Direction], Result] = {}
+    for result in run_recycled(plan, outcomes):
+        if not again:
+            console.print("with outputs recycled", style="bold")
+        console.print(report.recycled(result))
+        again[result.row.name, result.direction] = result
+    return [again.get((o.row.name, o.direction), o) for o in outcomes]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -105,7 +106,7 @@ def three_calls(shape: Shape, device: torch.device) -> Workload:
         result: Tensor = spec.fold(product, output_size=tuple(x.shape[2:]), kernel_size=1)
         return result
 
-    return _convolution(shape, device, opgen)
+    return dataclasses.replace(_convolution(shape, device, opgen), combined=True)
 
 
 def one_spec(shape: Shape, device: torch.device) -> Workload:
@@ -150,8 +151,12 @@ def _without_library(device: torch.device) -> Callable[[], AbstractContextManage
     """The convolution without cuDNN or oneDNN."""
     if device.type == "cuda":
         return lambda: torch.backends.cudnn.flags(enabled=False)
-    with warnings.catch_warnings():  # it says once that there is no Intel GPU
-        warnings.simplefilter("ignore")
+    return _without_onednn
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says every time that there is no Intel GPU
         with torch.backends.mkldnn.flags(enabled=False):
-            pass
-    return lambda: torch.backends.mkldnn.flags(enabled=False)
+            yield

@@ -212,8 +212,8 @@ def normalised(make: Maker, x: Tensor) -> Workload:
         ),
         differentiable=tuple(range(len(inputs))),
         compiled=followed(bare.compiled),
-        points=bare.points * 4,
-        depth=4,
+        mixing=x.shape[0] * x.shape[2] * x.shape[3],
+        depth=2,
     )
 
 
