@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -14,10 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opgen.__main__ import main
-from opgen.bench import agreement, limits, report, statistics, timing, trace
+from opgen.bench import agreement, limits, report, statistics, tables, timing, trace
 from opgen.bench.calls import OPGEN
 from opgen.bench.faults import BenchError, DisagreementError
+from opgen.bench.growth import grown, growth
 from opgen.bench.measure import Result, measure
+from opgen.bench.memory import peak
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload
 from opgen.bench.rows import QUICKLY_COMPILED, every_row
 from opgen.bench.rows.nets import forward as net
@@ -408,3 +413,110 @@ def with_ratio(result: Result, median: float, low: float, high: float) -> Result
 
 def test_faults_are_one_kind() -> None:
     assert issubclass(DisagreementError, BenchError)
+
+
+# ---------------------------------------------------------------------------- growth and memory
+def test_sizes_that_grow() -> None:
+    def shapes(*shape: int) -> tuple[Shape, ...]:
+        return grown(dataclasses.replace(small(double), shape=shape), shape)
+
+    assert shapes(8, 3, 5) == ((2, 3, 5), (4, 3, 5), (8, 3, 5))
+    assert shapes(1, 3, 40) == ((1, 3, 10), (1, 3, 20), (1, 3, 40))
+    with pytest.raises(BenchError, match="can be divided by 4"):
+        shapes(1, 3, 3)
+
+
+def test_growth_is_measured() -> None:
+    """A tenth of a second for each cell: the exponent is that of the cells."""
+    row = small(lambda x: double(x), Contender("sleeping", sleep))
+    found = growth(row, Direction.FORWARD, CPU, (12,), budget=0)
+    assert [result.moved for result in found.results] == [2 * 4 * n for n in (3, 6, 12)]
+    assert found.exponents["sleeping"] == pytest.approx(1, abs=0.2)
+    assert set(found.exponents) == {OPGEN, "sleeping"}
+
+
+def sleep(x: Tensor) -> Tensor:
+    time.sleep(0.002 * len(x))
+    return x * 2
+
+
+def test_peak_memory() -> None:
+    """Twelve times the input held at once, and nothing but the results."""
+    x = torch.randn(4 << 20)
+    size = x.numel() * x.element_size()
+    workload = Workload((x,), double, (), points=x.numel())
+    lean = peak(Contender("lean", double), workload)
+    wasteful = peak(Contender("wasteful", lambda x: torch.stack([x] * 12).sum(0)), workload)
+    if sys.platform.startswith("linux"):
+        assert lean is not None and wasteful is not None
+        assert 1.9 * size < lean < 6 * size
+        assert 11 * size < wasteful
+
+
+# ---------------------------------------------------------------------------- files
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench")
+    readme = folder / "README.md"
+    readme.write_text(f"before\n{tables.BEGIN}\nold figures\n{tables.END}\nafter\n")
+    files = ("--json", folder / "b.json", "--plot", folder / "b.svg", "--write-readme", readme)
+    arguments = ["bench", "--tiny", "--rows", "shared filter*[]]", *map(str, files)]
+    assert main(arguments) == 0
+    return folder
+
+
+def test_tables_are_written_between_the_marks(written: Path) -> None:
+    text = (written / "README.md").read_text()
+    assert text.startswith(f"before\n{tables.BEGIN}\n* date: ")
+    assert text.endswith(f"{tables.END}\nafter\n") and "old figures" not in text
+    lines = [line for line in text.splitlines() if line.startswith("| shared filter")]
+    assert len(lines) == 4
+    columns = next(line for line in text.splitlines() if line.startswith("| row |")).count("|")
+    assert {line.count("|") for line in lines} == {columns}
+
+
+def test_tables_need_their_marks(written: Path, tmp_path: Path) -> None:
+    found = json.loads((written / "b.json").read_text())
+    (tmp_path / "other.md").write_text("no marks")
+    with pytest.raises(BenchError, match="no place for the figures"):
+        tables.rewritten(tmp_path / "other.md", found)
+
+
+def test_the_readme_has_its_marks() -> None:
+    text = (Path(__file__).parent.parent / "benchmarks" / "README.md").read_text()
+    assert text.count(tables.BEGIN) == text.count(tables.END) == 1
+
+
+def test_what_limits_a_row() -> None:
+    row = {
+        "times": {OPGEN: 1.0},
+        "limit": 0.9,
+        "dispatched": False,
+        "copy": {"copy_": 0.9, "empty + copy_": 0.95},
+    }
+    assert tables.limited_by(row) == "memory"
+    assert tables.limited_by({**row, "copy": {"copy_": 0.1}}) == "multiplications"
+    assert tables.limited_by({**row, "limit": 0.5}) == "fresh pages of the output"
+    cold = {**row, "limit": 0.5, "copy": {"copy_": 0.5, "empty + copy_": 0.6}}
+    assert tables.limited_by(cold) == "its instructions"
+    assert tables.limited_by({**row, "dispatched": True}) == "the library it is dispatched to"
+
+
+def test_the_plot_has_a_dot_for_every_row(written: Path) -> None:
+    picture = ElementTree.parse(written / "b.svg").getroot()
+    dots = picture.findall(".//{http://www.w3.org/2000/svg}circle")
+    assert len(dots) == 4
+    titles = [dot[0].text for dot in dots]
+    assert all(title is not None and title.startswith("shared filter") for title in titles)
+
+
+def test_growth_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "growth.json"
+    arguments = ["bench", "--growth", "--tiny", "--rows", "shift_sum A, 28*"]
+    assert main([*arguments, "--json", str(path)]) == 0
+    first, second = json.loads(path.read_text())["growth"]
+    assert first["shapes"] == [[2, 5, 4, 4], [2, 5, 4, 8], [2, 5, 4, 16]]
+    # x, the mask, and y, which is 8 columns wider.
+    assert first["bytes"] == [4 * 4 * (2 * 5 * w + w + 2 * (w + 8)) for w in (4, 8, 16)]
+    assert second["direction"] == "backward"
+    assert "peak MB" in capsys.readouterr().out

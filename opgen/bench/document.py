@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from opgen.bench.calls import OPGEN
+from opgen.bench.growth import Growth
 from opgen.bench.measure import Result
 from opgen.bench.run import Omitted, Outcome, Refused
 
@@ -16,6 +18,7 @@ def document(
     outcomes: Sequence[Outcome],
     machine: Mapping[str, str | int],
     about: Mapping[str, object],
+    growths: Sequence[Growth] = (),
 ) -> Document:
     """What `--json` writes; times are seconds, sizes bytes. `about` says how the run was made."""
     return {
@@ -32,6 +35,20 @@ def document(
             for o in outcomes
             if isinstance(o, Omitted)
         ],
+        "growth": [grown(growth) for growth in growths],
+    }
+
+
+def grown(growth: Growth) -> Document:
+    """One row in one direction at its sizes, smallest first; peaks are bytes."""
+    return {
+        "name": growth.row.name,
+        "direction": growth.direction.value,
+        "shapes": [list(result.shape) for result in growth.results],
+        "seconds": [result.times[OPGEN] for result in growth.results],
+        "bytes": [result.moved for result in growth.results],
+        "exponents": dict(growth.exponents),
+        "peaks": dict(growth.peaks),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Final, assert_never
 from rich.text import Text
 
 from opgen.bench.calls import OPGEN
+from opgen.bench.growth import Growth
 from opgen.bench.measure import COMPILED, COPY, FRESH_COPY, Result
 from opgen.bench.row import Direction
 from opgen.bench.run import Omitted, Outcome, Refused
@@ -107,3 +108,23 @@ def summary(outcomes: Sequence[Outcome], compiled: frozenset[str]) -> Iterator[s
     without = dict.fromkeys(r.row.name for r in results if r.row.name not in compiled)
     if without:
         yield f"{COMPILED} was not tried in: {'; '.join(without)}"
+
+
+def growth_heading() -> str:
+    """The line above `growth_line`s."""
+    return (
+        f"{'milliseconds at three sizes':72} {'opgen':>24} {'MB':>20} {'exponent':>9} "
+        f"{'other':>6} {'peak MB':>8} {'other':>8}"
+    )
+
+
+def growth_line(found: Growth) -> str:
+    """One row at three sizes: opgen's times, the exponents of both, the memory of both."""
+    backward = ", backward" if found.direction is Direction.BACKWARD else ""
+    times = " ".join(milliseconds(result.times[OPGEN]) for result in found.results)
+    moved = " ".join(f"{result.moved / 1e6:.3g}" for result in found.results)
+    own, other = (found.exponents[n] for n in (OPGEN, found.results[-1].best))
+    peaks = " ".join(f"{size / 1e6:>8.3g}" for size in found.peaks.values())
+    return (
+        f"{found.row.name + backward:72} {times:>24} {moved:>20} {own:>9.2f} {other:>6.2f} {peaks}"
+    )

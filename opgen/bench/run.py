@@ -12,7 +12,8 @@ from typing import Final
 import torch
 
 from opgen.bench import recycle
-from opgen.bench.faults import DisagreementError
+from opgen.bench.faults import BenchError, DisagreementError
+from opgen.bench.growth import Growth, growth
 from opgen.bench.measure import Result, measure, recycled
 from opgen.bench.row import Direction, Row
 
@@ -114,4 +115,22 @@ def run_recycled(plan: Plan, outcomes: Sequence[Outcome]) -> Iterator[Result]:
             return
         budget = 0 if plan.tiny else min(_MOST, _TIMED * left / (len(moving) - at))
         yield recycled(result, plan.device, budget)
+        gc.collect()
+
+
+def run_growth(plan: Plan) -> Iterator[Growth | Refused | Omitted]:
+    """Every row at three sizes, within the time."""
+    end = time.perf_counter() + 60 * plan.minutes
+    todo = plan.measurements()
+    for at, (row, direction) in enumerate(todo):
+        left = end - time.perf_counter()
+        shape = row.tiny if plan.tiny else row.shape_for(quick=plan.quick)
+        budget = 0 if plan.tiny else min(_MOST, _TIMED * left / (len(todo) - at))
+        if left <= 0:
+            yield Omitted(row, direction)
+            continue
+        try:
+            yield growth(row, direction, plan.device, shape, budget)
+        except BenchError as error:
+            yield Refused(row, direction, str(error))
         gc.collect()

@@ -14,13 +14,14 @@ from typing import Final
 import torch
 from rich.console import Console
 
-from opgen.bench import machine, own, report
-from opgen.bench.document import document
+from opgen.bench import machine, own, plot, report, tables
+from opgen.bench.document import Document, document
 from opgen.bench.faults import BenchError
+from opgen.bench.growth import Growth
 from opgen.bench.measure import Result
 from opgen.bench.row import Direction, Row
 from opgen.bench.rows import QUICKLY_COMPILED, every_row
-from opgen.bench.run import Outcome, Plan, Refused, chosen, run_recycled
+from opgen.bench.run import Outcome, Plan, Refused, chosen, run_growth, run_recycled
 from opgen.bench.run import run as run_plan
 from opgen.cli.console import errors, output
 
@@ -69,7 +70,17 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--threads", type=int, metavar="N", help="with 1 processor time is measured"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one")
+    parser.add_argument("--growth", action="store_true", help="rows at three sizes, and memory")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures")
+    parser.add_argument("--plot", type=Path, metavar="PATH", help="write a picture (SVG)")
+    parser.add_argument(
+        "--write-readme",
+        type=Path,
+        nargs="?",
+        const=Path("benchmarks/README.md"),
+        metavar="PATH",
+        help="put the tables into a file (benchmarks/README.md)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -84,17 +95,27 @@ def run(options: argparse.Namespace) -> int:
             return 0
         plan = _plan(options, rows)
         started = time.strftime("%Y-%m-%d %H:%M:%S")
-        outcomes = _measured(plan, console)
+        growths = _grown(plan, console) if options.growth else []
+        outcomes = [] if options.growth else _measured(plan, console)
+        about = {"started": started, "command": shlex.join(["opgen", *sys.argv[1:]])}
+        found = document(outcomes, machine.describe(plan.device), about, growths)
+        _write(options, found)
     except BenchError as error:
         errors().print(f"opgen: {error}")
         return 2
-    for line in report.summary(outcomes, plan.compiled):
+    for line in report.summary(outcomes, plan.compiled) if outcomes else ():
         console.print(line)
-    about = {"started": started, "command": shlex.join(["opgen", *sys.argv[1:]])}
-    if options.json is not None:
-        found = document(outcomes, machine.describe(plan.device), about)
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 1 if any(isinstance(outcome, Refused) for outcome in outcomes) else 0
+
+
+def _write(options: argparse.Namespace, found: Document) -> None:
+    """The files that were asked for."""
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if options.plot is not None:
+        options.plot.write_text(plot.svg(found), encoding="utf-8")
+    if options.write_readme is not None:
+        tables.rewritten(options.write_readme, found)
 
 
 # ---------------------------------------------------------------------------- what is asked for
@@ -194,3 +215,16 @@ def _measured(plan: Plan, console: Console) -> list[Outcome]:
         console.print(report.recycled(result))
         again[result.row.name, result.direction] = result
     return [again.get((o.row.name, o.direction), o) for o in outcomes]
+
+
+def _grown(plan: Plan, console: Console) -> list[Growth]:
+    """Every row at three sizes, printed as it comes."""
+    console.print(report.growth_heading(), style="bold")
+    growths = []
+    for found in run_growth(plan):
+        if isinstance(found, Growth):
+            growths.append(found)
+            console.print(report.growth_line(found))
+        else:
+            errors().print(f"opgen: {report.problem(found)}")
+    return growths
