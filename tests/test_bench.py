@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -107,10 +106,12 @@ def test_rounds_turn() -> None:
 
 
 def test_slow_contenders_are_timed_less_often() -> None:
-    clock = Script({"a": [Sample(0.01)], "slow": [Sample(1.0)], OPGEN: [Sample(1.0)]})
-    rounds = timing.in_turn(clock.calls(), clock, budget=0.05, always={OPGEN})
+    times = {"a": 0.01, "slow": 0.1, "slower": 1.0, OPGEN: 1.0}
+    clock = Script({name: [Sample(seconds)] for name, seconds in times.items()})
+    rounds = timing.in_turn(clock.calls(), clock, budget=0.4, always={OPGEN})
     assert len(rounds.seconds("a")) > timing.FEW_ROUNDS
     assert len(rounds.seconds("slow")) == timing.FEW_ROUNDS
+    assert len(rounds.seconds("slower")) == 1
     assert len(rounds.seconds(OPGEN)) == len(rounds.seconds("a"))
     above, below = rounds.pairs("slow", "a")
     assert len(above) == len(below) == timing.FEW_ROUNDS
@@ -319,7 +320,8 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--list", "--quick"]) == 0
     names = capsys.readouterr().out.splitlines()
-    assert names == [name for name, row in ROWS.items() if row.quick]
+    assert sorted(names) == sorted(name for name, row in ROWS.items() if row.quick)
+    assert len({ROWS[name].kind for name in names[:6]}) == 6, "one of each kind first"
 
 
 AGAINST = """
@@ -426,18 +428,21 @@ def test_sizes_that_grow() -> None:
         shapes(1, 3, 3)
 
 
-def test_growth_is_measured() -> None:
-    """A tenth of a second for each cell: the exponent is that of the cells."""
-    row = small(lambda x: double(x), Contender("sleeping", sleep))
+def test_growth_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock for which everything takes the square of the cells."""
+
+    def clock(call: Callable[[], object], repeats: int) -> Sample:
+        made = call()
+        result = made[0] if isinstance(made, tuple) else made
+        assert isinstance(result, Tensor)
+        return Sample(float(result.numel() ** 2))
+
+    monkeypatch.setattr(timing, "clock_of", lambda device: clock)
+    row = small(double, Contender("sum", lambda x: x + x))
     found = growth(row, Direction.FORWARD, CPU, (12,), budget=0)
+    assert [result.times[OPGEN] for result in found.results] == [9, 36, 144]
     assert [result.moved for result in found.results] == [2 * 4 * n for n in (3, 6, 12)]
-    assert found.exponents["sleeping"] == pytest.approx(1, abs=0.2)
-    assert set(found.exponents) == {OPGEN, "sleeping"}
-
-
-def sleep(x: Tensor) -> Tensor:
-    time.sleep(0.002 * len(x))
-    return x * 2
+    assert found.exponents == pytest.approx({OPGEN: 2, "sum": 2})
 
 
 def test_peak_memory() -> None:

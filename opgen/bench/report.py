@@ -10,7 +10,7 @@ from rich.text import Text
 from opgen.bench.calls import OPGEN
 from opgen.bench.growth import Growth
 from opgen.bench.measure import COMPILED, COPY, FRESH_COPY, Result
-from opgen.bench.row import Direction
+from opgen.bench.row import Direction, text
 from opgen.bench.run import Omitted, Outcome, Refused
 from opgen.bench.statistics import geometric_mean
 
@@ -19,8 +19,10 @@ NEAR: Final = 0.97
 
 
 def name(result: Result) -> str:
-    """The row, its direction, and marks: dispatched, disturbed."""
+    """The row, its shape if it is another, its direction, and marks: dispatched, disturbed."""
     backward = ", backward" if result.direction is Direction.BACKWARD else ""
+    if result.shape != result.row.shape:
+        backward = f" at {text(result.shape)}{backward}"
     marks = " (dispatched)" * result.dispatched + " (disturbed)" * result.noisy
     return f"{result.row.name}{backward}{marks}"
 

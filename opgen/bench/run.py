@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,15 @@ Outcome = Result | Refused | Omitted
 def chosen(rows: Sequence[Row], pattern: str) -> tuple[Row, ...]:
     """The rows whose name contains a text, or matches it as `*` and `?` do; all for ''."""
     return tuple(row for row in rows if pattern in row.name or fnmatchcase(row.name, pattern))
+
+
+def by_turns(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The first row of every kind, then the second: each is there even if time runs out."""
+    kinds: dict[str, list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(row.kind, []).append(row)
+    rounds = itertools.zip_longest(*kinds.values())
+    return tuple(row for turn in rounds for row in turn if row is not None)
 
 
 def run(plan: Plan, measured: Callable[..., Result] = measure) -> Iterator[Outcome]:

@@ -18,6 +18,8 @@ SAMPLE: Final = 2e-3
 SLOW: Final = 5.0
 """A contender so many times slower than the fastest is not worth more than a few rounds."""
 FEW_ROUNDS: Final = 3
+VERY_SLOW: Final = 20.0
+"""So many times slower, and one round tells enough."""
 LEAST_ROUNDS: Final = 5
 MOST_ROUNDS: Final = 25
 MOST_REPEATS: Final = 1000
@@ -132,7 +134,12 @@ class _Turns:
         self.calls, self.clock, self.names = calls, clock, list(calls)
         self.once = {name: clock(call, 1).seconds for name, call in calls.items()}
         fastest = min(self.once.values())
-        self.slow = {name for name, t in self.once.items() if t > SLOW * fastest} - always
+        self.most = {
+            name: 1 if taken > VERY_SLOW * fastest else FEW_ROUNDS
+            for name, taken in self.once.items()
+            if taken > SLOW * fastest and name not in always
+        }
+        """In how many rounds slow contenders take part."""
         self.rounds: list[Taken] = []
 
     def run(self, budget: float) -> Rounds:
@@ -156,13 +163,13 @@ class _Turns:
         return Rounds(tuple(calm), repeated=len(self.rounds) - len(calm))
 
     def _round_time(self) -> float:
-        return sum(taken for name, taken in self.once.items() if name not in self.slow)
+        return sum(taken for name, taken in self.once.items() if name not in self.most)
 
     def _round(self) -> None:
         first = len(self.rounds) % len(self.names)
         taken: Taken = {}
         for name in self.names[first:] + self.names[:first]:
-            if name in self.slow and len(self.rounds) >= FEW_ROUNDS:
+            if len(self.rounds) >= self.most.get(name, MOST_ROUNDS * 2):
                 continue
             once = self.once[name]
             if once < SAMPLE:

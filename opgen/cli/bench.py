@@ -21,7 +21,7 @@ from opgen.bench.growth import Growth
 from opgen.bench.measure import Result
 from opgen.bench.row import Direction, Row
 from opgen.bench.rows import QUICKLY_COMPILED, every_row
-from opgen.bench.run import Outcome, Plan, Refused, chosen, run_growth, run_recycled
+from opgen.bench.run import Outcome, Plan, Refused, by_turns, chosen, run_growth, run_recycled
 from opgen.bench.run import run as run_plan
 from opgen.cli.console import errors, output
 
@@ -31,7 +31,7 @@ limit of the machine, call by call in turn in one process. All must agree before
 With SPEC an op of your own is measured the same way.
 """
 MINUTES: Final = 24.0
-QUICK_MINUTES: Final = 1.5
+QUICK_MINUTES: Final = 1.7
 _DTYPES: Final = ("float32", "float64", "float16", "bfloat16")
 
 
@@ -128,7 +128,7 @@ def _rows(options: argparse.Namespace) -> tuple[Row, ...]:
     rows = chosen(known, options.rows)
     if not rows:
         raise BenchError(f"no row has {options.rows!r} in its name; opgen bench --list shows them")
-    return rows
+    return by_turns(rows) if options.quick else rows
 
 
 def _own(options: argparse.Namespace) -> own.Own:

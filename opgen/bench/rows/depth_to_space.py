@@ -48,7 +48,11 @@ def _pair(r: int, mode: str, layout: str, dtype: str) -> Iterator[Row]:
             functools.partial(make, r=r, mode=mode, layout=layout, dtype=dtype),
             "depth_to_space",
             moves=True,
-            quick=r == 2 and mode == "CRD" and dtype == "float32",
+            quick=r == 2
+            and mode == "CRD"
+            and dtype == "float32"
+            and (not layout or name == "depth_to_space"),
+            brief=(2, *shape[1:]),
         )
 
 

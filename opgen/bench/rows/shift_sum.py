@@ -36,6 +36,7 @@ def rows() -> Iterator[Row]:
         "shift_sum",
         moves=True,
         quick=True,
+        brief=(4, 28, 256, 256),
     )
     yield Row(
         "shift_sum A, 512 channels",
@@ -54,6 +55,7 @@ def rows() -> Iterator[Row]:
         "shift_sum",
         moves=True,
         quick=True,
+        brief=(4, 28, 256, 256),
     )
     yield Row(
         "shift_sum A_pinv, 512 channels",

@@ -23,13 +23,21 @@ def rows() -> Iterator[Row]:
     tiny = (2, 3, 6, 7)
     for batch in BATCHES:
         shape, quick = (batch, 10, 50, 50), batch == 256
+        brief = (64, 10, 50, 50) if quick else None
         for name, make in (("unfold", unfold), ("fold", fold)):
             yield Row(
-                f"{name} 3x3 {text(shape)}", shape, tiny, make, "unfold", moves=True, quick=quick
+                f"{name} 3x3 {text(shape)}",
+                shape,
+                tiny,
+                make,
+                "unfold",
+                moves=True,
+                quick=quick,
+                brief=brief,
             )
         yield Row(f"unfold, matmul, fold {text(shape)}", shape, tiny, three_calls, "unfold")
         name = f"unfold, matmul, fold in one spec {text(shape)}"
-        yield Row(name, shape, tiny, one_spec, "unfold", quick=quick)
+        yield Row(name, shape, tiny, one_spec, "unfold", quick=quick, brief=brief)
 
 
 def unfold(shape: Shape, device: torch.device) -> Workload:
