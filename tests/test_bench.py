@@ -17,7 +17,7 @@ from torch import Tensor
 
 from opgen.__main__ import main
 from opgen.bench import agreement, limits, report, statistics, tables, timing, trace
-from opgen.bench.calls import OPGEN
+from opgen.bench.calls import OPGEN, calls_of
 from opgen.bench.faults import BenchError, DisagreementError
 from opgen.bench.growth import grown, growth
 from opgen.bench.measure import Result, measure
@@ -115,6 +115,26 @@ def test_slow_contenders_are_timed_less_often() -> None:
     assert len(rounds.seconds(OPGEN)) == len(rounds.seconds("a"))
     above, below = rounds.pairs("slow", "a")
     assert len(above) == len(below) == timing.FEW_ROUNDS
+
+
+def test_a_late_first_call_is_not_a_slow_contender() -> None:
+    clock = Script({"a": [Sample(0.01)], "late": [Sample(1.0), Sample(0.01)]})
+    rounds = timing.in_turn(clock.calls(), clock, budget=0)
+    assert len(rounds.seconds("late")) == len(rounds.seconds("a")) > 1
+
+
+def test_slowness_is_reconsidered() -> None:
+    """Late twice before the rounds begin, and as fast as the other in the first one."""
+    late = [Sample(1.0), Sample(1.0), Sample(0.01)]
+    clock = Script({"a": [Sample(0.01)], "late": late})
+    rounds = timing.in_turn(clock.calls(), clock, budget=0)
+    assert len(rounds.seconds("late")) > timing.FEW_ROUNDS
+
+
+def test_a_copy_makes_nobody_slow() -> None:
+    clock = Script({"copy_": [Sample(1e-3)], "a": [Sample(0.1)], "b": [Sample(0.1)]})
+    rounds = timing.in_turn(clock.calls(), clock, budget=0.5, references={"copy_"})
+    assert len(rounds.seconds("b")) == len(rounds.seconds("copy_")) > timing.FEW_ROUNDS
 
 
 def test_disturbed_rounds_are_run_again() -> None:
@@ -270,6 +290,17 @@ def test_patterns() -> None:
     assert {row.kind for row in chosen(rows, "unfold")} == {"unfold"}
     assert all("channels_last" in row.name for row in chosen(rows, "depth*channels_last"))
     assert chosen(rows, "no such row") == ()
+
+
+def test_cotangents_are_alike_whoever_is_measured() -> None:
+    """torch.compile comes later than the others, and must meet the same numbers."""
+    x = torch.randn(3, 4)
+    workload = Workload((x,), double, (), points=12)
+    once, again = (
+        calls_of(workload, [Contender(OPGEN, double)], Direction.BACKWARD)[OPGEN]()[0]
+        for _ in range(2)
+    )
+    assert torch.equal(once, again) and not torch.equal(once, torch.ones_like(x))
 
 
 REPRESENTATIVE = [

@@ -44,7 +44,7 @@ def calls_of(
         with torch.enable_grad():
             y = _run(contender, workload, leaves)
         if cotangent is None:
-            cotangent = torch.randn_like(y, requires_grad=False)
+            cotangent = _drawn_like(y.detach())
         wanted = [leaves[at] for at in workload.differentiable]
         calls[contender.name] = functools.partial(
             _backward, contender, y, wanted, cotangent.to(y.dtype)
@@ -75,3 +75,8 @@ def _written(contender: Contender, workload: Workload, cotangent: Tensor) -> tup
     assert contender.gradients is not None
     with torch.no_grad(), contender.settings():
         return contender.gradients(cotangent, *workload.inputs)
+
+
+def _drawn_like(y: Tensor) -> Tensor:
+    """Numbers in the layout of a tensor, the same ones whenever they are drawn."""
+    return torch.empty_like(y).normal_(generator=torch.Generator(y.device).manual_seed(1))

@@ -108,7 +108,8 @@ def measure(
     dispatched = workload.combined or runs_contraction(calls[OPGEN])
     copies = limits.copies(moved, device)
     both = {**calls, COPY: copies.recycled, FRESH_COPY: copies.fresh}
-    rounds = timing.in_turn(both, timing.clock_of(device), budget, {OPGEN})
+    clock = timing.clock_of(device)
+    rounds = timing.in_turn(both, clock, budget, {OPGEN}, {COPY, FRESH_COPY})
     times = {name: statistics.median(rounds.seconds(name)) for name in both}
     limit = times[COPY]
     if workload.contraction:
@@ -152,7 +153,7 @@ def recycled(result: Result, device: torch.device, budget: float) -> Result:
         for call in calls.values():
             call()
     calls[COPY] = limits.copies(result.moved, device).recycled
-    rounds = timing.in_turn(calls, timing.clock_of(device), budget, {OPGEN})
+    rounds = timing.in_turn(calls, timing.clock_of(device), budget, {OPGEN}, {COPY})
     times = {name: statistics.median(rounds.seconds(name)) for name in calls}
     return replace(result, recycled=times)
 

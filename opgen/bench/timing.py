@@ -116,30 +116,45 @@ class Rounds:
 
 
 def in_turn(
-    calls: Mapping[str, Call], clock: Clock, budget: float, always: Collection[str] = ()
+    calls: Mapping[str, Call],
+    clock: Clock,
+    budget: float,
+    always: Collection[str] = (),
+    references: Collection[str] = (),
 ) -> Rounds:
     """Time calls round by round, in an order that turns, for about `budget` seconds.
 
     At least five rounds are run, three where five would take several budgets; as many again, for as
-    long again, in place of disturbed ones. `always` are timed in every round, however slow. Every
-    call has been made before: the first one is not like the others.
+    long again, in place of disturbed ones. Slow contenders take part in few rounds, but `always`
+    and `references` in all; references, such as a copy, are not what makes others slow. Every call
+    has been made before: the first one is not like the others.
     """
-    return _Turns(dict(calls), clock, frozenset(always)).run(budget)
+    return _Turns(dict(calls), clock, frozenset(always), frozenset(references)).run(budget)
 
 
 class _Turns:
     """The state of `in_turn`."""
 
-    def __init__(self, calls: dict[str, Call], clock: Clock, always: frozenset[str]) -> None:
+    def __init__(
+        self,
+        calls: dict[str, Call],
+        clock: Clock,
+        always: frozenset[str],
+        references: frozenset[str],
+    ) -> None:
         self.calls, self.clock, self.names = calls, clock, list(calls)
+        self.references = references
         self.once = {name: clock(call, 1).seconds for name, call in calls.items()}
-        fastest = min(self.once.values())
-        self.most = {
-            name: 1 if taken > VERY_SLOW * fastest else FEW_ROUNDS
-            for name, taken in self.once.items()
-            if taken > SLOW * fastest and name not in always
-        }
+        fastest = min(t for name, t in self.once.items() if name not in references)
+        self.most: dict[str, int] = {}
         """In how many rounds slow contenders take part."""
+        for name in calls.keys() - always - references:
+            if self.once[name] > SLOW * fastest:
+                # Perhaps it was only disturbed.
+                self.once[name] = min(self.once[name], clock(calls[name], 1).seconds)
+                few = 1 if self.once[name] > VERY_SLOW * fastest else FEW_ROUNDS
+                if self.once[name] > SLOW * fastest:
+                    self.most[name] = few
         self.rounds: list[Taken] = []
 
     def run(self, budget: float) -> Rounds:
@@ -150,6 +165,9 @@ class _Turns:
             len(self.rounds) < MOST_ROUNDS and time.perf_counter() < start + budget
         ):
             self._round()
+        if self._reconsidered():
+            for _ in range(least):
+                self._round()
         wanted = len(self.rounds)
         while (
             len(self._calm()) < wanted
@@ -161,6 +179,21 @@ class _Turns:
         if len(calm) < min(wanted, LEAST_ROUNDS) or set().union(*calm) != set(self.names):
             return Rounds(tuple(self.rounds), noisy=True)
         return Rounds(tuple(calm), repeated=len(self.rounds) - len(calm))
+
+    def _reconsidered(self) -> bool:
+        """Whether some contender was taken to be slow, and is not, by the rounds it was in."""
+        usual = self._usual()
+        fastest = min(taken for name, taken in usual.items() if name not in self.references)
+        found = [name for name in self.most if usual[name] <= SLOW * fastest]
+        for name in found:
+            del self.most[name]
+        return bool(found)
+
+    def _usual(self) -> dict[str, float]:
+        return {
+            name: statistics.median(t[name].seconds for t in self.rounds if name in t)
+            for name in self.names
+        }
 
     def _round_time(self) -> float:
         return sum(taken for name, taken in self.once.items() if name not in self.most)
@@ -180,10 +213,7 @@ class _Turns:
 
     def _calm(self) -> list[Taken]:
         """Rounds in which no call was both interrupted and late."""
-        usual = {
-            name: statistics.median(t[name].seconds for t in self.rounds if name in t)
-            for name in self.names
-        }
+        usual = self._usual()
         return [
             taken
             for taken in self.rounds
