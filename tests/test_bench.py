@@ -22,6 +22,7 @@ from opgen.bench.faults import BenchError, DisagreementError
 from opgen.bench.growth import grown, growth
 from opgen.bench.measure import Result, measure
 from opgen.bench.memory import peak
+from opgen.bench.precision import in_tf32, tf32
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload
 from opgen.bench.rows import QUICKLY_COMPILED, every_row
 from opgen.bench.rows.nets import forward as net
@@ -314,6 +315,33 @@ def test_contenders_of_a_row_agree(row: Row) -> None:
         result = measure(row, direction, CPU, shape=row.tiny, budget=0)
         assert result.times[OPGEN] > 0 and len(result.times) >= 2
         assert result.moved > 0 and result.limit > 0
+
+
+def test_shapes_of_a_run() -> None:
+    row = dataclasses.replace(small(double), brief=(4,), on_gpu=(6,))
+    gpu = torch.device("cuda")
+    assert [row.shape_for(CPU, quick=q) for q in (False, True)] == [(5,), (4,)]
+    assert [row.shape_for(gpu, quick=q) for q in (False, True)] == [(6,), (4,)]
+    plan = Plan((row,), (Direction.FORWARD,), gpu, minutes=1, tiny=True)
+    assert plan.shape(row) == row.tiny
+
+
+def test_tf32_is_switched_and_put_back() -> None:
+    seen = []
+
+    def product(x: Tensor) -> Tensor:
+        seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        return x
+
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    with tf32(allowed=False):
+        contender = in_tf32(Contender("product", product))
+        with contender.settings():
+            contender.function(torch.ones(1))
+        product(torch.ones(1))
+    assert seen == [(True, True), (False, False)]
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+    assert contender.name == "product, TF32" and contender.precision is torch.float16
 
 
 # ---------------------------------------------------------------------------- layout copies

@@ -95,15 +95,21 @@ class Row:
     """Whether `--quick` measures it."""
     brief: Shape | None = None
     """The shape in quick mode, where the full one takes too long."""
+    on_gpu: Shape | None = None
+    """The shape on a GPU, where that of the question takes too much of a CPU's time."""
     directions: tuple[Direction, ...] = tuple(Direction)
     traced: bool = False
     """Whether copies that change a layout are counted in it."""
     omitted: tuple[str, ...] = ()
     """Contenders that the row does without, each with the reason."""
 
-    def shape_for(self, *, quick: bool) -> Shape:
+    def shape_for(self, device: torch.device, *, quick: bool) -> Shape:
         """The shape that a run measures."""
-        return self.brief if quick and self.brief is not None else self.shape
+        if quick and self.brief is not None:
+            return self.brief
+        if device.type == "cuda" and self.on_gpu is not None:
+            return self.on_gpu
+        return self.shape
 
 
 def text(shape: Shape) -> str:

@@ -16,7 +16,7 @@ from opgen.bench import recycle
 from opgen.bench.faults import BenchError, DisagreementError
 from opgen.bench.growth import Growth, growth
 from opgen.bench.measure import Result, measure, recycled
-from opgen.bench.row import Direction, Row
+from opgen.bench.row import Direction, Row, Shape
 
 _TIMED: Final = 0.35
 """The part of the time that goes into rounds; making tensors and kernels takes the rest."""
@@ -39,6 +39,10 @@ class Plan:
     quick: bool = False
     tiny: bool = False
     """Whether rows have shapes for which times mean nothing: the runner itself is tried."""
+
+    def shape(self, row: Row) -> Shape:
+        """The shape that is measured of a row."""
+        return row.tiny if self.tiny else row.shape_for(self.device, quick=self.quick)
 
     def measurements(self) -> list[tuple[Row, Direction]]:
         """Every row in every direction that it has."""
@@ -101,7 +105,7 @@ def run(plan: Plan, measured: Callable[..., Result] = measure) -> Iterator[Outco
                 row,
                 direction,
                 plan.device,
-                shape=row.tiny if plan.tiny else row.shape_for(quick=plan.quick),
+                shape=plan.shape(row),
                 compiled=row.name in plan.compiled,
                 budget=0 if plan.tiny else min(_MOST, _TIMED * left / (len(todo) - at)),
             )
@@ -134,7 +138,7 @@ def run_growth(plan: Plan) -> Iterator[Growth | Refused | Omitted]:
     todo = plan.measurements()
     for at, (row, direction) in enumerate(todo):
         left = end - time.perf_counter()
-        shape = row.tiny if plan.tiny else row.shape_for(quick=plan.quick)
+        shape = plan.shape(row)
         budget = 0 if plan.tiny else min(_MOST, _TIMED * left / (len(todo) - at))
         if left <= 0:
             yield Omitted(row, direction)

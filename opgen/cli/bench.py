@@ -64,7 +64,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     mine.add_argument("--dtype", choices=_DTYPES, default="float32")
     mine.add_argument("--channels-last", action="store_true")
-    parser.add_argument("--forward", action="store_true", help="without gradients")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--forward", action="store_true", help="without gradients")
+    only.add_argument("--backward", action="store_true", help="gradients only")
     parser.add_argument("--minutes", type=float, metavar="M", help=f"in all ({MINUTES:.0f})")
     parser.add_argument(
         "--threads", type=int, metavar="N", help="with 1 processor time is measured"
@@ -128,7 +130,7 @@ def _rows(options: argparse.Namespace) -> tuple[Row, ...]:
     rows = chosen(known, options.rows)
     if not rows:
         raise BenchError(f"no row has {options.rows!r} in its name; opgen bench --list shows them")
-    return by_turns(rows) if options.quick else rows
+    return by_turns(rows)
 
 
 def _own(options: argparse.Namespace) -> own.Own:
@@ -170,6 +172,12 @@ def _attribute(text: str) -> tuple[str, own.Value]:
     return name, value
 
 
+def _directions(options: argparse.Namespace) -> tuple[Direction, ...]:
+    if options.forward:
+        return (Direction.FORWARD,)
+    return (Direction.BACKWARD,) if options.backward else tuple(Direction)
+
+
 def _plan(options: argparse.Namespace, rows: Sequence[Row]) -> Plan:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
@@ -188,7 +196,7 @@ def _plan(options: argparse.Namespace, rows: Sequence[Row]) -> Plan:
         compiled = frozenset(row.name for row in rows if row.quick or row.kind == "own")
     return Plan(
         tuple(rows),
-        (Direction.FORWARD,) if options.forward else tuple(Direction),
+        _directions(options),
         torch.device(device),
         options.minutes or (QUICK_MINUTES if options.quick else MINUTES),
         compiled,

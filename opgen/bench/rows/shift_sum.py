@@ -45,6 +45,7 @@ def rows() -> Iterator[Row]:
         measurement,
         "shift_sum",
         moves=True,
+        on_gpu=(16, 512, 256, 256),
         omitted=_MANY_CHANNELS,
     )
     yield Row(
@@ -64,6 +65,7 @@ def rows() -> Iterator[Row]:
         pseudo_inverse,
         "shift_sum",
         moves=True,
+        on_gpu=(16, 512, 256, 256),
         omitted=_MANY_CHANNELS,
     )
 
@@ -162,7 +164,7 @@ def padded(x: Tensor, mask: Tensor) -> Tensor:
 def gathered(x: Tensor, mask: Tensor) -> Tensor:
     """Reads by index, zero outside: a graph whose size does not depend on the channels."""
     channels, columns = x.shape[1], x.shape[3]
-    c, v = torch.arange(channels), torch.arange(_width(channels, columns))
+    c, v = (torch.arange(n, device=x.device) for n in (channels, _width(channels, columns)))
     w = v - c[:, None] * STEP
     inside = (w >= 0) & (w < columns)
     z = (x * mask)[:, c[:, None], :, w.clamp(0, columns - 1)]
