@@ -28,6 +28,7 @@ from opgen.bench.rows import QUICKLY_COMPILED, every_row
 from opgen.bench.rows.nets import forward as net
 from opgen.bench.run import Omitted, Plan, Refused, chosen, run
 from opgen.bench.timing import Sample
+from opgen.testing.references import references_path
 
 CPU = torch.device("cpu")
 ROWS = {row.name: row for row in every_row()}
@@ -216,6 +217,15 @@ def test_copies_move_as_many_bytes() -> None:
         assert isinstance(made, Tensor) and 2 * made.numel() * made.element_size() == 4096
 
 
+def test_multiplications_of_gradients() -> None:
+    """As many as forward for each of two factors; a bias and further layers have none."""
+    x = torch.ones(3)
+    for differentiable, factor in (((0,), 1), ((0, 1), 2), ((0, 1, 2), 2), (tuple(range(11)), 2)):
+        workload = Workload((x,) * 11, double, (), points=70, differentiable=differentiable)
+        assert workload.multiplications(Direction.FORWARD) == 70
+        assert workload.multiplications(Direction.BACKWARD) == 70 * factor
+
+
 # ---------------------------------------------------------------------------- rows
 def small(opgen: Callable[..., Tensor], *contenders: Contender, **others: object) -> Row:
     """A row of five numbers."""
@@ -305,7 +315,11 @@ def test_cotangents_are_alike_whoever_is_measured() -> None:
 
 
 REPRESENTATIVE = [
-    row for row in every_row() if row.quick or "one spec" in row.name or "autocast" in row.name
+    row
+    for row in every_row()
+    if row.quick
+    or (row.name.endswith("autocast") and "[8,2048,8,8]" in row.name)
+    or "in one spec [" in row.name
 ]
 
 
@@ -342,6 +356,15 @@ def test_tf32_is_switched_and_put_back() -> None:
     assert seen == [(True, True), (False, False)]
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
     assert contender.name == "product, TF32" and contender.precision is torch.float16
+
+
+def test_specs_of_the_benchmark(tmp_path: Path) -> None:
+    specs = sorted((Path(__file__).parent.parent / "benchmarks" / "specs").glob("*.op"))
+    assert specs
+    for spec in specs:
+        assert references_path(spec).exists()
+        arguments = ["--examples", "4", "--replays", str(tmp_path)]
+        assert main(["test", str(spec), *arguments]) == 0
 
 
 # ---------------------------------------------------------------------------- layout copies

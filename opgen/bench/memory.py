@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 from collections.abc import Callable
@@ -52,6 +53,9 @@ def _on_gpu(passes: Callable[[], None], x: Tensor) -> int:
 def _here(passes: Callable[[], None]) -> int | None:
     if not sys.platform.startswith("linux"):
         return None
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)  # what was freed and kept would hide what is allocated now
     try:
         _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
     except OSError:

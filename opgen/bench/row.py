@@ -69,8 +69,14 @@ class Workload:
     autocast: torch.dtype | None = None
 
     def multiplications(self, direction: Direction) -> int:
-        """How many there are: for each gradient as many as forward."""
-        return self.points * (1 if direction is Direction.FORWARD else len(self.differentiable))
+        """How many there are: forward one for each point, backward one for each of its factors.
+
+        A product of two tensors has two factors; a bias, or the layers of a net, are no further
+        ones.
+        """
+        return self.points * (
+            1 if direction is Direction.FORWARD else min(2, len(self.differentiable))
+        )
 
     @property
     def device(self) -> torch.device:
