@@ -20,7 +20,7 @@ from opgen.bench import agreement, limits, report, statistics, tables, timing, t
 from opgen.bench.calls import OPGEN, calls_of
 from opgen.bench.faults import BenchError, DisagreementError
 from opgen.bench.growth import grown, growth
-from opgen.bench.measure import Result, measure
+from opgen.bench.measure import COPY_OP, Result, measure
 from opgen.bench.memory import peak
 from opgen.bench.precision import in_tf32, tf32
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload
@@ -123,6 +123,12 @@ def test_a_late_first_call_is_not_a_slow_contender() -> None:
     clock = Script({"a": [Sample(0.01)], "late": [Sample(1.0), Sample(0.01)]})
     rounds = timing.in_turn(clock.calls(), clock, budget=0)
     assert len(rounds.seconds("late")) == len(rounds.seconds("a")) > 1
+
+
+def test_the_best_rival_is_not_slow_beside_opgen() -> None:
+    clock = Script({OPGEN: [Sample(0.001)], "best": [Sample(0.1)], "other": [Sample(0.2)]})
+    rounds = timing.in_turn(clock.calls(), clock, budget=1, always={OPGEN})
+    assert len(rounds.seconds("best")) == len(rounds.seconds(OPGEN)) > timing.FEW_ROUNDS
 
 
 def test_slowness_is_reconsidered() -> None:
@@ -284,9 +290,13 @@ def slow(x: Tensor) -> Tensor:
 
 def test_dispatched_calls_are_told_apart() -> None:
     weight = torch.randn(3, 3)
-    assert trace.runs_contraction(lambda: F.linear(torch.randn(2, 3), weight))
-    assert trace.runs_contraction(lambda: F.conv1d(torch.randn(1, 1, 9), torch.randn(1, 1, 3)))
-    assert not trace.runs_contraction(lambda: torch.randn(2, 3) * 2)
+    for call, expected in (
+        (lambda: F.linear(torch.randn(2, 3), weight), True),
+        (lambda: F.conv1d(torch.randn(1, 1, 9), torch.randn(1, 1, 3)), True),
+        (lambda: torch.randn(2, 3) * 2, False),
+    ):
+        result, ops = trace.traced(call)
+        assert isinstance(result, Tensor) and trace.runs_contraction(ops) is expected
 
 
 def test_rows_for_which_no_time_is_left_are_named() -> None:
@@ -367,6 +377,14 @@ def test_specs_of_the_benchmark(tmp_path: Path) -> None:
         assert main(["test", str(spec), *arguments]) == 0
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", REPRESENTATIVE, ids=lambda row: row.name)
+def test_contenders_of_a_row_agree_on_a_gpu(row: Row) -> None:
+    for direction in row.directions:
+        result = measure(row, direction, torch.device("cuda"), shape=row.tiny, budget=0)
+        assert result.times[OPGEN] > 0 and len(result.times) >= 2
+
+
 # ---------------------------------------------------------------------------- layout copies
 def test_no_copy_around_the_shuffle() -> None:
     name = "EDSR-like net [1,3,180,320] channels_last"
@@ -378,7 +396,8 @@ def test_layout_copies_are_seen() -> None:
     """Negative control: the same net with a shuffle that changes the layout."""
     workload = ROWS["EDSR-like net [1,3,180,320] channels_last"].make((1, 3, 5, 6), CPU)
     copying = net(lambda x: F.pixel_shuffle(x.contiguous(), 2))
-    assert trace.ops(lambda: copying(*workload.inputs))["aten::copy_"] >= 2
+    _, ops = trace.traced(lambda: copying(*workload.inputs))
+    assert ops[COPY_OP] >= 2
 
 
 # ---------------------------------------------------------------------------- the command
@@ -562,11 +581,19 @@ def test_tables_are_written_between_the_marks(written: Path) -> None:
     assert {line.count("|") for line in lines} == {columns}
 
 
-def test_tables_need_their_marks(written: Path, tmp_path: Path) -> None:
-    found = json.loads((written / "b.json").read_text())
+def test_files_are_looked_at_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody wants to hear after 24 minutes that the figures have no place."""
     (tmp_path / "other.md").write_text("no marks")
-    with pytest.raises(BenchError, match="no place for the figures"):
-        tables.rewritten(tmp_path / "other.md", found)
+    for option, path, message in (
+        ("--write-readme", tmp_path / "other.md", "no place for the figures"),
+        ("--json", tmp_path / "none" / "b.json", "does not exist"),
+        ("--plot", tmp_path / "none" / "b.svg", "does not exist"),
+    ):
+        assert main(["bench", "--rows", "unfold 3x3*", option, str(path)]) == 2
+        said = capsys.readouterr()
+        assert message in said.err and not said.out
 
 
 def test_the_readme_has_its_marks() -> None:

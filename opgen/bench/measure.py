@@ -13,11 +13,13 @@ from opgen.bench.calls import OPGEN, calls_of, result_like
 from opgen.bench.precision import in_tf32
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload
 from opgen.bench.statistics import Ratio
-from opgen.bench.trace import ops, runs_contraction
+from opgen.bench.trace import runs_contraction, traced
 
 COMPILED = "torch.compile"
 COPY = "copy_"
 FRESH_COPY = "empty + copy_"
+COPY_OP = "aten::copy_"
+"""What PyTorch runs to move a tensor to another layout, among other things."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ def measure(
     if device.type == "cuda" and workload.contraction:
         contenders += [in_tf32(c) for c in contenders[1:]]
     calls = calls_of(workload, contenders, direction)
-    expected = calls[OPGEN]()
+    expected, ops = traced(calls[OPGEN])
+    copied = {OPGEN: ops[COPY_OP]}
     failed = {}
     if compiled and workload.compiled is not None:
         made = Contender(COMPILED, compiler.compiled(workload.compiled))
@@ -105,7 +108,7 @@ def measure(
             agreement.check(name, call(), expected, points, workload.depth, workload.autocast)
     moved = limits.traffic(*_operands(workload, direction, expected))
     del expected
-    dispatched = workload.combined or runs_contraction(calls[OPGEN])
+    dispatched = workload.combined or runs_contraction(ops)
     copies = limits.copies(moved, device)
     both = {**calls, COPY: copies.recycled, FRESH_COPY: copies.fresh}
     clock = timing.clock_of(device)
@@ -135,7 +138,7 @@ def measure(
         repeated=rounds.repeated,
         noisy=rounds.noisy,
         failed=failed,
-        copies={name: ops(calls[name])["aten::copy_"] for name in calls if row.traced},
+        copies=copied if row.traced else {},
     )
 
 

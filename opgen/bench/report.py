@@ -17,6 +17,9 @@ from opgen.bench.statistics import geometric_mean
 NEAR: Final = 0.97
 """opgen keeps up if the median of the ratio is no less, and its interval reaches 1."""
 
+BANDWIDTH: Final = 0.8
+"""The part of the bandwidth of a copy that rows which only move data should reach."""
+
 
 def name(result: Result) -> str:
     """The row, its shape if it is another, its direction, and marks: dispatched, disturbed."""
@@ -95,6 +98,13 @@ def summary(outcomes: Sequence[Outcome], compiled: frozenset[str]) -> Iterator[s
     if fresh:
         reached = sum(result.copy_ratio.high >= 1 for result in fresh)
         yield f"{reached} of {len(fresh)} rows that only move data are as fast as {FRESH_COPY}"
+    kept = [result.recycled for result in fresh if result.recycled]
+    if kept:
+        reached = sum(times[COPY] >= BANDWIDTH * times[OPGEN] for times in kept)
+        yield (
+            f"{reached} of {len(kept)} reach {100 * BANDWIDTH:.0f} % of the bandwidth of {COPY} "
+            "with outputs recycled"
+        )
     if any(result.noisy for result in results):
         noisy = sum(result.noisy for result in results)
         yield f"{noisy} rows were disturbed: other programs took the processor away meanwhile"

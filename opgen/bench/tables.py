@@ -28,13 +28,19 @@ _AT_LIMIT: Final = 0.8
 _LIKE_FRESH: Final = 1.25
 
 
-def rewritten(path: Path, found: Document) -> None:
-    """Put the figures between the marks of a file; BenchError where it has none."""
+def split(path: Path) -> tuple[str, str]:
+    """What stands before and after the figures of a file; BenchError where they have no place."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
         raise BenchError(f"{path} has no place for the figures: lines '{BEGIN}' and '{END}'")
+    return head, tail
+
+
+def rewritten(path: Path, found: Document) -> None:
+    """Put the figures between the marks of a file; BenchError where it has none."""
+    head, tail = split(path)
     body = "\n".join(markdown(found))
     path.write_text(f"{head}{BEGIN}\n{body}\n{END}{tail}", encoding="utf-8")
 

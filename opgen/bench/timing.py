@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -16,7 +17,7 @@ Call = Callable[[], object]
 SAMPLE: Final = 2e-3
 """Seconds that a sample takes at least: shorter calls are repeated within it."""
 SLOW: Final = 5.0
-"""A contender so many times slower than the fastest is not worth more than a few rounds."""
+"""A contender so many times slower than the fastest one is not worth more than a few rounds."""
 FEW_ROUNDS: Final = 3
 VERY_SLOW: Final = 20.0
 """So many times slower, and one round tells enough."""
@@ -125,9 +126,9 @@ def in_turn(
     """Time calls round by round, in an order that turns, for about `budget` seconds.
 
     At least five rounds are run, three where five would take several budgets; as many again, for as
-    long again, in place of disturbed ones. Slow contenders take part in few rounds, but `always`
-    and `references` in all; references, such as a copy, are not what makes others slow. Every call
-    has been made before: the first one is not like the others.
+    long again, in place of disturbed ones. Contenders that are slow beside the fastest one take
+    part in few rounds; `always`, who they are compared with, and `references`, such as a copy, take
+    part in all. Every call has been made before: the first one is not like the others.
     """
     return _Turns(dict(calls), clock, frozenset(always), frozenset(references)).run(budget)
 
@@ -143,18 +144,17 @@ class _Turns:
         references: frozenset[str],
     ) -> None:
         self.calls, self.clock, self.names = calls, clock, list(calls)
-        self.references = references
+        self.rivals = [name for name in self.names if name not in always | references]
         self.once = {name: clock(call, 1).seconds for name, call in calls.items()}
-        fastest = min(t for name, t in self.once.items() if name not in references)
+        fastest = min((self.once[name] for name in self.rivals), default=math.inf)
         self.most: dict[str, int] = {}
         """In how many rounds slow contenders take part."""
-        for name in calls.keys() - always - references:
+        for name in self.rivals:
             if self.once[name] > SLOW * fastest:
                 # Perhaps it was only disturbed.
                 self.once[name] = min(self.once[name], clock(calls[name], 1).seconds)
-                few = 1 if self.once[name] > VERY_SLOW * fastest else FEW_ROUNDS
-                if self.once[name] > SLOW * fastest:
-                    self.most[name] = few
+            if self.once[name] > SLOW * fastest:
+                self.most[name] = 1 if self.once[name] > VERY_SLOW * fastest else FEW_ROUNDS
         self.rounds: list[Taken] = []
 
     def run(self, budget: float) -> Rounds:
@@ -183,7 +183,7 @@ class _Turns:
     def _reconsidered(self) -> bool:
         """Whether some contender was taken to be slow, and is not, by the rounds it was in."""
         usual = self._usual()
-        fastest = min(taken for name, taken in usual.items() if name not in self.references)
+        fastest = min((usual[name] for name in self.rivals), default=math.inf)
         found = [name for name in self.most if usual[name] <= SLOW * fastest]
         for name in found:
             del self.most[name]
@@ -202,7 +202,7 @@ class _Turns:
         first = len(self.rounds) % len(self.names)
         taken: Taken = {}
         for name in self.names[first:] + self.names[:first]:
-            if len(self.rounds) >= self.most.get(name, MOST_ROUNDS * 2):
+            if len(self.rounds) >= self.most.get(name, math.inf):
                 continue
             once = self.once[name]
             if once < SAMPLE:

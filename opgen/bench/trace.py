@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Collection
+from typing import Final, TypeVar
 
 from torch.autograd import profiler_legacy
+
+Result = TypeVar("Result")
 
 CONTRACTIONS: Final = frozenset(
     {
@@ -24,14 +26,14 @@ CONTRACTIONS: Final = frozenset(
 """Where PyTorch calls oneDNN, cuDNN, cuBLAS and the like."""
 
 
-def ops(call: Callable[[], object]) -> Counter[str]:
-    """How often each op of PyTorch runs in a call, ops within ops included."""
+def traced(call: Callable[[], Result]) -> tuple[Result, Counter[str]]:
+    """What a call returns, and how often each op of PyTorch runs in it, ops within ops included."""
     # The newer profiler writes to standard error whenever it starts and stops.
     with profiler_legacy.profile() as profile:  # type: ignore[no-untyped-call]
-        call()
-    return Counter(event.name for event in profile.function_events or ())
+        result = call()
+    return result, Counter(event.name for event in profile.function_events or ())
 
 
-def runs_contraction(call: Callable[[], object]) -> bool:
-    """Whether a product of matrices or a convolution of PyTorch runs in it."""
-    return not CONTRACTIONS.isdisjoint(ops(call))
+def runs_contraction(ops: Collection[str]) -> bool:
+    """Whether a product of matrices or a convolution of PyTorch is among them."""
+    return not CONTRACTIONS.isdisjoint(ops)
