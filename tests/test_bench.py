@@ -564,7 +564,9 @@ def test_peak_memory() -> None:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench")
     readme = folder / "README.md"
-    readme.write_text(f"before\n{tables.BEGIN}\nold figures\n{tables.END}\nafter\n")
+    begin, end = tables.marks(tables.ROWS)
+    growth = "\n".join(tables.marks(tables.GROWTH))
+    readme.write_text(f"before\n{begin}\nold figures\n{end}\n{growth}\nafter\n")
     files = ("--json", folder / "b.json", "--plot", folder / "b.svg", "--write-readme", readme)
     arguments = ["bench", "--tiny", "--rows", "shared filter*[]]", *map(str, files)]
     assert main(arguments) == 0
@@ -573,12 +575,24 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_tables_are_written_between_the_marks(written: Path) -> None:
     text = (written / "README.md").read_text()
-    assert text.startswith(f"before\n{tables.BEGIN}\n* date: ")
-    assert text.endswith(f"{tables.END}\nafter\n") and "old figures" not in text
+    begin, end = tables.marks(tables.ROWS)
+    growth = "\n".join(tables.marks(tables.GROWTH))
+    assert text.startswith(f"before\n{begin}\n* date: ") and "old figures" not in text
+    assert text.endswith(f"\n{end}\n{growth}\nafter\n")
     lines = [line for line in text.splitlines() if line.startswith("| shared filter")]
     assert len(lines) == 4
     columns = next(line for line in text.splitlines() if line.startswith("| row |")).count("|")
     assert {line.count("|") for line in lines} == {columns}
+
+
+def test_growth_has_its_own_place(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    rows = "\n".join(tables.marks(tables.ROWS))
+    path.write_text("\n".join([rows, *tables.marks(tables.GROWTH)]))
+    arguments = ["bench", "--growth", "--tiny", "--forward", "--rows", "shift_sum A, 28*"]
+    assert main([*arguments, "--write-readme", str(path)]) == 0
+    text = path.read_text()
+    assert text.startswith(rows) and text.count("| shift_sum A, 28 channels | forward |") == 1
 
 
 def test_files_are_looked_at_before_the_run(
@@ -597,8 +611,19 @@ def test_files_are_looked_at_before_the_run(
 
 
 def test_the_readme_has_its_marks() -> None:
-    text = (Path(__file__).parent.parent / "benchmarks" / "README.md").read_text()
-    assert text.count(tables.BEGIN) == text.count(tables.END) == 1
+    path = Path(__file__).parent.parent / "benchmarks" / "README.md"
+    for part in (tables.ROWS, tables.GROWTH):
+        tables.split(path, part)
+
+
+def test_a_row_that_fails_does_not_end_the_run() -> None:
+    def failing(x: Tensor) -> Tensor:
+        raise RuntimeError("not enough memory")
+
+    rows = (small(double, Contender("failing", failing)), small(double, Contender("same", double)))
+    first, second = run(Plan(rows, (Direction.FORWARD,), CPU, minutes=1, tiny=True))
+    assert isinstance(first, Refused) and first.reason == "RuntimeError: not enough memory"
+    assert isinstance(second, Result)
 
 
 def test_what_limits_a_row() -> None:

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from opgen.bench import recycle
-from opgen.bench.faults import BenchError, DisagreementError
+from opgen.bench.faults import BenchError
 from opgen.bench.growth import Growth, growth
 from opgen.bench.measure import Result, measure, recycled
 from opgen.bench.row import Direction, Row, Shape
@@ -79,6 +79,11 @@ def chosen(rows: Sequence[Row], pattern: str) -> tuple[Row, ...]:
     return tuple(row for row in rows if pattern in row.name or fnmatchcase(row.name, pattern))
 
 
+def _reason(error: Exception) -> str:
+    """What went wrong: a contender disagrees, or there is not enough memory, or anything else."""
+    return str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
+
+
 def by_turns(rows: Sequence[Row]) -> tuple[Row, ...]:
     """The first row of every kind, then the second: each is there even if time runs out."""
     kinds: dict[str, list[Row]] = {}
@@ -109,8 +114,8 @@ def run(plan: Plan, measured: Callable[..., Result] = measure) -> Iterator[Outco
                 compiled=row.name in plan.compiled,
                 budget=0 if plan.tiny else min(_MOST, _TIMED * left / (len(todo) - at)),
             )
-        except DisagreementError as error:
-            yield Refused(row, direction, str(error))
+        except Exception as error:  # a run of many rows goes on, and says so in the end
+            yield Refused(row, direction, _reason(error))
         gc.collect()
 
 
@@ -145,6 +150,6 @@ def run_growth(plan: Plan) -> Iterator[Growth | Refused | Omitted]:
             continue
         try:
             yield growth(row, direction, plan.device, shape, budget)
-        except BenchError as error:
-            yield Refused(row, direction, str(error))
+        except Exception as error:  # as above
+            yield Refused(row, direction, _reason(error))
         gc.collect()

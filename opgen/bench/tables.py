@@ -13,8 +13,8 @@ from opgen.bench.measure import COMPILED, COPY, FRESH_COPY
 from opgen.bench.report import milliseconds
 from opgen.bench.statistics import geometric_mean
 
-BEGIN: Final = "<!-- written by opgen bench --write-readme -->"
-END: Final = "<!-- end -->"
+ROWS: Final = "rows"
+GROWTH: Final = "growth"
 TITLES: Final = {
     "shift_sum": "Shift and sum",
     "upsampling": "Upsampling by two",
@@ -28,28 +28,43 @@ _AT_LIMIT: Final = 0.8
 _LIKE_FRESH: Final = 1.25
 
 
-def split(path: Path) -> tuple[str, str]:
-    """What stands before and after the figures of a file; BenchError where they have no place."""
+def marks(part: str) -> tuple[str, str]:
+    """The lines between which a part of the file is written: `ROWS` or `GROWTH`."""
+    return f"<!-- {part}: written by opgen bench --write-readme -->", f"<!-- end of {part} -->"
+
+
+def split(path: Path, part: str) -> tuple[str, str]:
+    """What stands before and after a part of a file; BenchError where it has no place."""
+    begin, end = marks(part)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise BenchError(f"{path} has no place for the figures: lines '{BEGIN}' and '{END}'")
+    head, found, rest = text.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise BenchError(f"{path} has no place for the figures: lines '{begin}' and '{end}'")
     return head, tail
 
 
-def rewritten(path: Path, found: Document) -> None:
+def rewritten(path: Path, part: str, found: Document) -> None:
     """Put the figures between the marks of a file; BenchError where it has none."""
-    head, tail = split(path)
-    body = "\n".join(markdown(found))
-    path.write_text(f"{head}{BEGIN}\n{body}\n{END}{tail}", encoding="utf-8")
+    head, tail = split(path, part)
+    begin, end = marks(part)
+    lines = [*_origin(found), *(_growth(found) if part == GROWTH else _rows(found))]
+    path.write_text("\n".join([head + begin, *lines, end + tail]), encoding="utf-8")
 
 
-def markdown(found: Document) -> Iterator[str]:
-    """Lines: how the run was made, what it comes to, and a table of each kind of row."""
+def _origin(found: Document) -> Iterator[str]:
+    """How the run was made."""
     machine = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
     yield from (f"* date: {found['started']}", f"* machine: {machine}")
     yield f"* command: `{found['command']}`"
+    for title, key in (("not reported", "refused"), ("not measured, for lack of time", "omitted")):
+        if found[key]:
+            names = [f"{row['name']} ({row['direction']})" for row in found[key]]
+            yield f"* {title}: {'; '.join(names)}"
+
+
+def _rows(found: Document) -> Iterator[str]:
+    """What the run comes to, and a table of each kind of row."""
     own = [row["ratio"][row["best"]]["median"] for row in found["rows"] if not row["dispatched"]]
     yield (
         f"* geometric mean of the ratios of the {len(own)} rows that opgen computes itself: "
@@ -64,11 +79,16 @@ def markdown(found: Document) -> Iterator[str]:
             yield from ("", f"### {title}", "")
             yield from _times(rows)
             yield from _recycled([row for row in rows if row["recycled"]])
-    yield from _growth(found.get("growth", []))
-    for title, key in (("Not reported", "refused"), ("Not measured, for lack of time", "omitted")):
-        if found[key]:
-            names = [f"{row['name']} ({row['direction']})" for row in found[key]]
-            yield from ("", f"{title}: {'; '.join(names)}.")
+            yield from _copies([row for row in rows if row["copies"]])
+
+
+def _copies(rows: list[Document]) -> Iterator[str]:
+    if not rows:
+        return
+    yield from ("", "Copies that PyTorch runs within a call, as its profiler sees them:", "")
+    for row in rows:
+        counts = ", ".join(f"{name} {count}" for name, count in row["copies"].items())
+        yield f"* {row['name']}, {row['direction']}: {counts}"
 
 
 def _times(rows: list[Document]) -> Iterator[str]:
@@ -118,16 +138,14 @@ def _recycled(rows: list[Document]) -> Iterator[str]:
         yield _cells(row["name"], row["direction"], milliseconds(own), milliseconds(copied), part)
 
 
-def _growth(rows: list[Document]) -> Iterator[str]:
-    if not rows:
-        return
-    yield from ("", "### How cost grows", "")
+def _growth(found: Document) -> Iterator[str]:
+    yield ""
     yield "Times at a quarter, a half, and the whole of the batch or the largest dim; MB moved;"
     yield "the exponent of the time over the bytes; MB held by forward and backward at the whole."
     yield ""
     yield "| row | | opgen | MB | exponent | of the best other | peak | of the best other |"
     yield "|---|---|---|---|---:|---:|---:|---:|"
-    for row in rows:
+    for row in found["growth"]:
         others = [value for name, value in row["exponents"].items() if name != OPGEN]
         peaks = [value for name, value in row["peaks"].items() if name != OPGEN]
         yield _cells(

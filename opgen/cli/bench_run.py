@@ -59,7 +59,7 @@ def _look_at_files(options: argparse.Namespace) -> None:
         if path is not None and not path.absolute().parent.is_dir():
             raise BenchError(f"{path} cannot be written: {path.parent} does not exist")
     if options.write_readme is not None:
-        tables.split(options.write_readme)
+        tables.split(options.write_readme, _part(options))
 
 
 def _write(options: argparse.Namespace, found: Document) -> None:
@@ -69,7 +69,12 @@ def _write(options: argparse.Namespace, found: Document) -> None:
     if options.plot is not None:
         options.plot.write_text(plot.svg(found), encoding="utf-8")
     if options.write_readme is not None:
-        tables.rewritten(options.write_readme, found)
+        tables.rewritten(options.write_readme, _part(options), found)
+
+
+def _part(options: argparse.Namespace) -> str:
+    """The part of the file of tables that this run writes."""
+    return tables.GROWTH if options.growth else tables.ROWS
 
 
 # ---------------------------------------------------------------------------- what is asked for
