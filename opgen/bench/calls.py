@@ -1,0 +1,82 @@
+"""What is timed of a contender: its forward pass, or its gradients alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from opgen.bench.row import Contender, Direction, Workload, autocast
+
+OPGEN = "opgen"
+"""The name of opgen among the contenders."""
+
+
+def result_like(workload: Workload) -> Tensor:
+    """What opgen computes: a gradient reads a tensor like it."""
+    with torch.no_grad():
+        return _run(Contender(OPGEN, workload.opgen), workload, workload.inputs)
+
+
+def calls_of(
+    workload: Workload, contenders: Sequence[Contender], direction: Direction
+) -> dict[str, Callable[[], tuple[Tensor, ...]]]:
+    """What is timed, by name; the results are what contenders must agree on.
+
+    Backward, the forward pass has run once, outside the timing, and what it kept is used again.
+    """
+    if direction is Direction.FORWARD:
+        return {
+            c.name: functools.partial(_forward, c, workload, workload.inputs) for c in contenders
+        }
+    cotangent: Tensor | None = None
+    calls: dict[str, Callable[[], tuple[Tensor, ...]]] = {}
+    for contender in contenders:
+        if contender.gradients is not None:
+            assert cotangent is not None, "opgen is the first, and has gradients"
+            calls[contender.name] = functools.partial(_written, contender, workload, cotangent)
+            continue
+        leaves = list(workload.inputs)
+        for at in workload.differentiable:
+            leaves[at] = leaves[at].detach().requires_grad_()
+        with torch.enable_grad():
+            y = _run(contender, workload, leaves)
+        if cotangent is None:
+            cotangent = _drawn_like(y.detach())
+        wanted = [leaves[at] for at in workload.differentiable]
+        calls[contender.name] = functools.partial(
+            _backward, contender, y, wanted, cotangent.to(y.dtype)
+        )
+    return calls
+
+
+def _run(contender: Contender, workload: Workload, inputs: Sequence[Tensor]) -> Tensor:
+    with contender.settings(), autocast(workload.device, workload.autocast):
+        return contender.function(*inputs)
+
+
+def _forward(
+    contender: Contender, workload: Workload, inputs: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        return (_run(contender, workload, inputs),)
+
+
+def _backward(
+    contender: Contender, y: Tensor, wanted: Sequence[Tensor], cotangent: Tensor
+) -> tuple[Tensor, ...]:
+    with contender.settings():
+        return torch.autograd.grad(y, wanted, cotangent, retain_graph=True)
+
+
+def _written(contender: Contender, workload: Workload, cotangent: Tensor) -> tuple[Tensor, ...]:
+    assert contender.gradients is not None
+    with torch.no_grad(), contender.settings():
+        return contender.gradients(cotangent, *workload.inputs)
+
+
+def _drawn_like(y: Tensor) -> Tensor:
+    """Numbers in the layout of a tensor, the same ones whenever they are drawn."""
+    return torch.empty_like(y).normal_(generator=torch.Generator(y.device).manual_seed(1))

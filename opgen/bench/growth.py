@@ -1,0 +1,72 @@
+"""How cost grows: a row at three sizes, and the memory of a training step at the largest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from opgen.bench import statistics
+from opgen.bench.calls import OPGEN
+from opgen.bench.faults import BenchError
+from opgen.bench.measure import Result, measure
+from opgen.bench.memory import peak
+from opgen.bench.row import Contender, Direction, Row, Shape
+
+PARTS: Final = (4, 2, 1)
+"""The sizes, as divisors of the full one."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One row in one direction at three sizes."""
+
+    row: Row
+    direction: Direction
+    results: tuple[Result, ...]
+    """Smallest first."""
+    exponents: Mapping[str, float]
+    """Of opgen and of the contender that is best at the full size: the slope of the logarithm of
+    the time over that of the bytes."""
+    peaks: Mapping[str, int]
+    """Bytes of forward and backward at the full size; empty where they cannot be told."""
+
+
+def grown(row: Row, shape: Shape) -> tuple[Shape, ...]:
+    """Three shapes, smallest first: the batch grows, or the largest dim where it is small.
+
+    BenchError where no dim is large enough to be divided by four.
+    """
+    largest = max(range(len(shape)), key=lambda at: shape[at])
+    at = 0 if shape[0] >= PARTS[0] else largest
+    if shape[at] < PARTS[0]:
+        raise BenchError(f"{row.name}: no dim of {list(shape)} can be divided by {PARTS[0]}")
+    return tuple((*shape[:at], shape[at] // part, *shape[at + 1 :]) for part in PARTS)
+
+
+def growth(
+    row: Row, direction: Direction, device: torch.device, shape: Shape, budget: float
+) -> Growth:
+    """Measure a row at three sizes; DisagreementError as for `measure`."""
+    results = tuple(
+        measure(row, direction, device, shape=size, budget=budget / len(PARTS))
+        for size in grown(row, shape)
+    )
+    full = results[-1]
+    moved = [result.moved for result in results]
+    exponents = {
+        name: statistics.exponent(moved, [result.times[name] for result in results])
+        for name in (OPGEN, full.best)
+    }
+    return Growth(row, direction, results, exponents, _peaks(full, device))
+
+
+def _peaks(full: Result, device: torch.device) -> dict[str, int]:
+    """Of opgen, and of the best contender that autograd differentiates."""
+    workload = full.row.make(full.shape, device)
+    known = [c for c in workload.contenders if c.name in full.times]
+    eager = min(known, key=lambda c: full.times[c.name])
+    found = {c.name: peak(c, workload) for c in (Contender(OPGEN, workload.opgen), eager)}
+    return {name: size for name, size in found.items() if size is not None}

@@ -1,0 +1,174 @@
+"""One row in one direction: checked, then timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from opgen.bench import agreement, compiler, limits, statistics, timing
+from opgen.bench.calls import OPGEN, calls_of, result_like
+from opgen.bench.precision import in_tf32
+from opgen.bench.row import Contender, Direction, Row, Shape, Workload
+from opgen.bench.statistics import Ratio
+from opgen.bench.trace import runs_contraction, traced
+
+COMPILED = "torch.compile"
+COPY = "copy_"
+FRESH_COPY = "empty + copy_"
+COPY_OP = "aten::copy_"
+"""What PyTorch runs to move a tensor to another layout, among other things."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The figures of a row in one direction, in seconds and bytes."""
+
+    row: Row
+    shape: Shape
+    direction: Direction
+    times: Mapping[str, float]
+    """The median of opgen and of every contender."""
+    spreads: Mapping[str, float]
+    ratios: Mapping[str, Ratio]
+    """Every contender over opgen, in pairs."""
+    limit: float
+    """The least time: of copying the bytes, or of the multiplications where that is more."""
+    copy: Mapping[str, float]
+    """Copying as many bytes: recycled, and into fresh memory."""
+    copy_ratio: Ratio
+    """`empty` and `copy_` of as many bytes, over opgen."""
+    moved: int
+    dispatched: bool
+    """Whether a library's convolution or product runs in opgen's call."""
+    rounds: int
+    repeated: int
+    noisy: bool
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Contenders that could not run, with the reason."""
+    copies: Mapping[str, int] = field(default_factory=dict)
+    """How many copies PyTorch runs within opgen's form and every contender; traced rows only."""
+    recycled: Mapping[str, float] = field(default_factory=dict)
+    """Of rows that only move data: opgen, the best contender, and `copy_`, into memory that is
+    there already. Empty where it was not measured."""
+
+    @property
+    def best(self) -> str:
+        """The fastest contender."""
+        return min((n for n in self.times if n != OPGEN), key=self.times.__getitem__)
+
+    @property
+    def ratio(self) -> Ratio:
+        """The best contender over opgen: above 1 opgen is faster."""
+        return self.ratios[self.best]
+
+    @property
+    def bandwidth(self) -> float:
+        """The part of the bandwidth of a copy that opgen reaches."""
+        return self.copy[COPY] / self.times[OPGEN]
+
+
+def measure(
+    row: Row,
+    direction: Direction,
+    device: torch.device,
+    *,
+    shape: Shape | None = None,
+    compiled: bool = False,
+    budget: float = 2.0,
+) -> Result:
+    """Build a row, check that all agree, and time it for about `budget` seconds.
+
+    `compiled` adds torch.compile. DisagreementError where a contender computes something else.
+    """
+    shape = row.shape if shape is None else shape
+    torch.manual_seed(0)
+    workload = row.make(shape, device)
+    contenders = [Contender(OPGEN, workload.opgen)]
+    contenders += [c for c in workload.contenders if direction in c.directions]
+    if device.type == "cuda" and workload.contraction:
+        contenders += [in_tf32(c) for c in contenders[1:]]
+    calls = calls_of(workload, contenders, direction)
+    expected, ops = traced(calls[OPGEN])
+    copied = {OPGEN: ops[COPY_OP]}
+    failed = {}
+    if compiled and workload.compiled is not None:
+        made = Contender(COMPILED, compiler.compiled(workload.compiled))
+        try:
+            call = calls_of(workload, [contenders[0], made], direction)[COMPILED]
+            call()
+            calls[COMPILED] = call
+        except Exception as error:  # whatever its compilers raise: the others are still measured
+            failed[COMPILED] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    points = workload.points * workload.mixing
+    for name, call in calls.items():
+        if name != OPGEN:
+            agreement.check(name, call(), expected, points, workload.depth, workload.autocast)
+    moved = limits.traffic(*_operands(workload, direction, expected))
+    del expected
+    dispatched = workload.combined or runs_contraction(ops)
+    copies = limits.copies(moved, device)
+    both = {**calls, COPY: copies.recycled, FRESH_COPY: copies.fresh}
+    clock = timing.clock_of(device)
+    rounds = timing.in_turn(both, clock, budget, {OPGEN}, {COPY, FRESH_COPY})
+    times = {name: statistics.median(rounds.seconds(name)) for name in both}
+    limit = times[COPY]
+    if workload.contraction:
+        rate = limits.multiplications(device, workload.autocast or workload.inputs[0].dtype)
+        limit = max(limit, workload.multiplications(direction) / rate)
+    return Result(
+        row=row,
+        shape=shape,
+        direction=direction,
+        times={name: times[name] for name in calls},
+        spreads={name: statistics.spread(rounds.seconds(name)) for name in calls},
+        ratios={
+            name: statistics.paired_ratio(*rounds.pairs(name, OPGEN))
+            for name in calls
+            if name != OPGEN
+        },
+        limit=limit,
+        copy={name: times[name] for name in (COPY, FRESH_COPY)},
+        copy_ratio=statistics.paired_ratio(*rounds.pairs(FRESH_COPY, OPGEN)),
+        moved=moved,
+        dispatched=dispatched,
+        rounds=len(rounds.taken),
+        repeated=rounds.repeated,
+        noisy=rounds.noisy,
+        failed=failed,
+        copies=copied if row.traced else {},
+    )
+
+
+def recycled(result: Result, device: torch.device, budget: float) -> Result:
+    """The same row once more, where freed memory is kept: opgen, its best rival, and `copy_`."""
+    torch.manual_seed(0)
+    workload = result.row.make(result.shape, device)
+    known = {c.name: c for c in workload.contenders}
+    contenders = [Contender(OPGEN, workload.opgen)]
+    if result.best in known:
+        contenders.append(known[result.best])
+    calls: dict[str, timing.Call] = {}
+    calls.update(calls_of(workload, contenders, result.direction))
+    for _ in range(2):
+        for call in calls.values():
+            call()
+    calls[COPY] = limits.copies(result.moved, device).recycled
+    rounds = timing.in_turn(calls, timing.clock_of(device), budget, {OPGEN}, {COPY})
+    times = {name: statistics.median(rounds.seconds(name)) for name in calls}
+    return replace(result, recycled=times)
+
+
+def _operands(
+    workload: Workload, direction: Direction, results: tuple[Tensor, ...]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What must be read, and what is written.
+
+    A gradient reads its cotangent, which is like the output, and the inputs unless it is linear.
+    """
+    if direction is Direction.FORWARD:
+        return list(workload.inputs), list(results)
+    read = [] if workload.linear else list(workload.inputs)
+    return [*read, result_like(workload)], list(results)

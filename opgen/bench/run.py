@@ -1,0 +1,155 @@
+"""A whole run: every row that was asked for, within the time that was given."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+import torch
+
+from opgen.bench import recycle
+from opgen.bench.faults import BenchError
+from opgen.bench.growth import Growth, growth
+from opgen.bench.measure import Result, measure, recycled
+from opgen.bench.row import Direction, Row, Shape
+
+_TIMED: Final = 0.35
+"""The part of the time that goes into rounds; making tensors and kernels takes the rest."""
+_MOST: Final = 4.0
+"""Seconds after which more rounds of a row tell nothing new."""
+_RECYCLED: Final = 0.1
+"""The part of the time that is kept for the second measurement of rows that only move data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure, and how long."""
+
+    rows: tuple[Row, ...]
+    directions: tuple[Direction, ...]
+    device: torch.device
+    minutes: float
+    compiled: frozenset[str] = frozenset()
+    """Names of the rows in which torch.compile takes part."""
+    quick: bool = False
+    tiny: bool = False
+    """Whether rows have shapes for which times mean nothing: the runner itself is tried."""
+
+    def shape(self, row: Row) -> Shape:
+        """The shape that is measured of a row."""
+        return row.tiny if self.tiny else row.shape_for(self.device, quick=self.quick)
+
+    def measurements(self) -> list[tuple[Row, Direction]]:
+        """Every row in every direction that it has."""
+        return [
+            (row, direction)
+            for row in self.rows
+            for direction in self.directions
+            if direction in row.directions
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that is not reported, and why."""
+
+    row: Row
+    direction: Direction
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Omitted:
+    """A row for which no time was left."""
+
+    row: Row
+    direction: Direction
+
+
+Outcome = Result | Refused | Omitted
+
+
+def chosen(rows: Sequence[Row], pattern: str) -> tuple[Row, ...]:
+    """The rows whose name contains a text, or matches it as `*` and `?` do; all for ''."""
+    return tuple(row for row in rows if pattern in row.name or fnmatchcase(row.name, pattern))
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong: a contender disagrees, or there is not enough memory, or anything else."""
+    return str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
+
+
+def by_turns(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The first row of every kind, then the second: each is there even if time runs out."""
+    kinds: dict[str, list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(row.kind, []).append(row)
+    rounds = itertools.zip_longest(*kinds.values())
+    return tuple(row for turn in rounds for row in turn if row is not None)
+
+
+def run(plan: Plan, measured: Callable[..., Result] = measure) -> Iterator[Outcome]:
+    """Measure; the time that is left is shared out evenly among the rows that are left."""
+    if plan.device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = False  # contenders that use it say so
+    end = time.perf_counter() + 60 * plan.minutes * (1 - _RECYCLED)
+    todo = plan.measurements()
+    for at, (row, direction) in enumerate(todo):
+        left = end - time.perf_counter()
+        if left <= 0:
+            yield Omitted(row, direction)
+            continue
+        try:
+            yield measured(
+                row,
+                direction,
+                plan.device,
+                shape=plan.shape(row),
+                compiled=row.name in plan.compiled,
+                budget=0 if plan.tiny else min(_MOST, _TIMED * left / (len(todo) - at)),
+            )
+        except Exception as error:  # a run of many rows goes on, and says so in the end
+            yield Refused(row, direction, _reason(error))
+        gc.collect()
+
+
+def run_recycled(plan: Plan, outcomes: Sequence[Outcome]) -> Iterator[Result]:
+    """The rows that only move data, once more, with outputs recycled; none where that cannot be.
+
+    From then on this process keeps the memory that it frees.
+    """
+    moving = [o for o in outcomes if isinstance(o, Result) and o.row.moves]
+    if not moving or (plan.device.type == "cpu" and not recycle.keep_freed_memory()):
+        return
+    end = time.perf_counter() + 60 * plan.minutes * _RECYCLED
+    for at, result in enumerate(moving):
+        left = end - time.perf_counter()
+        if left <= 0:
+            return
+        budget = 0 if plan.tiny else min(_MOST, _TIMED * left / (len(moving) - at))
+        yield recycled(result, plan.device, budget)
+        gc.collect()
+
+
+def run_growth(plan: Plan) -> Iterator[Growth | Refused | Omitted]:
+    """Every row at three sizes, within the time."""
+    end = time.perf_counter() + 60 * plan.minutes
+    todo = plan.measurements()
+    for at, (row, direction) in enumerate(todo):
+        left = end - time.perf_counter()
+        shape = plan.shape(row)
+        budget = 0 if plan.tiny else min(_MOST, _TIMED * left / (len(todo) - at))
+        if left <= 0:
+            yield Omitted(row, direction)
+            continue
+        try:
+            yield growth(row, direction, plan.device, shape, budget)
+        except Exception as error:  # as above
+            yield Refused(row, direction, _reason(error))
+        gc.collect()

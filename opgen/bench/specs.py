@@ -1,0 +1,28 @@
+"""The specs that the rows are made from: those of the repository, and those of benchmarks/."""
+
+from __future__ import annotations
+
+import functools
+import types
+from pathlib import Path
+from typing import Final
+
+from opgen import compiler
+from opgen.bench.faults import BenchError
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDERS: Final = (_ROOT / "specs", _ROOT / "benchmarks" / "specs")
+
+
+@functools.cache
+def load(name: str) -> types.ModuleType:
+    """The module of `NAME.op`; BenchError where opgen was installed without its specs."""
+    for folder in FOLDERS:
+        path = folder / f"{name}.op"
+        if path.is_file():
+            return compiler.load(path)
+    raise BenchError(
+        f"the rows of the benchmark are made from {name}.op, which is not in "
+        f"{' or '.join(map(str, FOLDERS))}; run `opgen bench` with `pip install -e .` from a "
+        "checkout of opgen, or give it a spec of your own"
+    )

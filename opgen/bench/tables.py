@@ -1,0 +1,168 @@
+"""The figures of a run as Markdown, for benchmarks/README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from opgen.bench.calls import OPGEN
+from opgen.bench.document import Document
+from opgen.bench.faults import BenchError
+from opgen.bench.measure import COMPILED, COPY, FRESH_COPY
+from opgen.bench.report import milliseconds
+from opgen.bench.statistics import geometric_mean
+
+ROWS: Final = "rows"
+GROWTH: Final = "growth"
+TITLES: Final = {
+    "shift_sum": "Shift and sum",
+    "upsampling": "Upsampling by two",
+    "convolution": "Convolutions",
+    "unfold": "Unfold, product, fold",
+    "depth_to_space": "Depth to space, space to depth",
+    "nets": "A super-resolution net",
+    "own": "Own ops",
+}
+_AT_LIMIT: Final = 0.8
+_LIKE_FRESH: Final = 1.25
+
+
+def marks(part: str) -> tuple[str, str]:
+    """The lines between which a part of the file is written: `ROWS` or `GROWTH`."""
+    return f"<!-- {part}: written by opgen bench --write-readme -->", f"<!-- end of {part} -->"
+
+
+def split(path: Path, part: str) -> tuple[str, str]:
+    """What stands before and after a part of a file; BenchError where it has no place."""
+    begin, end = marks(part)
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    head, found, rest = text.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise BenchError(f"{path} has no place for the figures: lines '{begin}' and '{end}'")
+    return head, tail
+
+
+def rewritten(path: Path, part: str, found: Document) -> None:
+    """Put the figures between the marks of a file; BenchError where it has none."""
+    head, tail = split(path, part)
+    begin, end = marks(part)
+    lines = [*_origin(found), *(_growth(found) if part == GROWTH else _rows(found))]
+    path.write_text("\n".join([head + begin, *lines, end + tail]), encoding="utf-8")
+
+
+def _origin(found: Document) -> Iterator[str]:
+    """How the run was made."""
+    machine = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
+    yield from (f"* date: {found['started']}", f"* machine: {machine}")
+    yield f"* command: `{found['command']}`"
+    for title, key in (("not reported", "refused"), ("not measured, for lack of time", "omitted")):
+        if found[key]:
+            names = [f"{row['name']} ({row['direction']})" for row in found[key]]
+            yield f"* {title}: {'; '.join(names)}"
+
+
+def _rows(found: Document) -> Iterator[str]:
+    """What the run comes to, and a table of each kind of row."""
+    own = [row["ratio"][row["best"]]["median"] for row in found["rows"] if not row["dispatched"]]
+    yield (
+        f"* geometric mean of the ratios of the {len(own)} rows that opgen computes itself: "
+        f"{geometric_mean(own):.2f}"
+    )
+    disturbed = sum(row["disturbed"] for row in found["rows"])
+    if disturbed:
+        yield f"* disturbed by other programs: {disturbed} of {len(found['rows'])} rows, marked \\*"
+    for kind, title in TITLES.items():
+        rows = [row for row in found["rows"] if row["kind"] == kind]
+        if rows:
+            yield from ("", f"### {title}", "")
+            yield from _times(rows)
+            yield from _recycled([row for row in rows if row["recycled"]])
+            yield from _copies([row for row in rows if row["copies"]])
+
+
+def _copies(rows: list[Document]) -> Iterator[str]:
+    if not rows:
+        return
+    yield from ("", "Copies that PyTorch runs within a call, as its profiler sees them:", "")
+    for row in rows:
+        counts = ", ".join(f"{name} {count}" for name, count in row["copies"].items())
+        yield f"* {row['name']}, {row['direction']}: {counts}"
+
+
+def _times(rows: list[Document]) -> Iterator[str]:
+    yield (
+        "| row | | opgen | best other | by | ratio | 95 % | torch.compile | limit "
+        "| of limit | limited by |"
+    )
+    yield "|---|---|---:|---:|---|---:|---|---:|---:|---:|---|"
+    for row in rows:
+        times, ratio = row["times"], row["ratio"][row["best"]]
+        compiled = milliseconds(times[COMPILED]) if COMPILED in times else ""
+        yield _cells(
+            row["name"] + " \\*" * row["disturbed"],
+            row["direction"],
+            milliseconds(times[OPGEN]),
+            milliseconds(times[row["best"]]),
+            row["best"],
+            f"{ratio['median']:.2f}",
+            f"{ratio['low']:.2f}-{ratio['high']:.2f}",
+            compiled,
+            milliseconds(row["limit"]),
+            f"{100 * row['limit'] / times[OPGEN]:.0f} %",
+            limited_by(row),
+        )
+
+
+def limited_by(row: Mapping[str, Any]) -> str:
+    """What keeps opgen from being faster in a row."""
+    own = row["times"][OPGEN]
+    if row["dispatched"]:
+        return "the library it is dispatched to"
+    if row["limit"] >= _AT_LIMIT * own:
+        return "multiplications" if row["limit"] > row["copy"][COPY] else "memory"
+    if own <= _LIKE_FRESH * row["copy"][FRESH_COPY]:
+        return "fresh pages of the output"
+    return "its instructions"
+
+
+def _recycled(rows: list[Document]) -> Iterator[str]:
+    if not rows:
+        return
+    yield from ("", "With outputs recycled, in every call the same memory:", "")
+    yield from ("| row | | opgen | `copy_` | of its bandwidth |", "|---|---|---:|---:|---:|")
+    for row in rows:
+        own, copied = row["recycled"][OPGEN], row["recycled"][COPY]
+        part = f"{100 * copied / own:.0f} %"
+        yield _cells(row["name"], row["direction"], milliseconds(own), milliseconds(copied), part)
+
+
+def _growth(found: Document) -> Iterator[str]:
+    yield ""
+    yield "Times at a quarter, a half, and the whole of the batch or the largest dim; MB moved;"
+    yield "the exponent of the time over the bytes; MB held by forward and backward at the whole."
+    yield ""
+    yield "| row | | opgen | MB | exponent | of the best other | peak | of the best other |"
+    yield "|---|---|---|---|---:|---:|---:|---:|"
+    for row in found["growth"]:
+        others = [value for name, value in row["exponents"].items() if name != OPGEN]
+        peaks = [value for name, value in row["peaks"].items() if name != OPGEN]
+        yield _cells(
+            row["name"],
+            row["direction"],
+            ", ".join(milliseconds(seconds) for seconds in row["seconds"]),
+            ", ".join(_megabytes(size) for size in row["bytes"]),
+            f"{row['exponents'][OPGEN]:.2f}",
+            f"{others[0]:.2f}",
+            _megabytes(row["peaks"][OPGEN]) if row["peaks"] else "",
+            _megabytes(peaks[0]) if peaks else "",
+        )
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.3g}"
+
+
+def _cells(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,195 @@
+"""What `opgen bench` does: it is loaded when the command runs, not with every other command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from rich.console import Console
+
+from opgen.bench import machine, own, plot, report, tables
+from opgen.bench.document import Document, document
+from opgen.bench.faults import BenchError
+from opgen.bench.growth import Growth
+from opgen.bench.measure import Result
+from opgen.bench.row import Direction, Row
+from opgen.bench.rows import QUICKLY_COMPILED, every_row
+from opgen.bench.run import Outcome, Plan, Refused, by_turns, chosen, run_growth, run_recycled
+from opgen.bench.run import run as run_plan
+from opgen.cli.console import errors, output
+
+MINUTES: Final = 24.0
+QUICK_MINUTES: Final = 1.7
+
+
+def run(options: argparse.Namespace) -> int:
+    """0 if all contenders agreed, 1 if not, 2 for a call that cannot be measured."""
+    console = output()
+    try:
+        rows = _rows(options)
+        if options.list:
+            for row in rows:
+                console.print(row.name)
+            return 0
+        plan = _plan(options, rows)
+        _look_at_files(options)
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        growths = _grown(plan, console) if options.growth else []
+        outcomes = [] if options.growth else _measured(plan, console)
+        about = {"started": started, "command": shlex.join(["opgen", *sys.argv[1:]])}
+        found = document(outcomes, machine.describe(plan.device), about, growths)
+        _write(options, found)
+    except BenchError as error:
+        errors().print(f"opgen: {error}")
+        return 2
+    for line in report.summary(outcomes, plan.compiled) if outcomes else ():
+        console.print(line)
+    return 1 if any(isinstance(outcome, Refused) for outcome in outcomes) else 0
+
+
+def _look_at_files(options: argparse.Namespace) -> None:
+    """BenchError where a file that was asked for cannot be written, before time is spent."""
+    for path in (options.json, options.plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BenchError(f"{path} cannot be written: {path.parent} does not exist")
+    if options.write_readme is not None:
+        tables.split(options.write_readme, _part(options))
+
+
+def _write(options: argparse.Namespace, found: Document) -> None:
+    """The files that were asked for."""
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if options.plot is not None:
+        options.plot.write_text(plot.svg(found), encoding="utf-8")
+    if options.write_readme is not None:
+        tables.rewritten(options.write_readme, _part(options), found)
+
+
+def _part(options: argparse.Namespace) -> str:
+    """The part of the file of tables that this run writes."""
+    return tables.GROWTH if options.growth else tables.ROWS
+
+
+# ---------------------------------------------------------------------------- what is asked for
+def _rows(options: argparse.Namespace) -> tuple[Row, ...]:
+    if options.spec is not None:
+        return (own.row(_own(options)),)
+    if options.against or options.shape:
+        raise BenchError("--shape and --against are for an op of your own: name its SPEC")
+    known = tuple(row for row in every_row() if row.quick or not options.quick)
+    rows = chosen(known, options.rows)
+    if not rows:
+        raise BenchError(f"no row has {options.rows!r} in its name; opgen bench --list shows them")
+    return by_turns(rows)
+
+
+def _own(options: argparse.Namespace) -> own.Own:
+    shapes = {}
+    for text in options.shape:
+        name, _, numbers = text.partition("=")
+        try:
+            shapes[name] = tuple(int(n) for n in numbers.strip("[]").split(",") if n.strip())
+        except ValueError:
+            raise BenchError(f"--shape {text!r} must be as x=8,64,32,32") from None
+    return own.Own(
+        options.spec,
+        shapes,
+        tuple(options.against),
+        options.op,
+        dict(_attribute(text) for text in options.set),
+        getattr(torch, options.dtype),
+        options.channels_last,
+    )
+
+
+def _attribute(text: str) -> tuple[str, own.Value]:
+    """`stride=2`, `padding=1,1`, `mode=CRD`."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise BenchError(f"--set {text!r} must be as stride=2")
+    if value in ("true", "false"):
+        return name, value == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    if "," in value:
+        try:
+            return name, tuple(int(n) for n in value.split(","))
+        except ValueError:
+            raise BenchError(f"--set {text!r}: a tuple is written as 1,1") from None
+    return name, value
+
+
+def _directions(options: argparse.Namespace) -> tuple[Direction, ...]:
+    if options.forward:
+        return (Direction.FORWARD,)
+    return (Direction.BACKWARD,) if options.backward else tuple(Direction)
+
+
+def _plan(options: argparse.Namespace, rows: Sequence[Row]) -> Plan:
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BenchError("PyTorch finds no CUDA device here; `opgen doctor` says more")
+    if options.threads is not None:
+        if options.threads < 1:
+            raise BenchError("--threads must be at least 1")
+        torch.set_num_threads(options.threads)
+    if options.compile is not None:
+        compiled = frozenset(row.name for row in chosen(rows, options.compile))
+    elif options.tiny:
+        compiled = frozenset()
+    elif options.quick:
+        compiled = frozenset(QUICKLY_COMPILED)
+    else:
+        compiled = frozenset(row.name for row in rows if row.quick or row.kind == "own")
+    return Plan(
+        tuple(rows),
+        _directions(options),
+        torch.device(device),
+        options.minutes or (QUICK_MINUTES if options.quick else MINUTES),
+        compiled,
+        options.quick,
+        options.tiny,
+    )
+
+
+# ---------------------------------------------------------------------------- the run
+def _measured(plan: Plan, console: Console) -> list[Outcome]:
+    """Every outcome, printed as it comes."""
+    console.print(report.heading(), style="bold")
+    outcomes: list[Outcome] = []
+    for outcome in run_plan(plan):
+        outcomes.append(outcome)
+        if isinstance(outcome, Result):
+            console.print(report.line(outcome))
+        else:
+            errors().print(f"opgen: {report.problem(outcome)}")
+    again: dict[tuple[str, Direction], Result] = {}
+    for result in run_recycled(plan, outcomes):
+        if not again:
+            console.print("with outputs recycled", style="bold")
+        console.print(report.recycled(result))
+        again[result.row.name, result.direction] = result
+    return [again.get((o.row.name, o.direction), o) for o in outcomes]
+
+
+def _grown(plan: Plan, console: Console) -> list[Growth]:
+    """Every row at three sizes, printed as it comes."""
+    console.print(report.growth_heading(), style="bold")
+    growths = []
+    for found in run_growth(plan):
+        if isinstance(found, Growth):
+            growths.append(found)
+            console.print(report.growth_line(found))
+        else:
+            errors().print(f"opgen: {report.problem(found)}")
+    return growths
