@@ -280,6 +280,7 @@ KERNEL void f_y(
         }
         const int64_t c_end = least(C, floor_div(v_last, step) + 1);
         for (int64_t c = greatest(0, floor_div(v_first - W, step) + 1); c < c_end; c++) {
+            NOT_A_VECTOR;
             const int64_t v_begin = greatest(v_first, c * step);
             const int64_t v_end = least(v_last, c * step + W - 1);
             if (x_s2 == 1)
