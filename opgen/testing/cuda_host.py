@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from opgen.runtime import build, cuda, evaluation, lookup
+from opgen.runtime import build, cuda, cuda_grid, evaluation, lookup
 
 _HEADER = r"""
 #define OPGEN_HOST
@@ -31,9 +31,18 @@ _HEADER = r"""
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __launch_bounds__(...)
 namespace {
 struct Index { unsigned x, y, z; };
-Index threadIdx, blockIdx, blockDim;
+Index threadIdx, blockIdx, blockDim, gridDim;
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t(a) * b >> 32; }
+inline unsigned long long atomicCAS(unsigned long long *cell, unsigned long long expected,
+                                    unsigned long long value)
+{
+    const unsigned long long found = *cell;
+    if (found == expected) *cell = value;
+    return found;
+}
 template <class T> void atomicAdd(T *cell, T value) { *cell += value; }
 inline float rsqrt(float value) { return 1.0f / std::sqrt(value); }
 inline double rsqrt(double value) { return 1.0 / std::sqrt(value); }
@@ -68,46 +77,43 @@ template <class A> A word(int64_t bits) {
     return value;
 }
 template <class... A, std::size_t... I>
-void launch(void (*kernel)(A...), int64_t blocks, int64_t threads, const int64_t *words,
+void launch(void (*kernel)(A...), const int64_t *grid, const int64_t *words,
             std::index_sequence<I...>) {
     static_assert((... && (sizeof(A) == 8)), "arguments are pointers, long long or double");
-    blockDim.x = threads;
-    for (int64_t block = 0; block < blocks; block++)
-        for (int64_t thread = 0; thread < threads; thread++) {
-            blockIdx.x = block;
-            threadIdx.x = thread;
+    gridDim = {unsigned(grid[0]), unsigned(grid[1]), unsigned(grid[2])};
+    blockDim = {unsigned(grid[3]), unsigned(grid[4]), unsigned(grid[5])};
+    for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++)
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++)
+        for (threadIdx.z = 0; threadIdx.z < blockDim.z; threadIdx.z++)
+        for (threadIdx.y = 0; threadIdx.y < blockDim.y; threadIdx.y++)
+        for (threadIdx.x = 0; threadIdx.x < blockDim.x; threadIdx.x++)
             kernel(word<A>(words[I])...);
-        }
 }
 template <class... A>
-void launch(void (*kernel)(A...), int64_t blocks, int64_t threads, const int64_t *words) {
-    launch(kernel, blocks, threads, words, std::index_sequence_for<A...>());
+void launch(void (*kernel)(A...), const int64_t *grid, const int64_t *words) {
+    launch(kernel, grid, words, std::index_sequence_for<A...>());
 }
 }
 """
 
-_KERNEL = re.compile(r"extern \"C\" __global__ void (\w+)\(")
+_KERNEL = re.compile(r"extern \"C\" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(")
 _FLAGS = ("-O0", "-shared", "-fPIC", "-std=c++17", "-fwrapv", "-ffp-contract=off", "-w")
-_THREADS = 4  # fewer than on a GPU, so that small tests have several blocks and a partial one
 
 
 class HostBuildError(RuntimeError):
     """g++ refused a CUDA source."""
 
 
-def launch(
-    source: str,
-    device: torch.device,
-    launches: Sequence[tuple[str, int, tuple[cuda.Argument, ...]]],
-) -> None:
+def launch(source: str, device: torch.device, launches: Sequence[cuda.KernelLaunch]) -> None:
     """As `opgen.runtime.cuda.launch`, on tensors of the CPU."""
     library = _library(source)
-    for name, cells, arguments in launches:
-        if cells > 0:
-            words = [_word(argument) for argument in arguments]
-            function = getattr(library, f"opgen_launch_{name}")
-            function.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
-            function(-(-cells // _THREADS), _THREADS, (ctypes.c_int64 * len(words))(*words))
+    for each in launches:
+        words = [_word(argument) for argument in each.arguments]
+        grid = (*each.blocks, *each.threads)
+        function = getattr(library, f"opgen_launch_{each.kernel}")
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        function((ctypes.c_int64 * len(grid))(*grid), (ctypes.c_int64 * len(words))(*words))
 
 
 def _word(argument: cuda.Argument) -> int:
@@ -120,8 +126,8 @@ def _word(argument: cuda.Argument) -> int:
 @functools.cache
 def _library(source: str) -> ctypes.CDLL:
     stubs = "".join(
-        f'extern "C" void opgen_launch_{name}(int64_t b, int64_t t, const int64_t *w)\n'
-        f"{{ launch({name}, b, t, w); }}\n"
+        f'extern "C" void opgen_launch_{name}(const int64_t *grid, const int64_t *words)\n'
+        f"{{ launch({name}, grid, words); }}\n"
         for name in _KERNEL.findall(source)
     )
     text = f"{_HEADER}\n{source}\n{stubs}"
@@ -145,12 +151,13 @@ def _library(source: str) -> ctypes.CDLL:
 @contextlib.contextmanager
 def patched() -> Iterator[None]:
     """Within this block, ops on CPU tensors run their CUDA kernels."""
-    real_launch, real_run = cuda.launch, evaluation.run_on_cpu
+    before = cuda.launch, evaluation.run_on_cpu, cuda_grid.THREADS, cuda_grid.MOST_BLOCKS
     cuda.launch = launch
     evaluation.run_on_cpu = evaluation.run_on_cuda
+    # Small tests then have several blocks, partial ones, and loops over what a grid leaves out.
+    cuda_grid.THREADS, cuda_grid.MOST_BLOCKS = 4, (3, 2, 2)
     try:
         with lookup.suspended():
             yield
     finally:
-        cuda.launch = real_launch
-        evaluation.run_on_cpu = real_run
+        cuda.launch, evaluation.run_on_cpu, cuda_grid.THREADS, cuda_grid.MOST_BLOCKS = before
