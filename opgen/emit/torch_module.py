@@ -31,23 +31,30 @@ from opgen.ir.loops import Fault, Program
 from opgen.ir.notation import Attribute, AttributeType, Op, Tensor
 from opgen.ir.show import show
 
+Values = tuple[int | None, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class SpecialKernels:
-    """CPU kernels for values of integers: `names`, then `windows`, None for a window left open."""
+    """Kernels for values of integers: `names`, then `windows`, None for a window left open.
+
+    `programs` are those for the CPU, `on_gpu` those for threads of a GPU.
+    """
 
     names: tuple[str, ...] = ()
     windows: tuple[str, ...] = ()
-    programs: tuple[tuple[tuple[int | None, ...], Program], ...] = ()
+    programs: tuple[tuple[Values, Program], ...] = ()
+    on_gpu: tuple[tuple[Values, Program], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An op of the module and its kernels: one thread a cell, and for the CPU."""
+    """An op of the module and its kernels: as they are, for the CPU, and for threads of a GPU."""
 
     member: Member
     program: Program
     on_cpu: Program
+    on_gpu: Program
     traits: Traits
     special: SpecialKernels
 
@@ -283,6 +290,11 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         f"{operation}_c_{number}".upper(): c_source(each, unit.on_cpu)
         for number, (_, each) in enumerate(unit.special.programs, start=1)
     }
+    special_cuda = {
+        f"{cuda_name}_{number}": cuda_kernels(each, f"{cuda_name}_{number}", unit.on_gpu)
+        for number, (_, each) in enumerate(unit.special.on_gpu, start=1)
+    }
+    cuda = [cuda_kernels(unit.on_gpu, cuda_name), *special_cuda.values()]
     description = call(
         "Operation",
         (),
@@ -305,7 +317,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
             [dict_of({name: str(axis) for name, axis in axes}) for axes in unit.traits.parallel]
         ),
         linear=tuple_of([strings(names) for names in unit.traits.linear]),
-        special=_special(unit.special, special),
+        special=_special(unit.special, special, special_cuda),
     )
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],
@@ -315,7 +327,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         c_name,
         string(c_source(unit.on_cpu)),
         tuple((name, string(text)) for name, text in special.items()),
-        cuda_kernels(program, cuda_name).rstrip(),
+        "\n\n".join(text.rstrip() for text in cuda),
         layout(call("FAMILY.add", (description,)), before=f"{operation} = "),
     )
 
@@ -344,17 +356,22 @@ def _output(tensor: Tensor) -> Group:
     return call("Output", (quoted(tensor.name),), dtype=dtype, batched=batched)
 
 
-def _special(special: SpecialKernels, sources: Iterable[str]) -> Group | None:
+def _special(special: SpecialKernels, sources: Iterable[str], cuda: Iterable[str]) -> Group | None:
     if not special.names and not special.windows:
         return None
-    pairs = [
-        tuple_of((tuple_of([repr(value) for value in values]), source))
-        for (values, _), source in zip(special.programs, sources, strict=True)
-    ]
+
+    def pairs(programs: Iterable[tuple[Values, Program]], names: Iterable[str]) -> Group | None:
+        found = [
+            tuple_of((tuple_of([repr(value) for value in values]), name))
+            for (values, _), name in zip(programs, names, strict=True)
+        ]
+        return tuple_of(found) if found else None
+
     return call(
         "Special",
         (strings(special.names), strings(special.windows)),
-        sources=tuple_of(pairs) if pairs else None,
+        sources=pairs(special.programs, sources),
+        cuda=pairs(special.on_gpu, cuda),
     )
 
 

@@ -34,6 +34,8 @@ _HEADER = r"""
 #define __launch_bounds__(...)
 namespace {
 struct Index { unsigned x, y, z; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
 Index threadIdx, blockIdx, blockDim, gridDim;
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t(a) * b >> 32; }
 inline unsigned long long atomicCAS(unsigned long long *cell, unsigned long long expected,
