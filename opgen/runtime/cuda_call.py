@@ -27,7 +27,7 @@ def launches(
     `fault` is where kernels record an index that is checked at run time and was outside.
     """
     integers = call.shapes.integers
-    kernels = special.cuda_of(call.operation, special.values_of(call.operation, integers))
+    kernels = special.cuda_of(call.operation, integers)
     extents, reach = _sizes(kernels, tuple(integers.values()))
     narrow = cuda_grid.is_narrow(max(reach, default=0), extents, operands.values())
     found = []
