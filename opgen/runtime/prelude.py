@@ -246,8 +246,7 @@ typedef _Float16 f16;
 )
 
 _CUDA = (
-    r"""#ifndef OPGEN_HOST
-typedef signed char int8_t;
+    r"""typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
 typedef long long int64_t;
@@ -264,10 +263,11 @@ typedef __half f16;
 #define from_f16(cell) ((real)__half2float(cell))
 #define to_f16(value) (__float2half_rn((float)(value)))
 #endif
-#endif
 
 #define FUNCTION static __device__ __forceinline__
-#define FIRST(fault, number) ((fault)[0] = (number), 1)
+/* Threads may find faults at the same time: the first to come is reported. */
+#define FIRST(fault, number) \
+    (atomicCAS((unsigned long long *)(fault), 0ULL, (unsigned long long)(number)) == 0)
 """
     + _SHARED
     + _FAULT

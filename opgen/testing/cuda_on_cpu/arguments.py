@@ -143,7 +143,7 @@ def _bind_one(what: str, parameter: Parameter, value: object) -> Bound:
         raise TypeError(
             f"{what} is {parameter.text}: pass a NumPy array or a CPU tensor, got {_told(value)}"
         )
-    memory, code = _memory(what, parameter.name, value)
+    memory, code = _memory_of(what, parameter.name, value)
     _check_element_type(what, parameter, code, memory.itemsize, value)
     if (
         parameter.role is Role.POINTER
@@ -186,6 +186,11 @@ def packed(what: str, parameter: Parameter, value: object) -> ctypes.Array[ctype
     return ctypes.create_string_buffer(number.tobytes(), 8)
 
 
+def memory_of(name: str, value: np.ndarray | torch.Tensor) -> Memory:
+    """The memory of an array. TypeError if the emulator cannot take it."""
+    return _memory_of(name, name, value)[0]
+
+
 def _size_name(code: str) -> str:
     """Kind and size, which are the same for NumPy's several names of one C type."""
     return "" if code in "VE" else np.dtype(code).str[1:]
@@ -201,7 +206,7 @@ def _told(value: object) -> str:
     return f"{type(value).__name__} {value!r}"[:60]
 
 
-def _memory(what: str, name: str, value: np.ndarray | torch.Tensor) -> tuple[Memory, str]:
+def _memory_of(what: str, name: str, value: np.ndarray | torch.Tensor) -> tuple[Memory, str]:
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu":
             raise TypeError(f"{what}: the emulator takes tensors of the CPU, got {value.device}")
