@@ -436,11 +436,15 @@ def test_asynchronous_copies() -> None:
     run(COPY, (1,), (64,), (x, y), outs=("y",)).raise_if_errors()
     assert np.array_equal(y.reshape(-1, 4), x.reshape(-1, 4)[np.arange(64) ^ 1])
     report = run(replaced(COPY, "emu_cp_wait(0);", ""), (1,), (64,), (x, y))
-    assert report.kinds == {FindingKind.UNINITIALISED_READ, FindingKind.UNFINISHED_COPY}
+    assert report.kinds == {FindingKind.SHARED_RACE, FindingKind.UNFINISHED_COPY}
+    assert "an asynchronous copy to it is under way" in str(report.findings[0])
     report = run(replaced(COPY, "emu_cp_wait(0);", "emu_cp_wait(1);"), (1,), (64,), (x, y))
-    assert FindingKind.UNINITIALISED_READ in report.kinds
+    assert FindingKind.SHARED_RACE in report.kinds
     report = run(replaced(COPY, "__syncthreads();", ""), (1,), (64,), (x, y))
     assert FindingKind.SHARED_RACE in report.kinds
+    twice = "emu_cp_async(&s[t], x + 4*t, 16, 16);"
+    report = run(replaced(COPY, twice, twice * 2), (1,), (64,), (x, y))
+    assert only(report) is FindingKind.SHARED_RACE
     report = run(replaced(COPY, "x + 4*t", "x + 4*t + 1"), (1,), (64,), (x, y))
     assert only(report) is FindingKind.MISALIGNED
     report = run(replaced(COPY, "x + 4*t", "x + 4*t + 4"), (1,), (64,), (x, y))

@@ -1,5 +1,6 @@
 // cp.async: the source is read when the copy is asked for, and the destination is written when the
-// thread waits for its group. A kernel that forgets to wait reads what was there before.
+// thread waits for its group. On a GPU it may be written any time between, so whoever accesses it
+// then races with the copy.
 #pragma once
 #include <cstring>
 
@@ -13,6 +14,7 @@ inline void land_copies(int thread, int group) {
     size_t landed = 0;
     for (; landed < copies.size() && copies[landed].group < group; landed++) {
         const PendingCopy copy = copies[landed];
+        if (machine.options.check) end_copy(uintptr_t(copy.destination), copy.bytes);
         access(uintptr_t(copy.destination), copy.bytes, true, copy.pc);
         memcpy(copy.destination, copy.source, copy.source_bytes);
         memset(copy.destination + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
@@ -50,6 +52,7 @@ EMU_EXPORT void emu_cp_async(void *destination, const void *source, int bytes, i
         emu::abandon();
     }
     if (source_bytes > 0) emu::access_range(uintptr_t(source), source_bytes, false, pc);
+    if (emu::machine.options.check) emu::begin_copy(uintptr_t(destination), bytes, pc);
     thread.copies.push_back({
         static_cast<char *>(destination), static_cast<const char *>(source), bytes, source_bytes,
         thread.group, pc,

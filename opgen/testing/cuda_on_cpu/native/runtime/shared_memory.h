@@ -116,6 +116,40 @@ inline void check_shared_bounds(uintptr_t address, int bytes, bool is_write, uin
     }
 }
 
+inline bool is_copied_to(const SharedCell &cell) {
+    return cell.pending_epoch >= machine.block_epoch;
+}
+
+inline void report_pending_copy(
+    uintptr_t pc, const SharedCell &cell, int64_t offset, int bytes, bool is_write) {
+    Finding &finding =
+        add_finding(Kind::shared_race, pc, "an asynchronous copy to it is under way");
+    about_access(finding, kSharedMemory, offset, bytes, is_write);
+    about_other(finding, emu_position.thread, emu_position.block, cell.pending_pc);
+}
+
+// A copy may write at any time from here on, so it must come after the accesses of other threads.
+inline void begin_copy(uintptr_t address, int bytes, uintptr_t pc) {
+    check_shared_bounds(address, bytes, true, pc);
+    const uint32_t offset = uint32_t(address - machine.shared_base);
+    for (int byte = 0; byte < bytes; byte++) {
+        SharedCell &cell = machine.shared_cells[offset + byte];
+        if (is_copied_to(cell)) {
+            report_pending_copy(pc, cell, offset + byte, bytes, true);
+        } else if (races_with_writer(cell, false) || races_with_reader(cell)) {
+            const bool with_writer = races_with_writer(cell, false);
+            report_shared_race(pc, cell, offset + byte, bytes, true, with_writer);
+        }
+        cell.pending_epoch = machine.epoch;
+        cell.pending_pc = offset_in_module(pc);
+    }
+}
+
+inline void end_copy(uintptr_t address, int bytes) {
+    const uint32_t offset = uint32_t(address - machine.shared_base);
+    for (int byte = 0; byte < bytes; byte++) machine.shared_cells[offset + byte].pending_epoch = 0;
+}
+
 inline void check_shared(
     uintptr_t address, int bytes, bool is_write, uintptr_t pc, bool is_atomic) {
     check_shared_bounds(address, bytes, is_write, pc);
@@ -123,6 +157,10 @@ inline void check_shared(
     const uint32_t module_pc = offset_in_module(pc);
     for (int byte = 0; byte < bytes; byte++) {
         SharedCell &cell = machine.shared_cells[offset + byte];
+        if (is_copied_to(cell)) {
+            report_pending_copy(pc, cell, offset + byte, bytes, is_write);
+            return;
+        }
         const bool is_written = cell.write_epoch >= machine.block_epoch;
         if (!is_written && (!is_write || is_atomic)) {
             Finding &finding =
