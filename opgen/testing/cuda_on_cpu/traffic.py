@@ -49,7 +49,7 @@ def widths(report: Report) -> dict[tuple[str, bool], frozenset[int]]:
 
 
 def bank_conflicts(report: Report) -> float:
-    """The most wavefronts that an access to shared memory takes, 1 if there is no conflict."""
+    """The most wavefronts of an access to shared memory, as a multiple of the fewest it needs."""
     shared = [site for site in _traced(report).sites if site.is_shared]
     return max((site.moved / site.ideal for site in shared), default=1.0)
 
