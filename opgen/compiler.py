@@ -40,7 +40,14 @@ from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
-from opgen.passes.specialise import attributes_of, default_values, specialise, windows_of
+from opgen.passes.specialise import (
+    attributes_of,
+    default_values,
+    factors_of,
+    lengths_of,
+    specialise,
+    windows_of,
+)
 from opgen.runtime import Gradient, Operation
 
 ORDERS = 2
@@ -118,12 +125,19 @@ def _special_kernels(op: Op, program: Program, public: Op) -> SpecialKernels:
     if program.faults:
         return SpecialKernels()  # faults are numbered, and each program numbers its own
     names = attributes_of(op)
-    windows = tuple(name for name in windows_of(public) if name in program.integers)
+    taken: set[str] = set()
+    sizes = []
+    for found in (windows_of(public), lengths_of(public), factors_of(public)):
+        sizes.append(tuple(n for n in found if n in program.integers and n not in taken))
+        taken.update(found)
+    windows, lengths, factors = sizes
     defaults = default_values(op)
     if not names or defaults is None:
-        return SpecialKernels(names, windows)
-    values = tuple(defaults[name] for name in names) + (None,) * len(windows)
-    return SpecialKernels(names, windows, ((values, _special(op, program, defaults)),))
+        return SpecialKernels(names, windows, factors, lengths)
+    attributes = (defaults[name] for name in names)
+    values = (*attributes, *(None for _ in (*windows, *factors, *lengths)))
+    programs = ((values, _special(op, program, defaults)),)
+    return SpecialKernels(names, windows, factors, lengths, programs)
 
 
 def _special(op: Op, program: Program, values: Mapping[str, int]) -> Program:

@@ -21,7 +21,13 @@ from opgen.ir.verify import verify
 from opgen.passes.gather import gather
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
-from opgen.passes.specialise import attributes_of, specialise, windows_of
+from opgen.passes.specialise import (
+    attributes_of,
+    factors_of,
+    lengths_of,
+    specialise,
+    windows_of,
+)
 from opgen.testing.sizes import flattened
 from spec_calls import checked, gradient, leading, sizes_of
 from spec_calls import run as run_reference
@@ -63,12 +69,12 @@ def test_rows_of_many_ops_mean_what_the_notation_means(data: st.DataObject) -> N
     assert not differences(op, call, scheduled(op))
 
 
-@pytest.mark.parametrize("special", [False, True], ids=["generic", "special"])
+@pytest.mark.parametrize("special", ["nothing", "attributes", "sizes"])
 @pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
 @settings(max_examples=3)
 @given(data=st.data())
 def test_rows_of_specs_mean_what_the_notation_means(
-    special: bool, subject: Entry, data: st.DataObject
+    special: str, subject: Entry, data: st.DataObject
 ) -> None:
     op = checked(subject)
     case = data.draw(subject.cases)
@@ -76,16 +82,21 @@ def test_rows_of_specs_mean_what_the_notation_means(
     wanted = run_reference(op, sizes_of(op, case), inputs, case.attributes, leading(op, case))
     flat = {name: array.reshape(flattened(op, name, array.shape)) for name, array in inputs.items()}
     call = Call(sizes_of(op, case), flat, case.attributes)
-    got, _ = execute(op, call, scheduled(op, specialised(op, call) if special else None))
+    fixed = None if special == "nothing" else specialised(op, call, special == "sizes")
+    got, _ = execute(op, call, scheduled(op, fixed))
     for name, array in wanted.items():
         assert _agree(got[name].reshape(array.shape), array)
 
 
-def specialised(op: Op, call: Call) -> Op:
-    """The op for the attributes and windows of a call."""
+def specialised(op: Op, call: Call, sizes: bool) -> Op:
+    """The op for the attributes and windows of a call, or for all its sizes but the batch."""
     symbols = bind(op, call.sizes, call.tensors, call.attributes).symbols
-    names = (*attributes_of(op), *windows_of(op))
-    special = specialise(op, {name: symbols[name] for name in names})
+    names = {*attributes_of(op), *windows_of(op)}
+    if sizes:
+        names |= {*factors_of(op), *lengths_of(op)}
+    windows = {*windows_of(op), *factors_of(op), *lengths_of(op)}
+    values = {name: symbols[name] for name in names if symbols[name] or name not in windows}
+    special = specialise(op, values)
     verify(special)
     return special
 
@@ -118,8 +129,8 @@ def test_rows_of_gradients_mean_what_the_notation_means(
             for a in derived.attributes
         }
         call = Call(sizes, tensors, attributes)
-        special = specialised(derived, call)
-        for program in (scheduled(derived), scheduled(derived, special)):
+        for special in (None, specialised(derived, call, False), specialised(derived, call, True)):
+            program = scheduled(derived, special)
             assert not differences(derived, call, program), show_program(program)
 
 
@@ -162,3 +173,11 @@ def test_conditions_become_bounds_of_the_row() -> None:
 def test_rows_of_a_plane_are_taken_together() -> None:
     text = text_of("op f(x[C,H,W]) -> y[H,W]\n  y[h,w] = sum(c) x[c,h,w]")
     assert "for h in h_first .. h_last" in text
+
+
+def test_points_that_guards_leave_out_are_no_cells() -> None:
+    """Of three points only the middle one is a cell."""
+    op = op_of("op f(x[J]) -> y[1]\n  y[j - 1] += x[j] if 1 <= j < 2")
+    for size in (2, 3, 5):
+        call = Call({"J": size}, {"x": np.arange(1.0, size + 1)}, {})
+        assert not differences(op, call, scheduled(op, specialise(op, {"J": size})))

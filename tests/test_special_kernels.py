@@ -1,7 +1,8 @@
-"""Kernels for the attributes and windows of a call: made once, kept, bounded in number."""
+"""Kernels for the attributes and sizes of a call: made once, kept, bounded in number."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -68,6 +69,55 @@ def test_one_kernel_for_each_set_of_values() -> None:
         call(op, stride, padding, window)
     # A window of 17 is left open.
     assert made(op) == {(1, 0, 3), (2, 1, 3), (1, 0, 5), (3, 2, None)}
+
+
+PLANES = """
+op {name}(x[N,C,H,W], k[C]; shift = 1) -> y[N,C,H,W]
+  where shift >= 0
+  y[n,c,h,w] = k[c] * x[n,c,h, w - shift ?0]
+"""
+
+
+def planes(op: Op, *shape: int) -> None:
+    """A call, against PyTorch."""
+    x, k = torch.randn(shape), torch.randn(shape[1])
+    wanted = torch.nn.functional.pad(x, (1, 0))[..., :-1] * k[:, None, None]
+    torch.testing.assert_close(op(x, k), wanted)
+
+
+def test_short_rows_have_kernels_from_the_second_call_on() -> None:
+    op = Op(opgen.compile(PLANES.replace("{name}", "planes_1")), "planes_1")
+    planes(op, 2, 3, 8, 9)
+    assert made(op) == {(1, None, None)}
+    planes(op, 5, 4, 8, 9)
+    planes(op, 1, 2, 8, 9)
+    assert made(op) == {(1, None, None), (1, 8, 9)}
+    planes(op, 2, 3, 8, 90)
+    planes(op, 2, 3, 8, 91)
+    assert made(op) == {(1, None, None), (1, 8, 9), (1, 8, None)}
+
+
+def test_fifty_shapes_make_at_most_four_kernels() -> None:
+    op = Op(opgen.compile(PLANES.replace("{name}", "planes_2")), "planes_2")
+    numbers = random.Random(0)
+    for _ in range(50):
+        shape = [numbers.randint(1, 4), numbers.randint(1, 5), numbers.choice((3, 4, 40, 80))]
+        for _ in range(3):
+            planes(op, *shape, numbers.choice((2, 5, 70)))
+    assert len(op.operation.compiled) == 4
+
+
+def test_a_factor_of_one_has_a_kernel() -> None:
+    spec = (
+        "op grouped_1(x[N,(g C)], w[(g D),C]; g = 1) -> y[N,(g D)]\n"
+        "  where g >= 1\n  y[n,(i d)] = sum(c) x[n,(i c)] * w[(i d),c]"
+    )
+    op = Op(opgen.compile(spec), "grouped_1")
+    for groups, channels, filters in ((6, 1, 1), (2, 3, 4), (3, 5, 1)):
+        x, w = torch.randn(2, groups * channels), torch.randn(groups * filters, channels)
+        wanted = torch.nn.functional.conv1d(x[..., None], w[..., None], groups=groups)[..., 0]
+        torch.testing.assert_close(op(x, w, g=groups), wanted)
+    assert made(op) == {(6, 1, 1), (2, None, None), (3, None, 1)}
 
 
 def test_sizes_need_no_kernels_of_their_own() -> None:

@@ -35,10 +35,12 @@ from opgen.ir.show import show
 
 @dataclass(frozen=True, slots=True)
 class SpecialKernels:
-    """CPU kernels for values of integers: `names`, then `windows`, None for a window left open."""
+    """CPU kernels for values of integers, None for one left open; see `runtime.description`."""
 
     names: tuple[str, ...] = ()
     windows: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()
+    lengths: tuple[str, ...] = ()
     programs: tuple[tuple[tuple[int | None, ...], Program], ...] = ()
 
 
@@ -164,7 +166,7 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
         "Shape": any(unit.op.inputs for unit in units),
         "Shapes": True,
         "Sources": True,
-        "Special": any(unit.special.names or unit.special.windows for unit in units),
+        "Special": any(map(_has_special, units)),
         "Temporary": any(operand.widened for unit in units for operand in unit.program.operands),
         "checks": checks,
         "eager": True,
@@ -308,7 +310,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
             [dict_of({name: str(axis) for name, axis in axes}) for axes in unit.traits.parallel]
         ),
         linear=tuple_of([strings(names) for names in unit.traits.linear]),
-        special=_special(unit.special, special),
+        special=_special(unit, special),
     )
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],
@@ -348,8 +350,14 @@ def _output(tensor: Tensor) -> Group:
     return call("Output", (quoted(tensor.name),), dtype=dtype, batched=batched)
 
 
-def _special(special: SpecialKernels, sources: Iterable[str]) -> Group | None:
-    if not special.names and not special.windows:
+def _has_special(unit: Unit) -> bool:
+    special = unit.special
+    return any((special.names, special.windows, special.factors, special.lengths))
+
+
+def _special(unit: Unit, sources: Iterable[str]) -> Group | None:
+    special = unit.special
+    if not _has_special(unit):
         return None
     pairs = [
         tuple_of((tuple_of([repr(value) for value in values]), source))
@@ -358,6 +366,8 @@ def _special(special: SpecialKernels, sources: Iterable[str]) -> Group | None:
     return call(
         "Special",
         (strings(special.names), strings(special.windows)),
+        factors=strings(special.factors) if special.factors else None,
+        lengths=strings(special.lengths) if special.lengths else None,
         sources=tuple_of(pairs) if pairs else None,
     )
 

@@ -6,10 +6,12 @@ the cells, and no index has to be divided to find its digits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from opgen.algebra.fibre import Problem, TargetIndex, solve
-from opgen.algebra.poly import Poly, symbol
+from opgen.algebra.poly import Poly, poly, symbol
+from opgen.algebra.prove import is_nonnegative
 from opgen.ir.build import ZERO
 from opgen.ir.context import facts_of
 from opgen.ir.notation import Boundary, Iterator, Op, Reducer, Statement
@@ -42,6 +44,8 @@ def point_form(op: Op, statement: Statement) -> PointForm | None:
         return None
     used = frozenset[str]().union(*(index.value.symbols for index in indices))
     iterators = [iterator for iterator in statement.iterators if iterator.name in used]
+    if statement.guards and not _all_inside(op, statement, iterators):
+        return None  # the guards leave out points that are no cells
     alone = Statement(statement.target, Reducer.ASSIGN, tuple(iterators), (), ZERO)
     if gather_statement(op, alone).kind is not Kind.BIJECTIVE:
         return None
@@ -77,6 +81,18 @@ def point_form(op: Op, statement: Statement) -> PointForm | None:
         gathered,
         tuple(replace(each, name=coordinates[each.name]) for each in iterators),
         tuple(value.substitute(own) for value in _indices(statement)),
+    )
+
+
+def _all_inside(op: Op, statement: Statement, iterators: Sequence[Iterator]) -> bool:
+    """Whether every point of the iterators is a cell, whatever the statement's guards say."""
+    facts = facts_of(op)
+    for iterator in iterators:
+        facts = facts.with_bounds(iterator.name, poly(0), iterator.extent - 1)
+    extents = op.extents(statement.target.tensor)
+    return all(
+        is_nonnegative(value, facts) and is_nonnegative(extent - 1 - value, facts)
+        for value, extent in zip(_indices(statement), extents, strict=True)
     )
 
 

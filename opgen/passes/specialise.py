@@ -79,6 +79,31 @@ def windows_of(op: Op) -> tuple[str, ...]:
     return tuple(found)
 
 
+def factors_of(op: Op) -> tuple[str, ...]:
+    """Sizes that are factors of composite dims: the channels of a group, say."""
+    parts = (
+        part.symbol
+        for tensor in (*op.inputs, *op.outputs)
+        for dim in tensor.dims
+        if len(dim.parts) > 1
+        for part in dim.parts
+    )
+    return tuple(dict.fromkeys(name for name in parts if name in op.sizes))
+
+
+def lengths_of(op: Op) -> tuple[str, ...]:
+    """Sizes of the last two dims of tensors that have more: the lengths of rows and columns."""
+    found: dict[str, None] = {}
+    for tensor in (*op.inputs, *op.outputs):
+        if len(tensor.dims) < 3:
+            continue
+        for dim in tensor.dims[-2:]:
+            found.update(dict.fromkeys(part.symbol for part in dim.parts if part.symbol))
+            if dim.extent.symbol:
+                found[dim.extent.symbol] = None
+    return tuple(name for name in found if name in op.sizes)
+
+
 def _is_digit(value: Poly, name: str, size: str) -> bool:
     """Whether a multiple of the iterator's own extent is added to it."""
     return size in (value - symbol(name)).symbols
@@ -91,6 +116,10 @@ def specialise(op: Op, values: Mapping[str, int]) -> Op:
     constraints and the gradients of no op.
     """
     known = {name: poly(value) for name, value in values.items()}
+    for let in op.lets:
+        value = let.value.substitute(known)
+        if value.is_constant:
+            known[let.name] = value
     statements = tuple(_statement(statement, known) for statement in op.statements)
     possible = [s for s in statements if not any(map(_never, s.guards))]
     written = {statement.target.tensor for statement in possible}

@@ -49,19 +49,30 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """What C kernels may be made for: values of some integers of a call, in the order of `names`.
+    """What C kernels may be made for: values of some integers of a call, in this order.
 
-    `windows` are sizes; those beyond `LARGEST_WINDOW` are left open. `sources` pairs values, None
-    for one that is open, with C sources.
+    `names` are attributes, the others sizes: `windows` that slide along another size, `factors` of
+    composite dims, `lengths` of rows and planes. `sources` pairs values, None for one that is left
+    open, with C sources.
     """
 
     names: tuple[str, ...] = ()
     windows: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()
+    lengths: tuple[str, ...] = ()
     sources: tuple[tuple[tuple[int | None, ...], str], ...] = ()
+
+    @property
+    def integers(self) -> tuple[str, ...]:
+        """All of them, in the order of values."""
+        return (*self.names, *self.windows, *self.factors, *self.lengths)
 
 
 LARGEST_WINDOW = 16
 """The largest window that kernels are made for."""
+
+LONGEST_ROW = 64
+"""The longest row that kernels are made for; a longer one gains nothing by it."""
 
 
 @dataclass(frozen=True, slots=True)

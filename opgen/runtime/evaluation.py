@@ -142,7 +142,8 @@ def evaluate(
     operands = operands_of(call, outputs)
     if call.device.type == "cpu":
         ran_kernels = run_on_cpu(call, operands)
-        if ran_kernels and done_on_cpu is not None:
+        settled = special.is_settled(operation, call.shapes.integers)
+        if ran_kernels and settled and done_on_cpu is not None:
             done_on_cpu(call, outputs, operands)
     elif call.device.type == "cuda":
         run_on_cuda(call, operands)

@@ -33,7 +33,7 @@ from opgen.runtime.description import (
 )
 from opgen.runtime.evaluation import Compiled, flat_shape
 from opgen.runtime.schema import Number, Numbers, flatten, registered_name, unflatten
-from opgen.runtime.special import Values
+from opgen.runtime.special import Met, Values
 
 if TYPE_CHECKING:
     from opgen.runtime.family import Family
@@ -68,6 +68,7 @@ class Operation:
     linear: tuple[tuple[str, ...], ...] = ()
     special: Special = field(default_factory=Special)
     compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
+    met: Met = field(default_factory=Met)
     _dispatch: list[_Dispatch] = field(default_factory=list)
 
     def register(self) -> None:

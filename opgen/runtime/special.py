@@ -1,8 +1,13 @@
-"""C kernels for the attributes and windows of a call, where they can be had, else for all.
+"""C kernels for the attributes and some sizes of a call, where they can be had, else for all.
 
-A kernel for `stride = 1, K = 3` is several times faster than one for every stride and window. The
-module holds those for default attributes; opgen, if it can be imported, makes others as they are
-met, up to a number; everything else runs on the kernels that take all values.
+A kernel for `stride = 1, K = 3` is several times faster than one for every stride and window; so is
+one for rows of 8 cells, or for a sum of one term. The module holds those for default attributes;
+opgen, if it can be imported, makes others as they are met, up to a number; everything else runs on
+the kernels that take all values.
+
+Sizes of rows change more freely than attributes, so a kernel for them is made when they come for
+the second time, and for few of them. Longer rows, batch sizes and numbers of channels never ask
+for a kernel.
 """
 
 from __future__ import annotations
@@ -13,11 +18,12 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgen.runtime import cache
-from opgen.runtime.description import LARGEST_WINDOW
+from opgen.runtime.description import LARGEST_WINDOW, LONGEST_ROW
 
 if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
@@ -26,17 +32,69 @@ MOST = 16
 """How many sets of values kernels of one op are made for in one process; `$OPGEN_SPECIAL_KERNELS`
 sets another number."""
 
+MOST_LENGTHS = 3
+"""How many sets of lengths kernels are made for beside the same values of everything else."""
+
 Values = tuple[int | None, ...]
 
 
+@dataclass
+class Met:
+    """The lengths of rows that calls of an op came with, by the values of everything else."""
+
+    once: set[tuple[Values, Values]] = field(default_factory=set)
+    again: dict[Values, list[Values]] = field(default_factory=dict)
+
+    def choose(self, values: Values, lengths: Values) -> bool:
+        """Whether kernels are made for these lengths: they were met before."""
+        chosen = self.again.setdefault(values, [])
+        if lengths in chosen:
+            return True
+        if len(chosen) >= MOST_LENGTHS:
+            return False
+        if (values, lengths) not in self.once:
+            self.once.add((values, lengths))
+            return False
+        chosen.append(lengths)
+        return True
+
+    def is_settled(self, values: Values, lengths: Values) -> bool:
+        """Whether the next call with these lengths gets the same kernels."""
+        chosen = self.again.get(values, [])
+        return lengths in chosen or len(chosen) >= MOST_LENGTHS
+
+
 def values_of(operation: Operation, integers: Mapping[str, int]) -> Values:
-    """The values that kernels for this call may be made for; None for one that is left open."""
+    """The values that kernels for this call are made for; None for one that is left open."""
     if not _most():
         return ()
+    values, lengths = _split(operation, integers)
+    if all(length is None for length in lengths) or not operation.met.choose(values, lengths):
+        return (*values, *(None for _ in lengths))
+    return (*values, *lengths)
+
+
+def is_settled(operation: Operation, integers: Mapping[str, int]) -> bool:
+    """Whether the next call like this one gets the same kernels."""
+    if not _most():
+        return True
+    values, lengths = _split(operation, integers)
+    return all(length is None for length in lengths) or operation.met.is_settled(values, lengths)
+
+
+def _split(operation: Operation, integers: Mapping[str, int]) -> tuple[Values, Values]:
+    """The values of everything but lengths, and the lengths; None for what is left open."""
     special = operation.special
     values = [integers[name] for name in special.names]
-    windows = (integers[name] for name in special.windows)
-    return (*values, *(size if size <= LARGEST_WINDOW else None for size in windows))
+    windows = (_up_to(LARGEST_WINDOW, integers[name]) for name in special.windows)
+    factors = (_up_to(1, integers[name]) for name in special.factors)
+    lengths = (_up_to(LONGEST_ROW, integers[name]) for name in special.lengths)
+    return (*values, *windows, *factors), tuple(lengths)
+
+
+def _up_to(most: int, size: int) -> int | None:
+    """The size; None for one that is large, and for 0, where formulas divide by it."""
+    return size if 1 <= size <= most else None
 
 
 def _most() -> int:
@@ -59,8 +117,8 @@ def source_of(operation: Operation, values: Values) -> str:
     if known is None:
         known = _made(operation, values)
     if known is None:
-        attributes = values[: len(special.names)]
-        known = sources.get((*attributes, *(None for _ in special.windows)))
+        attributes = len(special.names)
+        known = sources.get((*values[:attributes], *(None for _ in values[attributes:])))
     return operation.sources.c if known is None else known
 
 
@@ -77,9 +135,11 @@ def _made(operation: Operation, values: Values) -> str | None:
         compiler = importlib.import_module("opgen.compiler")
     except ImportError:
         return None
-    special = operation.special
-    names = (*special.names, *special.windows)
-    given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    given = {
+        name: value
+        for name, value in zip(operation.special.integers, values, strict=True)
+        if value is not None
+    }
     family = operation.family
     source: str = compiler.special_source(family.spec, family.spec_name, operation.path, given)
     _keep(source, key)
