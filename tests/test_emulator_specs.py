@@ -29,7 +29,7 @@ from opgen.testing.compare import Mismatch, compare
 from opgen.testing.cuda_on_cpu import KernelError, Module
 from opgen.testing.cuda_on_cpu import emulated as emulation
 from opgen.testing.cuda_on_cpu.emulated import emulated
-from opgen.testing.cuda_on_cpu.kernel import Order
+from opgen.testing.cuda_on_cpu.launch import Order
 from opgen.testing.interpret import interpret
 from opgen.testing.magnitude import widened
 

@@ -27,7 +27,8 @@ from opgen.testing.cuda_on_cpu.arguments import (
     packed,
     pointer,
 )
-from opgen.testing.cuda_on_cpu.kernel import Kernel, Module, Order
+from opgen.testing.cuda_on_cpu.kernel import Kernel, Module
+from opgen.testing.cuda_on_cpu.launch import Order, Run
 from opgen.testing.cuda_on_cpu.report import KernelError, Report
 
 _FAULT = "fault"
@@ -146,10 +147,12 @@ class _Function:
             call.bind(kernel.name, parameter, value)
             for parameter, value in zip(kernel.parameters, arguments, strict=True)
         ]
-        report = kernel.launch(
-            grid, block, bound, shared_mem, written=call.written_of(bound),
-            order=self._emulation.order, trace=self._emulation.trace,
-        )  # fmt: skip
+        run = Run(
+            written=call.written_of(bound),
+            order=self._emulation.order,
+            trace=self._emulation.trace,
+        )
+        report = kernel.launch(grid, block, bound, shared_mem, run)
         self._emulation.reports.append(report)
         report.raise_if_errors()
 

@@ -19,6 +19,8 @@ from opgen.testing.cuda_on_cpu.report import (
     Traffic,
 )
 
+_MOST_FINDINGS = 64
+_MOST_SITES = 4096
 _SHARED = -1
 _COUNTS = tuple(Traffic.__dataclass_fields__)
 _ANCHOR = 16  # bytes of the launch stub (see compiler.py)
@@ -27,15 +29,15 @@ _ANCHOR = 16  # bytes of the launch stub (see compiler.py)
 class Raw:
     """Room for what the run time hands back."""
 
-    def __init__(self, findings: int, sites: int, arrays: int) -> None:
-        self._findings = (abi.Finding * findings)()
-        self._sites = (abi.Site * max(1, sites))()
+    def __init__(self, arrays: int) -> None:
+        self._findings = (abi.Finding * _MOST_FINDINGS)()
+        self._sites = (abi.Site * _MOST_SITES)()
         self._traffic = (abi.Traffic * max(1, arrays))()
         self.outcome = abi.Outcome(
             findings=self._findings,
-            finding_capacity=findings,
+            finding_capacity=_MOST_FINDINGS,
             sites=self._sites,
-            site_capacity=sites,
+            site_capacity=_MOST_SITES,
             traffic=self._traffic,
         )
 
@@ -64,7 +66,6 @@ def report_of(
     demanded: Mapping[int, np.ndarray],
     *,
     trace: bool,
-    seconds: float,
 ) -> Report:
     """The report. `demanded`: for memory that must be written, which cells were."""
     outcome = raw.outcome
@@ -84,7 +85,7 @@ def report_of(
         bool(outcome.aborted),
         outcome.accesses,
         max(0, outcome.static_shared - _ANCHOR),
-        seconds,
+        0.0,
         {name: raw.traffic(number) for number, name in enumerate(names)} if trace else {},
         tuple(_site(site, at, names) for site in raw.sites),
     )
