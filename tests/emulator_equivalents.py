@@ -8,11 +8,11 @@ _FOURS = "j and W are multiples of 4, and no such multiple lies between the two 
 
 EQUIVALENT: dict[str, dict[str, str]] = {
     "blur": {
-        "__shared__ float a[TY*5 + 2*R][TX + 2*R];": _LARGER,
-        "__shared__ float a[TY*4 + 3*R][TX + 2*R];": _LARGER,
-        "__shared__ float a[TY*4 + 2*R][TX + 3*R];": _LARGER,
-        "__shared__ float b[TY*5][TX + 2*R];": _LARGER,
-        "__shared__ float b[TY*4][TX + 3*R];": _LARGER,
+        "__shared__ float a[TY*5 + 4][TX + 4];": _LARGER,
+        "__shared__ float a[TY*4 + 5][TX + 4];": _LARGER,
+        "__shared__ float a[TY*4 + 4][TX + 5];": _LARGER,
+        "__shared__ float b[TY*5][TX + 4];": _LARGER,
+        "__shared__ float b[TY*4][TX + 5];": _LARGER,
     },
     "transpose": {
         "__shared__ float t[33][33];": _LARGER,

@@ -35,18 +35,18 @@ BLUR = r"""
 #define R 2
 extern "C" __global__ void __launch_bounds__(256) k(
     const float* __restrict__ x, float* __restrict__ y, int h, int w) {
-    __shared__ float a[TY*4 + 2*R][TX + 2*R];
-    __shared__ float b[TY*4][TX + 2*R];
+    __shared__ float a[TY*4 + 4][TX + 4];
+    __shared__ float b[TY*4][TX + 4];
     int x0 = blockIdx.x*TX, y0 = blockIdx.y*TY*4;
     int t = threadIdx.y*TX + threadIdx.x;
-    for (int i = t; i < (TY*4 + 2*R)*(TX + 2*R); i += TX*TY) {
-        int r = i/(TX + 2*R), c = i%(TX + 2*R);
+    for (int i = t; i < (TY*4 + 4)*(TX + 4); i += TX*TY) {
+        int r = i/(TX + 4), c = i%(TX + 4);
         int yy = min(max(y0 + r - R, 0), h - 1), xx = min(max(x0 + c - R, 0), w - 1);
         a[r][c] = x[yy*w + xx];
     }
     __syncthreads();  // all rows are there
-    for (int i = t; i < TY*4*(TX + 2*R); i += TX*TY) {
-        int r = i/(TX + 2*R), c = i%(TX + 2*R);
+    for (int i = t; i < TY*4*(TX + 4); i += TX*TY) {
+        int r = i/(TX + 4), c = i%(TX + 4);
         float s = 0;
         #pragma unroll
         for (int k = 0; k < 5; k++) s += a[r + k][c];
@@ -63,6 +63,62 @@ extern "C" __global__ void __launch_bounds__(256) k(
         if (yy < h && xx < w) y[yy*w + xx] = s*(1.f/25);
     }
 }"""
+
+
+# Kernels as opgen prints them. They stay as they are here when opgen learns to print others: it is
+# the emulator that is tested.
+PRINTED = r"""
+typedef float T;
+typedef int index_t;
+#define EACH(dimension, name, extent) \
+    for (index_t name = blockIdx.dimension * (index_t)blockDim.dimension + threadIdx.dimension; \
+         name < (extent); name += gridDim.dimension * (index_t)blockDim.dimension)
+static __device__ __forceinline__ bool inside(index_t index, index_t extent)
+{
+    return 0 <= index && index < extent;
+}
+"""
+
+PRINTED_SHIFT_SUM = (
+    PRINTED
+    + r"""extern "C" __global__ void __launch_bounds__(256, 1) k(
+    const T *__restrict__ x, int64_t x_s0, int64_t x_s1, int64_t x_s2,
+    T *__restrict__ y, int64_t y_s0, int64_t y_s1,
+    int64_t B, int64_t C, int64_t W, int64_t V, int64_t step)
+{
+    EACH(y, b, B) {
+        EACH(x, v, V) {
+            float total = 0;
+            for (index_t c = 0; c < C; c++) {
+                if (v >= c * step && c * step + W > v) {
+                    total += x[b * x_s0 + c * x_s1 + (v - c * step) * x_s2];
+                }
+            }
+            y[b * y_s0 + v * y_s1] = total;
+        }
+    }
+}"""
+).replace("int64_t", "long long")
+
+PRINTED_UNFOLD = (
+    PRINTED
+    + r"""extern "C" __global__ void __launch_bounds__(256, 1) k(
+    const T *__restrict__ x, int64_t x_s0, int64_t x_s1,
+    T *__restrict__ y, int64_t y_s0, int64_t y_s1, int64_t y_s2,
+    int64_t C, int64_t W, int64_t K, int64_t OW, int64_t dilation, int64_t padding,
+    int64_t stride)
+{
+    EACH(y, outer, C * K) {
+        const index_t c = outer / K;
+        const index_t k = outer - c * K;
+        EACH(x, j, OW) {
+            y[c * y_s0 + k * y_s1 + j * y_s2]
+                    = inside(dilation * k + j * stride - padding, W)
+                    ? x[c * x_s0 + (dilation * k + j * stride - padding) * x_s1] : 0;
+        }
+    }
+}"""
+).replace("int64_t", "long long")
 
 
 # ---------------------------------------------------------------------------- launches
@@ -120,6 +176,34 @@ def depth_to_space(per_thread: int) -> Callable[..., Iterator[Outcome]]:
     return launches
 
 
+def strides(array: np.ndarray) -> list[int]:
+    """In elements, as printed kernels take them."""
+    return [stride // array.itemsize for stride in array.strides]
+
+
+def printed_shift_sum(kernel: Kernel, **options: Any) -> Iterator[Outcome]:
+    for b, c, w, step in ((2, 3, 7, 2), (3, 4, 5, 0), (1, 1, 9, 1)):
+        x, y = numbers(b, c, w), out(b, w + (c - 1) * step)
+        wanted = np.zeros(y.shape, np.float64)
+        for channel in range(c):
+            wanted[:, channel * step : channel * step + w] += x[:, channel]
+        args = (x, *strides(x), y, *strides(y), b, c, w, y.shape[1], step)
+        # Fewer threads than there are points: they come round again.
+        report = kernel((1, 1), (4, 2), args, outs=("y",), **options)
+        yield report, np.allclose(y, wanted, atol=1e-5)
+
+
+def printed_unfold(kernel: Kernel, **options: Any) -> Iterator[Outcome]:
+    for c, w, k, dilation, padding, stride in ((2, 9, 3, 2, 1, 1), (3, 5, 2, 1, 2, 3)):
+        windows = (w + 2 * padding - dilation * (k - 1) - 1) // stride + 1
+        x, y = numbers(c, w), out(c, k, windows)
+        padded = np.pad(x, ((0, 0), (padding, padding)))
+        starts = np.arange(k)[:, None] * dilation + np.arange(windows)[None] * stride
+        args = (x, *strides(x), y, *strides(y), c, w, k, windows, dilation, padding, stride)
+        report = kernel((2, 2), (2, 2), args, outs=("y",), **options)
+        yield report, np.array_equal(y, padded[:, starts])
+
+
 @dataclass(frozen=True)
 class Subject:
     """A kernel `k`, and launches of it on odd shapes."""
@@ -136,6 +220,8 @@ SUBJECTS = {
     "shift_sum_vector": Subject(SHIFT_SUM_VECTOR, shift_sum(128, 32)),
     "depth_to_space": Subject(DEPTH_TO_SPACE, depth_to_space(1)),
     "depth_to_space_vector": Subject(DEPTH_TO_SPACE_VECTOR, depth_to_space(8)),
+    "printed_shift_sum": Subject(PRINTED_SHIFT_SUM, printed_shift_sum),
+    "printed_unfold": Subject(PRINTED_UNFOLD, printed_unfold),
 }
 
 
@@ -148,6 +234,7 @@ RULES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"&&", "||"),
     (r"(?<![\w.\]\)])(\d+)(?![\w.])", lambda found: str(int(found[1]) + 1)),
     (r"(?<![+=])\+(?![+=])", "-"),
+    (r"(?<=[\w)\]])(?<!float)(?<!T) ?\* ?(?=[\w(])", " + "),
     (r"threadIdx\.x", "threadIdx.y"),
     (r"blockIdx\.x", "blockIdx.y"),
     (r"(?<=[\w\)\]]) ?- ?(?=[\w\(])", "+"),

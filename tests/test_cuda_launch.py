@@ -106,13 +106,14 @@ def test_what_is_launched(recorder: Recorder, ops: ModuleType) -> None:
     assert recorder.devices == [3]
     ((code, options),) = recorder.modules
     assert options == cuda.OPTIONS
-    assert 'extern "C" __global__ void scale_y(' in code
+    assert 'extern "C" __global__ void __launch_bounds__(THREADS, 1) scale_y(' in code
+    assert "typedef int32_t index_t;" in code
     assert "typedef f32 T;" in code
     first, second = recorder.launches
-    assert first[:3] == ("scale_y", (2,), (256,))  # 300 points
+    assert first[:3] == ("scale_y", (1, 2, 1), (3, 85, 1))  # columns along x, rows along y
     assert first[4] == 1234
     assert first[3] == (x.data_ptr(), 6, 2, y.data_ptr(), 3, 1, 100, 3, 0.5)
-    assert second[:3] == ("scale_total", (1,), (256,))
+    assert second[:3] == ("scale_total", (1, 1, 1), (100, 1, 1))
     assert [type(argument) for argument in first[3]] == [int] * 8 + [float]
     assert total.data_ptr() in second[3]
 

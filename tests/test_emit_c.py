@@ -31,7 +31,6 @@ from opgen.algebra.poly import (
     symbol,
 )
 from opgen.emit.c import c_source
-from opgen.emit.cuda import cuda_source
 from opgen.emit.expression import Names, Printer
 from opgen.emit.names import CNames, is_reserved_in_c, python_names
 from opgen.emit.polynomial import python_condition, python_text
@@ -421,18 +420,9 @@ def test_a_wrong_cuda_kernel_is_reported() -> None:
     op = op_of("op f(x[N], w[N]) -> y[N]\n  y[n] = x[n] - w[n]")
     operation = compiler.operation(op)
     x, w = torch.randn(9), torch.randn(9)
-    wrong = operation.sources.cuda.replace("]) - from_T", "]) + from_T")
-    assert wrong != operation.sources.cuda
-    object.__setattr__(operation.sources, "cuda", wrong)
+    wrong = operation.cuda.source.replace("]) - from_T", "]) + from_T")
+    assert wrong != operation.cuda.source
+    object.__setattr__(operation.cuda, "source", wrong)
     with emulated():
         assert not torch.allclose(operation.call(x, w), x - w)
     assert torch.allclose(operation.call(x, w), x - w)
-
-
-def test_cuda_kernel_decodes_its_point() -> None:
-    op = op_of("op f(x[A,B]) -> y[B,A,1]\n  y[b,a,0] = x[a,b]")
-    text = cuda_source(schedule(op, gather(op)))
-    body = text[text.index("{") :]
-    assert "int64_t rest = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;" in body
-    assert "if (rest >= B * A) return;" in body
-    assert "const int64_t a = rest % A;" in body

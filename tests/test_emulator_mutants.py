@@ -45,7 +45,7 @@ def test_every_mutant_is_noticed(name: str) -> None:
     print(name, dict(Counter(by for _, by in noticed)))
     survivors = {line for line, by in noticed if by == "nothing"}
     assert survivors == set(known), "a survivor needs its reason in emulator_equivalents.py"
-    assert len(noticed) >= 19  # the rules still find what to change
+    assert len(noticed) >= 15  # the rules still find what to change
 
 
 @EACH

@@ -23,6 +23,7 @@ from opgen.lang.read import read
 from opgen.passes.derive import derive
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
+from opgen.runtime import cuda_grid
 from opgen.testing.calls import Call, arrays
 from opgen.testing.cases import Case, cases
 from opgen.testing.compare import Mismatch, compare
@@ -58,14 +59,15 @@ class Setting:
     dtype: str
     layout: str
     order: Order
-    threads: int | None = None
+    threads: int = cuda_grid.THREADS
+    most_blocks: tuple[int, int, int] = cuda_grid.MOST_BLOCKS
 
 
 SETTINGS = (
     Setting(1, "float32", "contiguous", "forward"),
     Setting(0.8, "float32", "channels_last", "random", threads=32),
     # A narrow type has kernels of its own, which round the sums of scattered terms.
-    Setting(0.5, "bfloat16", "sliced", "reverse", threads=32),
+    Setting(0.5, "bfloat16", "sliced", "reverse", 4, (3, 2, 2)),
 )
 
 
@@ -107,7 +109,9 @@ def run(op: Op, setting: Setting, seed: int = 0) -> set[str]:
     """One call in the emulator; the names of the kernels that ran."""
     layouts = (setting.layout,) * len(op.inputs)
     call = Call(chosen(op, setting.place), setting.dtype, layouts, seed)
-    with emulated(setting.order, threads=setting.threads) as launches:
+    with emulated(
+        setting.order, threads=setting.threads, most_blocks=setting.most_blocks
+    ) as launches:
         check(op, call)
     return launches.kernels
 

@@ -35,16 +35,15 @@ def shape_plan(op: Op) -> ShapePlan:
     return solve_order(op.inputs, op.attributes, sizes, op.lets, op.constraints, op.outputs)
 
 
-def shape_function(op: Op, program: Program, cells: tuple[Poly, ...], name: str) -> str:
-    """The text of the shape function of an op; `cells` counts the points of each kernel."""
-    return _Shapes(op, program, cells).text(name)
+def shape_function(op: Op, program: Program, name: str) -> str:
+    """The text of the shape function of an op."""
+    return _Shapes(op, program).text(name)
 
 
 @dataclass
 class _Shapes:
     op: Op
     program: Program
-    cells: tuple[Poly, ...]
     lines: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -153,7 +152,6 @@ class _Shapes:
             optional=dict_of(optional),
             outputs=tuple_of([self._shape(tensor.dims) for tensor in op.outputs]),
             temporaries=tuple_of(temporaries),
-            cells=tuple_of([self._poly(each) for each in self.cells]),
         )
 
     # ------------------------------------------------------------ pieces

@@ -124,20 +124,12 @@ class Emitter:
             names, symbols=dict(names.symbols), accumulators=dict(names.accumulators)
         )
         printer = replace(self.printer, names=inner_names, bounded=set(self.printer.bounded))
-        return Emitter(
-            printer,
-            self.scope.inner(),
-            self.kernel,
-            self.lines,
-            self.depth + 1,
-            self.kinds,
-            self.states,
-            self.arrays,
-            self.vectors,
-            self.around,
-            self.members,
-            self.parts,
-        )
+        return replace(self, printer=printer, scope=self.scope.inner(), depth=self.depth + 1)
+
+    def integer_type(self, *values: Poly) -> str:
+        """The type of a variable for an integer that is, or lies between, these."""
+        del values
+        return "int64_t"
 
     # ------------------------------------------------------------ how a function starts
     def prologue(self) -> None:
@@ -206,29 +198,6 @@ class Emitter:
             self.declare_lane_accumulators()
         self.nodes(self.kernel.body)
 
-    def thread_index(self) -> None:
-        """The point of this thread: the axes as digits of its number, last axis fastest."""
-        axes = self.kernel.axes
-        rest = self.scope.fresh("rest")
-        self.write(f"int64_t {rest} = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;")
-        extents = [self.printer.poly(axis.extent) for axis in axes]
-        total = " * ".join(
-            extent.at(Level.MULTIPLICATIVE if at == 0 else Level.UNARY)
-            for at, extent in enumerate(extents)
-        )
-        self.write(f"if ({rest} >= {total or '1'}) return;")
-        names = {axis.name: self.scope.fresh(axis.name) for axis in axes}
-        for axis, extent in reversed(list(zip(axes, extents, strict=True))):
-            name = names[axis.name]
-            if axis is axes[0]:
-                self.write(f"const int64_t {name} = {rest};")
-            else:
-                self.write(f"const int64_t {name} = {rest} % {extent.at(Level.UNARY)};")
-                self.write(f"{rest} /= {extent.text};")
-        for axis in axes:
-            self.printer.names.symbols[axis.name] = names[axis.name]
-            self.printer.bounded.add((symbol(axis.name), axis.extent))
-
     # ------------------------------------------------------------ nodes
     def nodes(self, nodes: Sequence[Node]) -> None:
         """The nodes in this scope."""
@@ -236,9 +205,9 @@ class Emitter:
             self.node(node)
 
     def define(self, name: str, value: Poly) -> None:
-        text = self.text(value)
+        text, kind = self.text(value), self.integer_type(value)
         self.printer.names.symbols[name] = self.scope.fresh(name)
-        self.write(f"const int64_t {self.printer.names.symbols[name]} = {text};")
+        self.write(f"const {kind} {self.printer.names.symbols[name]} = {text};")
 
     def node(self, node: Node) -> None:
         match node:
@@ -279,6 +248,7 @@ class Emitter:
         lower = _extreme("greatest", [self.text(bound) for bound in node.lower])
         upper = [self.printer.poly(bound + 1) for bound in node.upper]
         inner = self.inner()
+        kind = self.integer_type(*node.lower, *node.upper)
         name = self.members.get(node.name) or inner.scope.fresh(node.name)
         inner.printer.names.symbols[node.name] = name
         if node.lower == (poly(0),):
@@ -289,7 +259,7 @@ class Emitter:
         else:
             end = self.scope.fresh(f"{node.name}_end")
             value = _extreme("least", [bound.text for bound in upper])
-            self.write(f"const int64_t {end} = {value};")
+            self.write(f"const {kind} {end} = {value};")
         vectors = None if self.printer.cuda else vector_sum(node, self.printer.program)
         if vectors is not None and vectors.term.accumulator in self.vectors:
             self.vector_loop(node, vectors, name, lower, end)
@@ -301,7 +271,7 @@ class Emitter:
                 if isinstance(each, Accumulate)
             )
             self.write(f"IN_ANY_ORDER({', '.join(totals)})")
-        self.write(f"for (int64_t {name} = {lower}; {name} < {end}; {name}++) {{")
+        self.write(f"for ({kind} {name} = {lower}; {name} < {end}; {name}++) {{")
         if node.name not in self.members:
             inner.around = None if any(each.is_constant for each in node.upper) else node.name
         inner.nodes(node.body)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from opgen.emit.c import c_source, entry_name
 from opgen.emit.certificate import certificate_text
-from opgen.emit.cuda import cuda_functions, cuda_source
-from opgen.emit.function import Function
+from opgen.emit.cuda import cuda_kernels
 from opgen.emit.names import python_names
 from opgen.emit.python_text import (
     Group,
@@ -87,8 +86,7 @@ class PrivateOp:
     c_name: str
     c_source: str
     special: tuple[tuple[str, str], ...]
-    cuda_name: str
-    cuda_source: str
+    cuda: str
     operation: str
 
 
@@ -156,6 +154,7 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
     """What the module uses of the runtime."""
     used = {
         "Attribute": any(unit.op.attributes for unit in units),
+        "CudaKernels": True,
         "Family": True,
         "Fault": any(unit.program.faults for unit in units),
         "Gradient": any(unit.member.links for unit in units),
@@ -280,10 +279,8 @@ def _dtype_text(tensor: Tensor) -> str:
 # ---------------------------------------------------------------------------- operations
 def _private(unit: Unit, operation: str) -> PrivateOp:
     op, program = unit.op, unit.program
-    kernels = cuda_functions(program)
     shapes, eager = f"{operation}_shapes", f"{operation}_eager"
-    cells = tuple(kernel.points for kernel in kernels)
-    c_name, cuda_name = f"{operation}_c".upper(), f"{operation}_cuda".upper()
+    c_name, cuda_name = f"{operation}_c".upper(), f"{operation}_cuda"
     special = {
         f"{operation}_c_{number}".upper(): c_source(each, unit.on_cpu)
         for number, (_, each) in enumerate(unit.special.programs, start=1)
@@ -301,8 +298,8 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         temporaries=tuple_of(_temporaries(program), tall=True),
         shapes=shapes,
         eager=eager,
-        sources=call("Sources", (c_name, quoted(entry_name(program)), cuda_name)),
-        launches=tuple_of([_launch(kernel, program) for kernel in kernels], tall=True),
+        sources=call("Sources", (c_name, quoted(entry_name(program)))),
+        cuda=cuda_name,
         floating=repr(Types(program).is_floating),
         faults=tuple_of([_fault(fault) for fault in program.faults], tall=True),
         gradients=dict_of({link.input: _gradient(link) for link in unit.member.links}, tall=True),
@@ -315,13 +312,12 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],
         () if unit.member.is_public else _notation(op),
-        shape_function(op, program, cells, shapes).rstrip(),
+        shape_function(op, program, shapes).rstrip(),
         eager_function(op, eager).rstrip(),
         c_name,
         string(c_source(unit.on_cpu)),
         tuple((name, string(text)) for name, text in special.items()),
-        cuda_name,
-        string(cuda_source(program)),
+        cuda_kernels(program, cuda_name).rstrip(),
         layout(call("FAMILY.add", (description,)), before=f"{operation} = "),
     )
 
@@ -393,19 +389,6 @@ def _attribute(attribute: Attribute) -> Group:
         default=None if attribute.default is None else _default(attribute),
         choices=strings(attribute.choices) if attribute.choices else None,
         length=None if attribute.length is None else str(attribute.length),
-    )
-
-
-def _launch(kernel: Function, program: Program) -> Group:
-    signature = kernel.signature
-    workspaces = {workspace.output: workspace.name for workspace in program.workspaces}
-    source = workspaces.get(kernel.written)
-    return call(
-        "Launch",
-        (quoted(kernel.name), strings(signature.tensors), strings(signature.integers)),
-        numbers=strings(signature.numbers) if signature.numbers else None,
-        faults="True" if signature.faults else None,
-        converts=None if source is None else strings((source, kernel.written)),
     )
 
 

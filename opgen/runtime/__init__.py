@@ -3,6 +3,7 @@
 from opgen.runtime import checks, eager
 from opgen.runtime.description import (
     Attribute,
+    CudaKernels,
     Fault,
     Gradient,
     Input,
@@ -19,6 +20,7 @@ from opgen.runtime.operation import Operation
 
 __all__ = [
     "Attribute",
+    "CudaKernels",
     "Family",
     "Fault",
     "Gradient",

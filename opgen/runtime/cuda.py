@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
@@ -16,9 +17,17 @@ import torch
 OPTIONS = ("-std=c++17", "--fmad=false")
 """How sources are compiled."""
 
-_THREADS = 256
-
 Argument = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """One kernel on a grid: blocks, threads of a block, arguments of 64 bits each."""
+
+    kernel: str
+    blocks: tuple[int, int, int]
+    threads: tuple[int, int, int]
+    arguments: tuple[Argument, ...]
 
 
 class CudaError(RuntimeError):
@@ -82,16 +91,11 @@ class _Stream:
         self.ptr = ptr
 
 
-def launch(
-    source: str,
-    device: torch.device,
-    launches: Sequence[tuple[str, int, tuple[Argument, ...]]],
-) -> None:
-    """Launch kernels in order: name, number of points, arguments. CudaError without CuPy."""
+def launch(source: str, device: torch.device, launches: Sequence[KernelLaunch]) -> None:
+    """Launch kernels of a source in order. CudaError without CuPy."""
     index = torch.cuda.current_device() if device.index is None else device.index
     with torch.cuda.device(index):
         stream = _Stream(torch.cuda.current_stream(index).cuda_stream)
-        for name, cells, arguments in launches:
-            if cells > 0:
-                blocks = -(-cells // _THREADS)
-                _kernel(source, name, index)((blocks,), (_THREADS,), arguments, stream=stream)
+        for each in launches:
+            kernel = _kernel(source, each.kernel, index)
+            kernel(each.blocks, each.threads, each.arguments, stream=stream)

@@ -8,6 +8,7 @@ held fixed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
@@ -40,11 +41,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The generated kernels: C with its entry function, and CUDA."""
+    """The generated C kernels with their entry function."""
 
     c: str
     entry: str
-    cuda: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,11 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One CUDA kernel and its arguments: tensors with their strides, then integers, then floats."""
+    """One CUDA kernel and its arguments.
+
+    These are tensors with their strides, then integers, floats, what it divides by, and where a
+    fault is recorded.
+    """
 
     kernel: str
     tensors: tuple[str, ...]
@@ -106,6 +110,21 @@ class Launch:
     faults: bool = False
     # A workspace and its output: nothing is to be done where they are one tensor.
     converts: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaKernels:
+    """CUDA source, and how its kernels are launched, in order.
+
+    `extents` gives the axes of each kernel's grid for the integers of a call, in the order of
+    `Shapes.integers`; `reach` bounds what the index arithmetic of each comes to, for the magnitudes
+    of these integers.
+    """
+
+    source: str
+    launches: tuple[Launch, ...]
+    extents: Callable[..., tuple[tuple[int, ...], ...]]
+    reach: Callable[..., tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +140,13 @@ class Fault:
 class Shapes:
     """What a generated shape function returns.
 
-    `integers` are the arguments of the kernels, `optional` the shapes of optional inputs, `cells`
-    the number of points of each kernel.
+    `integers` are the arguments of the kernels, `optional` the shapes of optional inputs.
     """
 
     integers: dict[str, int]
     optional: dict[str, Shape]
     outputs: tuple[Shape, ...]
     temporaries: tuple[Shape, ...]
-    cells: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

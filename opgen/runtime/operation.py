@@ -20,10 +20,10 @@ from opgen.runtime import (
 )
 from opgen.runtime.description import (
     Attribute,
+    CudaKernels,
     Fault,
     Gradient,
     Input,
-    Launch,
     Output,
     Shape,
     Shapes,
@@ -60,7 +60,7 @@ class Operation:
     shapes: Callable[..., Shapes]
     eager: Callable[[eager.Call], None]
     sources: Sources
-    launches: tuple[Launch, ...]
+    cuda: CudaKernels
     floating: bool  # whether undeclared tensors must have a floating type
     faults: tuple[Fault, ...] = ()
     gradients: Mapping[str, Gradient] = field(default_factory=dict)

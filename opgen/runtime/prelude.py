@@ -81,17 +81,6 @@ FUNCTION bf16 bf16_from_f32(float value)
     return out;
 }
 
-/* Floor of a / b. It is total, since launch constants are computed before it is known whether they
-   mean anything: 0 where b is not positive. */
-FUNCTION int64_t floor_div(int64_t a, int64_t b)
-{
-    if (b <= 0) return 0;
-    return a / b - (a % b < 0);
-}
-
-FUNCTION int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-FUNCTION int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
-
 FUNCTION int64_t gcd(int64_t a, int64_t b)
 {
     while (b != 0) {
@@ -120,8 +109,21 @@ FUNCTION int64_t modular_inverse(int64_t a, int64_t n)
     return x < 0 ? x + n : x;
 }
 
-FUNCTION int inside(int64_t index, int64_t extent) { return 0 <= index && index < extent; }
+"""
 
+_INTEGERS = r"""
+/* Floor of a / b. It is total, since launch constants are computed before it is known whether they
+   mean anything: 0 where b is not positive. */
+FUNCTION int64_t floor_div(int64_t a, int64_t b)
+{
+    if (b <= 0) return 0;
+    return a / b - (a % b < 0);
+}
+
+FUNCTION int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+FUNCTION int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
+
+FUNCTION int inside(int64_t index, int64_t extent) { return 0 <= index && index < extent; }
 """
 
 _FAULT = r"""
@@ -241,6 +243,7 @@ typedef _Float16 f16;
 #endif
 """
     + _SHARED
+    + _INTEGERS
     + _FAULT
     + _THREADS
 )
@@ -268,8 +271,49 @@ typedef __half f16;
 /* Threads may find faults at the same time: the first to come is reported. */
 #define FIRST(fault, number) \
     (atomicCAS((unsigned long long *)(fault), 0ULL, (unsigned long long)(number)) == 0)
+#define THREADS 256
 """
     + _SHARED
+    + r"""
+/* As in C, for indices of 32 and of 64 bits. */
+template <class A, class B> FUNCTION auto floor_div(A a, B b) -> decltype(a + b)
+{
+    if (b <= 0) return 0;
+    return a / b - (a % b < 0);
+}
+
+template <class A, class B> FUNCTION auto least(A a, B b) -> decltype(a + b)
+{
+    return a < b ? a : b;
+}
+
+template <class A, class B> FUNCTION auto greatest(A a, B b) -> decltype(a + b)
+{
+    return a > b ? a : b;
+}
+
+template <class A, class B> FUNCTION bool inside(A index, B extent)
+{
+    return 0 <= index && index < extent;
+}
+
+/* a / b for a >= 0, b > 0; in 32 bits by the multiplier and the shift that a launch found for b. */
+FUNCTION int32_t quotient(int32_t a, int32_t b, int64_t magic)
+{
+    (void)b;
+    return (int32_t)(__umulhi((uint32_t)a << 1, (uint32_t)magic) >> (magic >> 32));
+}
+FUNCTION int64_t quotient(int64_t a, int64_t b, int64_t magic)
+{
+    (void)magic;
+    return a / b;
+}
+
+/* The points along one dimension of the grid that are this thread's. */
+#define EACH(dimension, name, extent) \
+    for (index_t name = blockIdx.dimension * (index_t)blockDim.dimension + threadIdx.dimension; \
+         name < (extent); name += gridDim.dimension * (index_t)blockDim.dimension)
+"""
     + _FAULT
     + r"""
 FUNCTION void atomic_add(float *cell, float value) { atomicAdd(cell, value); }
@@ -290,9 +334,13 @@ _INTEGER_FUNCTIONS = """
 """
 
 
-def cuda(types: Iterable[str]) -> str:
-    """The prelude of CUDA sources; the header of f16 is included where it is used."""
-    return ("#define OPGEN_F16\n" if "f16" in types else "") + _CUDA
+def cuda(types: Iterable[str], narrow: bool) -> str:
+    """The prelude of CUDA sources; the header of f16 is included where it is used.
+
+    Indices have 32 bits if `narrow`, else 64.
+    """
+    header = "#define OPGEN_F16\n" if "f16" in types else ""
+    return f"{header}{_CUDA}typedef {'int32_t' if narrow else 'int64_t'} index_t;\n"
 
 
 def _lanes(shared: str) -> Iterable[str]:

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from opgen.runtime import cuda, evaluation, lookup
+from opgen.runtime import cuda, cuda_grid, evaluation, lookup
 from opgen.testing.cuda_on_cpu.arguments import (
     Bound,
     Memory,
@@ -52,13 +52,18 @@ class Emulation:
 
 @contextlib.contextmanager
 def emulated(
-    order: Order = "forward", *, trace: bool = False, threads: int | None = None
+    order: Order = "forward",
+    *,
+    trace: bool = False,
+    threads: int = cuda_grid.THREADS,
+    most_blocks: tuple[int, int, int] = cuda_grid.MOST_BLOCKS,
 ) -> Iterator[Emulation]:
     """Within this block, ops on CPU tensors run their CUDA kernels in the emulator.
 
     Raises KernelError for what a kernel does wrong, and where no kernel writes an element of an
-    output. `threads`: of a block, where fewer than usual are to make several blocks of a small
-    call. Launches of other threads of the process must not run at the same time.
+    output. `threads` of a block and `most_blocks` along x, y and z: fewer than usual, so that small
+    calls have several blocks, and loops over what a grid leaves out. Launches of other threads of
+    the process must not run at the same time.
     """
     emulation = Emulation(order, trace)
     running: list[_Call] = []
@@ -83,7 +88,8 @@ def emulated(
             (torch.cuda, "device", device),
             (torch.cuda, "current_stream", lambda index: stream),
             (evaluation, "run_on_cpu", run),
-            (cuda, "_THREADS", threads or cuda._THREADS),
+            (cuda_grid, "THREADS", threads),
+            (cuda_grid, "MOST_BLOCKS", most_blocks),
         ):
             stack.enter_context(mock.patch.object(target, name, value))
         stack.enter_context(mock.patch.dict(sys.modules, cupy=_cupy(emulation, running)))
