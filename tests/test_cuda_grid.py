@@ -22,7 +22,8 @@ from opgen.lang.read import read
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
 from opgen.runtime import cuda_grid
-from opgen.testing import cuda_host, run_loops
+from opgen.testing import run_loops
+from opgen.testing.cuda_on_cpu.emulated import emulated
 from opgen.testing.sizes import flattened
 from spec_calls import checked, sizes_of
 
@@ -157,7 +158,7 @@ def test_large_attributes_are_computed_in_64_bits() -> None:
     x = torch.arange(1.0, 9.0)
     for step in (3, 2**31 + 3, 2**40 + 5):
         wanted = [(n * step % 7 < 8) * x[n * step % 7].item() for n in range(8)]
-        with cuda_host.patched():
+        with emulated(threads=4, most_blocks=(3, 2, 2)):
             assert ops.f(x, step=step).tolist() == wanted
 
 
@@ -165,7 +166,7 @@ def test_indices_read_from_memory_are_64_bits_wide() -> None:
     op = read(Source("op f(x[N], id: int[K]) -> y[K]\n  y[k] = x[id[k]*id[k] ?0]"))[-1]
     ops = opgen.compile("op f(x[N], id: int[K]) -> y[K]\n  y[k] = x[id[k]*id[k] ?0]")
     x = torch.arange(1.0, 9.0)
-    with cuda_host.patched():
+    with emulated(threads=4, most_blocks=(3, 2, 2)):
         assert ops.f(x, torch.tensor([2, 2**16, 2**31, -1])).tolist() == [5.0, 0.0, 0.0, 2.0]
     assert "index_t k = " not in cuda_source(schedule(op, gather(op)))
 

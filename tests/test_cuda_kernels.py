@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import opgen
 from catalogue import SPECS, Entry
 from opgen.runtime import cuda
-from opgen.testing import cuda_host
+from opgen.testing.cuda_on_cpu.emulated import emulated
 from test_spec_kernels import check_two_backwards, each
 
 
@@ -29,7 +29,7 @@ def test_forward_and_two_backwards(
 ) -> None:
     """With the kernels that take all attributes: they are compiled once for all examples."""
     monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "0")
-    with cuda_host.patched():
+    with emulated(threads=4, most_blocks=(3, 2, 2)):
         check_two_backwards(subject, data)
 
 
@@ -38,7 +38,7 @@ def test_forward_and_two_backwards(
 @settings(max_examples=1)
 @given(data=st.data())
 def test_kernels_for_the_attributes_of_a_call(subject: Entry, data: st.DataObject) -> None:
-    with cuda_host.patched():
+    with emulated(threads=4, most_blocks=(3, 2, 2)):
         check_two_backwards(subject, data)
 
 
@@ -47,7 +47,7 @@ def test_kernels_for_the_attributes_of_a_call(subject: Entry, data: st.DataObjec
 def watched() -> Iterator[dict[str, int]]:
     """CUDA kernels on CPU tensors; gives the cells of a thread by the names of kernels."""
     found: dict[str, int] = {}
-    with cuda_host.patched(), pytest.MonkeyPatch.context() as patch:
+    with emulated(threads=4, most_blocks=(3, 2, 2)), pytest.MonkeyPatch.context() as patch:
         real = cuda.launch
 
         def launch(source: str, device: torch.device, launches: list[cuda.KernelLaunch]) -> None:
@@ -186,7 +186,7 @@ def test_channels_last_and_expanded() -> None:
 def test_a_wrong_run_is_reported() -> None:
     """Negative control: halo elements from the wrong place."""
     x, w = (random(shape, 3, torch.float32) for shape in CASES["depthwise"][2])
-    with cuda_host.patched(), pytest.MonkeyPatch.context() as patch:
+    with emulated(threads=4, most_blocks=(3, 2, 2)), pytest.MonkeyPatch.context() as patch:
         real = cuda.launch
 
         def launch(source: str, device: torch.device, launches: list[cuda.KernelLaunch]) -> None:

@@ -46,7 +46,7 @@ from opgen.passes.gather import gather
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.runtime import build, prelude
-from opgen.testing import cuda_host
+from opgen.testing.cuda_on_cpu.emulated import emulated
 
 SYMBOLS = ("a", "b", "n", "stride[0]")
 A, B, N, S = map(symbol, SYMBOLS)
@@ -356,7 +356,7 @@ op exp(int[double,void], b[b_s0]; T=1, real=0.5, restrict: int[2] = 1, fault=tru
     got, count = exp(x, y, T=2, real=0.25, restrict=(3, 5))
     torch.testing.assert_close(got, x * 0.25 + y.sum() * 3 + 2)
     assert count.tolist() == [30]
-    with cuda_host.patched():
+    with emulated():
         torch.testing.assert_close(exp(x, y, T=2, real=0.25, restrict=(3, 5))[0], got)
 
 
@@ -412,7 +412,7 @@ def test_c_computes_what_the_notation_says(data: st.DataObject) -> None:
 @settings(max_examples=8)
 @given(data=st.data())
 def test_cuda_computes_what_the_notation_says(data: st.DataObject) -> None:
-    with cuda_host.patched():
+    with emulated():
         assert_computes_what_the_notation_says(data)
 
 
@@ -423,6 +423,6 @@ def test_a_wrong_cuda_kernel_is_reported() -> None:
     wrong = operation.cuda.source.replace("]) - from_T", "]) + from_T")
     assert wrong != operation.cuda.source
     object.__setattr__(operation.cuda, "source", wrong)
-    with cuda_host.patched():
+    with emulated():
         assert not torch.allclose(operation.call(x, w), x - w)
     assert torch.allclose(operation.call(x, w), x - w)

@@ -249,8 +249,7 @@ typedef _Float16 f16;
 )
 
 _CUDA = (
-    r"""#ifndef OPGEN_HOST
-typedef signed char int8_t;
+    r"""typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
 typedef long long int64_t;
@@ -266,7 +265,6 @@ typedef unsigned int uint32_t;
 typedef __half f16;
 #define from_f16(cell) ((real)__half2float(cell))
 #define to_f16(value) (__float2half_rn((float)(value)))
-#endif
 #endif
 
 #define FUNCTION static __device__ __forceinline__
@@ -311,7 +309,7 @@ FUNCTION int64_t quotient(int64_t a, int64_t b, int64_t magic)
     return a / b;
 }
 
-#ifdef __CUDACC__
+#ifndef OPGEN_HOST_EMU
 #define UNROLL _Pragma("unroll")
 /* In PTX, since the compiler may make several stores of one. */
 FUNCTION void store_words(void *place, uint4 words)
