@@ -79,8 +79,8 @@ def program(case: Case) -> Program:
     raise AssertionError(f"no op has a kernel {case.kernel}")
 
 
-def compiled(case: Case, architecture: str = "sm_90") -> nvrtc.Compilation:
-    text = prelude.cuda(narrow=True) + prelude.bindings(case.shared, "f32", {})
+def compiled(case: Case, architecture: str = "sm_90", narrow: bool = True) -> nvrtc.Compilation:
+    text = prelude.cuda(narrow) + prelude.bindings(case.shared, "f32", {})
     text += f"#define lanes_of_{case.kernel} {case.lanes}\n{cuda_source(program(case))}"
     return nvrtc.compile_cuda(text, architecture)
 
@@ -106,6 +106,14 @@ def test_other_architectures(name: str, architecture: str) -> None:
     code = sass.disassemble(compiled(case, architecture).cubin)[case.kernel]
     assert max(code.widths("STG")) == max(case.stores)
     assert max(code.widths("LDG")) == max(case.loads)
+    assert not code.uses_local_memory
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_indices_of_64_bits(name: str) -> None:
+    case = CASES[name]
+    code = sass.disassemble(compiled(case, narrow=False).cubin)[case.kernel]
+    assert code.widths("STG") == Counter(case.stores)
     assert not code.uses_local_memory
 
 

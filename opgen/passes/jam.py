@@ -59,7 +59,7 @@ def copies_along(kernel: Kernel, name: str, reads: bool = False) -> Copies:
     if reads:
         axes = tuple(dict.fromkeys((*axes, *_moving(kernel, bodies, name))))
     for axis in axes:
-        if axis not in axes[:1] and len(bodies) * axis.extent.constant > MOST:
+        if reads and axis not in axes[:1] and len(bodies) * axis.extent.constant > MOST:
             break
         axes = tuple(each for each in kernel.axes if each is not axis)
         kernel = replace(kernel, axes=axes)

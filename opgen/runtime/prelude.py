@@ -314,15 +314,10 @@ template <class A, class B> FUNCTION bool inside(A index, B extent)
 }
 
 /* a / b for a >= 0, b > 0; in 32 bits by the multiplier and the shift that a launch found for b. */
-FUNCTION int32_t quotient(int32_t a, int32_t b, int64_t magic)
+FUNCTION index_t quotient(index_t a, index_t b, int64_t magic)
 {
-    (void)b;
-    return (int32_t)(__umulhi((uint32_t)a << 1, (uint32_t)magic) >> (magic >> 32));
-}
-FUNCTION int64_t quotient(int64_t a, int64_t b, int64_t magic)
-{
-    (void)magic;
-    return a / b;
+    if (sizeof(index_t) == 8) return a / b;
+    return (index_t)(__umulhi((uint32_t)a << 1, (uint32_t)magic) >> (magic >> 32));
 }
 
 #ifndef OPGEN_HOST_EMU
