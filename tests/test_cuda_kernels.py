@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import opgen
 from catalogue import SPECS, Entry
-from opgen.runtime import cuda
+from opgen.runtime import cuda, cuda_grid
 from opgen.testing.cuda_on_cpu.emulated import emulated
 from test_spec_kernels import check_two_backwards, each
 
@@ -181,6 +181,13 @@ def test_channels_last_and_expanded() -> None:
     x, w = (random(shape, 3, torch.float32) for shape in CASES["depthwise"][2])
     compare("depthwise", [x.to(memory_format=torch.channels_last), w])
     compare("depthwise", [x[:, :, :1].expand(x.shape), w])
+
+
+@pytest.mark.parametrize("name", ["depthwise", "shuffle", "transposed"])
+def test_indices_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_grid, "is_narrow", lambda *sizes: False)
+    shapes = CASES[name][2]
+    compare(name, [random(shape, at, torch.float32) for at, shape in enumerate(shapes)])
 
 
 def test_a_wrong_run_is_reported() -> None:
