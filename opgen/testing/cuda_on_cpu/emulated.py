@@ -93,11 +93,27 @@ def emulated(
             (cuda_grid, "MOST_BLOCKS", most_blocks),
         ):
             stack.enter_context(mock.patch.object(target, name, value))
-        stack.enter_context(mock.patch.dict(sys.modules, cupy=_cupy(emulation, running)))
+        stack.enter_context(_imported(_cupy(emulation, running)))
         stack.enter_context(lookup.suspended())
         stack.callback(_forget_kernels)
         _forget_kernels()
         yield emulation
+
+
+@contextlib.contextmanager
+def _imported(module: ModuleType) -> Iterator[None]:
+    """The module under its name.
+
+    Others that are imported meanwhile stay: torch has some that cannot be imported twice.
+    """
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    try:
+        yield
+    finally:
+        del sys.modules[module.__name__]
+        if before is not None:
+            sys.modules[module.__name__] = before
 
 
 def _forget_kernels() -> None:
