@@ -27,6 +27,7 @@ _STAGES: Final = (
     "loops",
     "rows",
     "c",
+    "threads",
     "cuda",
     "module",
 )

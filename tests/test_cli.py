@@ -68,7 +68,7 @@ def test_a_file_that_is_no_text(
         ("tangent", "op shift_sum_tangent"),
         ("loops", "shift_sum"),
         ("c", "KERNEL void shift_sum_y("),
-        ("cuda", 'extern "C" __global__ void shift_sum_y('),
+        ("cuda", "__global__ void __launch_bounds__(THREADS, 1) shift_sum_y("),
         ("module", "def shift_sum(x: Tensor, *, step: int = 1) -> Tensor:"),
     ],
 )

@@ -107,7 +107,7 @@ def test_what_is_launched(recorder: Recorder, ops: ModuleType) -> None:
     ((code, options),) = recorder.modules
     assert options == cuda.OPTIONS
     assert 'extern "C" __global__ void __launch_bounds__(THREADS, 1) scale_y(' in code
-    assert "typedef int32_t index_t;" in code
+    assert "#define index_t int32_t" in code
     assert "typedef f32 T;" in code
     first, second = recorder.launches
     assert first[:3] == ("scale_y", (1, 2, 1), (3, 85, 1))  # columns along x, rows along y

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly
 from opgen.emit.c_layout import spec_comment, wrapped
 from opgen.emit.cuda_reach import reach
 from opgen.emit.cuda_statements import INDEX, CudaEmitter, CudaPrinter
 from opgen.emit.function import Signature, declare_names, pointer, signature_of, strides_of
-from opgen.emit.names import CNames, function_name, python_names
+from opgen.emit.names import CNames, function_name, identifier, python_names
 from opgen.emit.polynomial import python_text
-from opgen.emit.python_text import Chain, Group, call, layout, quoted, string, strings, tuple_of
+from opgen.emit.python_text import (
+    Chain,
+    Group,
+    call,
+    dict_of,
+    layout,
+    quoted,
+    string,
+    strings,
+    tuple_of,
+)
 from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
@@ -32,6 +42,8 @@ class Function:
     axes: tuple[Axis, ...]
     reach: Poly
     written: str
+    lanes: str | None  # the macro for the cells of a thread
+    walked: tuple[tuple[str, int], ...]  # tensors that these walk along, and their steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +71,7 @@ def _function(
     kernel: Kernel, program: Program, types: Types, helpers: dict[tuple[str, Type], None]
 ) -> Function:
     """The function of a kernel. The helper functions that it calls join `helpers`."""
-    signature = signature_of(kernel, program)
+    signature = _signature(kernel, program)
     scope = CNames({function_name(each.name) for each in program.kernels})
     names = declare_names(signature, program, scope)
     parameters: list[str] = []
@@ -73,7 +85,12 @@ def _function(
     for name in signature.tensors:
         group = [pointer(program.operand(name), kernel, names, "__restrict__")]
         parameters += wrapped([*group, *integers(strides_of(name, program, names))])
-    axes = kernel.axes
+    row = kernel.row
+    axes = (
+        kernel.axes
+        if row is None
+        else (*kernel.axes, Axis(f"{row.axis.name}_part", row.axis.extent))
+    )
     magic = [scope.fresh(f"{axis.name}_magic") for axis in axes[1:-2]]
     group = integers([names.symbols[name] for name in signature.integers])
     group += [f"double {names.numbers[name]}" for name in signature.numbers]
@@ -82,11 +99,15 @@ def _function(
     parameters += wrapped(group)
     printer = CudaPrinter(program, types, names, True, helpers)
     emitter = CudaEmitter(printer, scope, kernel)
+    if row is not None:
+        emitter.write(f"constexpr int LANES = {_lanes(kernel)};")
     if narrowed:
         declared = ",\n        ".join(wrapped(narrowed, 84))
         emitter.lines += f"    const {INDEX} {declared};".split("\n")
     emitter.prologue()
-    inner = emitter.grid(axes, magic)
+    inner = emitter.grid(axes, magic, stretches=row is not None)
+    if row is not None:
+        inner.begin_stretch(inner.printer.names.symbols[axes[-1].name])
     inner.nodes(kernel.body)
     inner.close(emitter)
     spec = tuple(line for text in kernel.spec for line in spec_comment(text))
@@ -99,7 +120,24 @@ def _function(
         axes,
         reach(kernel),
         kernel.written,
+        None if row is None else _lanes(kernel),
+        tuple(emitter.walked.items()),
     )
+
+
+def _signature(kernel: Kernel, program: Program) -> Signature:
+    """The arguments of a kernel; the ends of runs are compared with extents."""
+    signature = signature_of(kernel, program)
+    if kernel.row is None:
+        return signature
+    extents = (e for name in signature.tensors for e in program.operand(name).extents)
+    needed = frozenset(signature.integers).union(*(extent.symbols for extent in extents))
+    return replace(signature, integers=tuple(n for n in program.integers if n in needed))
+
+
+def _lanes(kernel: Kernel) -> str:
+    """The macro for the number of cells of a stretch, which a launch defines."""
+    return f"lanes_of_{identifier(kernel.name)}"
 
 
 # ---------------------------------------------------------------------------- Python
@@ -115,8 +153,12 @@ class Launcher:
     description: str
 
 
-def cuda_kernels(program: Program, name: str) -> str:
-    """A Python definition of the op's kernels under that name."""
+def cuda_kernels(program: Program, name: str, called_as: Program | None = None) -> str:
+    """A Python definition of the op's kernels under that name.
+
+    A special program may be `called_as` a more general one, with all integers of that.
+    """
+    called_as = called_as or program
     types = Types(program)
     functions = tuple(_function(kernel, program, types, {}) for kernel in program.kernels)
     source_name = f"{name}_source".upper()
@@ -135,8 +177,8 @@ def cuda_kernels(program: Program, name: str) -> str:
             name,
             source_name,
             string(cuda_source(program)),
-            _extents(program, functions, f"{name}_extents"),
-            _reach(program, functions, f"{name}_reach"),
+            _extents(called_as, functions, f"{name}_extents"),
+            _reach(called_as, functions, f"{name}_reach"),
             layout(description, before=f"{name} = "),
         ),
     )
@@ -152,6 +194,8 @@ def _launch(kernel: Function, program: Program) -> Group:
         numbers=strings(signature.numbers) if signature.numbers else None,
         faults="True" if signature.faults else None,
         converts=None if source is None else strings((source, kernel.written)),
+        lanes=None if kernel.lanes is None else quoted(kernel.lanes),
+        walked=dict_of({name: str(step) for name, step in kernel.walked}) if kernel.lanes else None,
     )
 
 

@@ -359,15 +359,20 @@ class Emitter:
             if not _outlives_a_pass(start.accumulator, self.kernel.body):
                 continue
             names = self.accumulator_names(start)
-            place = size = ""
-            for each in self.kernel.stretched:
-                first = self.printer.names.symbols[each.first]
-                place += f"[{self.members[each.axis.name]} - {first}]"
-                size += f"[{each.width}]"
+            place, size = self.lane_place()
             for kind, name in names.declared:
                 self.write(f"{kind} {name}{size};")
             self.adopt(start.accumulator, names.at(place))
             self.arrays.add(start.accumulator)
+
+    def lane_place(self) -> tuple[str, str]:
+        """Where the element of a cell is in an array over the stretch, and the array's size."""
+        place = size = ""
+        for each in self.kernel.stretched:
+            first = self.printer.names.symbols[each.first]
+            place += f"[{self.members[each.axis.name]} - {first}]"
+            size += f"[{each.width}]"
+        return place, size
 
     def accumulator_names(self, node: Start) -> _Names:
         """Fresh names for the variables of an accumulator."""

@@ -31,25 +31,32 @@ from opgen.ir.loops import Fault, Program
 from opgen.ir.notation import Attribute, AttributeType, Op, Tensor
 from opgen.ir.show import show
 
+Values = tuple[int | None, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class SpecialKernels:
-    """CPU kernels for values of integers, None for one left open; see `runtime.description`."""
+    """Kernels for values of integers, None for one left open; see `runtime.description`.
+
+    `programs` are those for the CPU, `on_gpu` those for threads of a GPU.
+    """
 
     names: tuple[str, ...] = ()
     windows: tuple[str, ...] = ()
     factors: tuple[str, ...] = ()
     lengths: tuple[str, ...] = ()
-    programs: tuple[tuple[tuple[int | None, ...], Program], ...] = ()
+    programs: tuple[tuple[Values, Program], ...] = ()
+    on_gpu: tuple[tuple[Values, Program], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An op of the module and its kernels: one thread a cell, and for the CPU."""
+    """An op of the module and its kernels: as they are, for the CPU, and for threads of a GPU."""
 
     member: Member
     program: Program
     on_cpu: Program
+    on_gpu: Program
     traits: Traits
     special: SpecialKernels
 
@@ -285,6 +292,11 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         f"{operation}_c_{number}".upper(): c_source(each, unit.on_cpu)
         for number, (_, each) in enumerate(unit.special.programs, start=1)
     }
+    special_cuda = {
+        f"{cuda_name}_{number}": cuda_kernels(each, f"{cuda_name}_{number}", unit.on_gpu)
+        for number, (_, each) in enumerate(unit.special.on_gpu, start=1)
+    }
+    cuda = [cuda_kernels(unit.on_gpu, cuda_name), *special_cuda.values()]
     description = call(
         "Operation",
         (),
@@ -307,7 +319,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
             [dict_of({name: str(axis) for name, axis in axes}) for axes in unit.traits.parallel]
         ),
         linear=tuple_of([strings(names) for names in unit.traits.linear]),
-        special=_special(unit, special),
+        special=_special(unit, special, special_cuda),
     )
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],
@@ -317,7 +329,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         c_name,
         string(c_source(unit.on_cpu)),
         tuple((name, string(text)) for name, text in special.items()),
-        cuda_kernels(program, cuda_name).rstrip(),
+        "\n\n".join(text.rstrip() for text in cuda),
         layout(call("FAMILY.add", (description,)), before=f"{operation} = "),
     )
 
@@ -351,20 +363,25 @@ def _has_special(unit: Unit) -> bool:
     return any((special.names, special.windows, special.factors, special.lengths))
 
 
-def _special(unit: Unit, sources: Iterable[str]) -> Group | None:
+def _special(unit: Unit, sources: Iterable[str], cuda: Iterable[str]) -> Group | None:
     special = unit.special
     if not _has_special(unit):
         return None
-    pairs = [
-        tuple_of((tuple_of([repr(value) for value in values]), source))
-        for (values, _), source in zip(special.programs, sources, strict=True)
-    ]
+
+    def pairs(programs: Iterable[tuple[Values, Program]], names: Iterable[str]) -> Group | None:
+        found = [
+            tuple_of((tuple_of([repr(value) for value in values]), name))
+            for (values, _), name in zip(programs, names, strict=True)
+        ]
+        return tuple_of(found) if found else None
+
     return call(
         "Special",
         (strings(special.names), strings(special.windows)),
         factors=strings(special.factors) if special.factors else None,
         lengths=strings(special.lengths) if special.lengths else None,
-        sources=tuple_of(pairs) if pairs else None,
+        sources=pairs(special.programs, sources),
+        cuda=pairs(special.on_gpu, cuda),
     )
 
 

@@ -73,7 +73,7 @@ def rows(program: Program, facts: Facts) -> Program:
 def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
     if not kernel.is_deterministic or not kernel.axes:
         return kernel
-    kernel = replace(kernel, body=_direct(kernel.body))
+    kernel = replace(kernel, body=direct(kernel.body))
     match choose(kernel):
         case Choice(way=Way.ROW, name=name):
             return _along(kernel, name, facts)
@@ -85,7 +85,7 @@ def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
             raise AssertionError(unexpected)
 
 
-def _direct(body: tuple[Node, ...]) -> tuple[Node, ...]:
+def direct(body: tuple[Node, ...]) -> tuple[Node, ...]:
     """Without an accumulator where a cell has exactly one term, or nothing."""
     match body:
         case (
@@ -127,8 +127,8 @@ def _along(kernel: Kernel, name: str, facts: Facts) -> Kernel:
     inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))
     inside = inside.with_bounds(name, ZERO, axis.extent - 1)
     middle = Peeling(name, inside).peeled(bodies)
-    rewriter = _Rewriter(row, inside)
-    scope = _Scope(bounds=middle.bounds.needed(axis.extent, inside))
+    rewriter = Rewriter(row, inside)
+    scope = Scope(bounds=middle.bounds.needed(axis.extent, inside))
     rewritten = [tuple(rewriter.nodes(unrolled(body), scope)) for body in middle.bodies]
     whole = tuple(node for body in bodies for node in body)
     parts = (
@@ -141,7 +141,7 @@ def _along(kernel: Kernel, name: str, facts: Facts) -> Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scope:
+class Scope:
     """What the nodes around a node leave to the lanes: definitions, bounds and other conditions."""
 
     defines: tuple[Define, ...] = ()
@@ -151,7 +151,9 @@ class _Scope:
 
 
 @dataclass(frozen=True)
-class _Rewriter:
+class Rewriter:
+    """Moves the lanes of a row inside of everything that is the same for all of them."""
+
     row: Row
     facts: Facts
 
@@ -160,11 +162,11 @@ class _Rewriter:
         """The symbol that differs from lane to lane."""
         return self.row.axis.name
 
-    def depends(self, symbols: frozenset[str], scope: _Scope) -> bool:
+    def depends(self, symbols: frozenset[str], scope: Scope) -> bool:
         """Whether something with these symbols differs from lane to lane."""
         return self.lane in symbols or not symbols.isdisjoint(scope.values)
 
-    def nodes(self, nodes: Sequence[Node], scope: _Scope) -> list[Node]:
+    def nodes(self, nodes: Sequence[Node], scope: Scope) -> list[Node]:
         """Nodes with the lanes innermost."""
         out: list[Node] = []
         for node in nodes:
@@ -191,7 +193,7 @@ class _Rewriter:
                     assert_never(unexpected)
         return out
 
-    def condition(self, node: If, scope: _Scope) -> list[Node]:
+    def condition(self, node: If, scope: Scope) -> list[Node]:
         """Conditions on the row go outside, those on a lane become bounds where they can."""
         outside: list[Condition] = []
         guards: list[Condition] = []
@@ -218,11 +220,11 @@ class _Rewriter:
             return body
         return [If(around[1], tuple(body), around[0])]
 
-    def solved(self, value: Poly, scope: _Scope) -> LaneBounds | None:
+    def solved(self, value: Poly, scope: Scope) -> LaneBounds | None:
         """`value >= 0` as bounds of the lane."""
         return solve(value.substitute(scope.values), self.lane, self.facts)
 
-    def test(self, test: Test, scope: _Scope) -> tuple[Test, LaneBounds]:
+    def test(self, test: Test, scope: Scope) -> tuple[Test, LaneBounds]:
         """What is left of a test, and what of it became bounds."""
         parts = test.tests if isinstance(test, All) else (test,)
         left: list[Test] = []
@@ -243,12 +245,12 @@ class _Rewriter:
             case _:
                 return All(tuple(left)), bounds
 
-    def inside(self, test: Inside, scope: _Scope) -> LaneBounds | None:
+    def inside(self, test: Inside, scope: Scope) -> LaneBounds | None:
         lower = self.solved(test.index, scope)
         upper = self.solved(test.extent - 1 - test.index, scope)
         return None if lower is None or upper is None else lower.joined(upper)
 
-    def loop(self, node: For, scope: _Scope) -> list[Node]:
+    def loop(self, node: For, scope: Scope) -> list[Node]:
         """The loop outside of the lanes, over all values that some lane needs."""
         moved = self.moving_along(node, scope)
         if moved is not None:
@@ -272,7 +274,7 @@ class _Rewriter:
         body = self.nodes(node.body, replace(scope, bounds=scope.bounds.joined(bounds)))
         return [replace(node, lower=tuple(lower), upper=tuple(upper), body=tuple(body))]
 
-    def moving_along(self, node: For, scope: _Scope) -> For | None:
+    def moving_along(self, node: For, scope: Scope) -> For | None:
         """A loop whose range moves with the lane, counted from where the range begins.
 
         Over all lanes together its values may be many, though every lane needs but few.
@@ -295,11 +297,11 @@ class _Rewriter:
                 return For(node.name, (ZERO,), (count,), (If(tuple(others), inner),))
         return None
 
-    def inner_loop(self, node: For, scope: _Scope) -> list[Node]:
+    def inner_loop(self, node: For, scope: Scope) -> list[Node]:
         """The loop as it is, in every lane by itself."""
         return [self.lanes(scope.bounds, scope, (node,))]
 
-    def leaf(self, node: Leaf | None, scope: _Scope) -> list[Node]:
+    def leaf(self, node: Leaf | None, scope: Scope) -> list[Node]:
         """One node for all lanes."""
         bounds = scope.bounds
         if isinstance(node, Accumulate) and node.reducer not in _ABSENT_IS_ZERO:
@@ -307,7 +309,7 @@ class _Rewriter:
             node, bounds = replace(node, present=present), bounds.joined(own)
         return [self.lanes(bounds, scope, () if node is None else (node,))]
 
-    def lanes(self, bounds: LaneBounds, scope: _Scope, body: tuple[Node, ...]) -> Lanes:
+    def lanes(self, bounds: LaneBounds, scope: Scope, body: tuple[Node, ...]) -> Lanes:
         """The body in every lane, behind what it needs of the scope."""
         for guard in reversed(scope.guards):
             body = (replace(guard, body=body),)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import cuda_grid, prelude
+from opgen.runtime import cuda_grid, prelude, special
 from opgen.runtime.cuda import Argument, KernelLaunch
 from opgen.runtime.description import CudaKernels
 
@@ -26,17 +26,22 @@ def launches(
 
     `fault` is where kernels record an index that is checked at run time and was outside.
     """
-    kernels = call.operation.cuda
     integers = call.shapes.integers
+    kernels = special.cuda_of(call.operation, integers)
     extents, reach = _sizes(kernels, tuple(integers.values()))
     narrow = cuda_grid.is_narrow(max(reach, default=0), extents, operands.values())
     found = []
+    macros = []
     for launch, axes in zip(kernels.launches, extents, strict=True):
         if launch.converts is not None:
             workspace, output = launch.converts
             if operands[workspace] is operands[output]:
                 continue
-        grid = cuda_grid.grid(axes)
+        walked = ((operands[name], step) for name, step in launch.walked.items())
+        lanes = cuda_grid.lanes(axes, walked)
+        if launch.lanes is not None:
+            macros.append(f"#define {launch.lanes} {lanes}\n")
+        grid = cuda_grid.grid((*axes[:-1], axes[-1] // lanes) if axes else ())
         if grid is None:
             continue
         arguments: list[Argument] = []
@@ -50,8 +55,8 @@ def launches(
             arguments.append(fault.data_ptr())
         found.append(KernelLaunch(launch.kernel, grid.blocks, grid.threads, tuple(arguments)))
     types = call.types
-    source = prelude.cuda(types.found.values(), narrow) + types.bindings() + kernels.source
-    return source, call.device, found
+    head = prelude.cuda(types.found.values(), narrow) + types.bindings() + "".join(macros)
+    return head + kernels.source, call.device, found
 
 
 @functools.lru_cache(maxsize=1024)

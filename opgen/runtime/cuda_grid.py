@@ -21,6 +21,7 @@ MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 """The most blocks along x, y and z."""
 
 _MOST_ALONG_Z = 64
+_ACCESS = 16  # bytes of the widest load and store
 _NARROW = 2**30  # half of what 32 bits hold: loops count one step past their end
 
 
@@ -50,6 +51,37 @@ def grid(extents: Sequence[int]) -> Grid | None:
     )
     divisors = extents[1:-2]
     return Grid((blocks[0], blocks[1], blocks[2]), threads, tuple(map(magic, divisors)))
+
+
+def lanes(extents: Sequence[int], walked: Iterable[tuple[torch.Tensor, int]]) -> int:
+    """How many neighbouring cells of the last axis are one thread's: 1, 2, 4, 8 or 16.
+
+    As many as fill an access of 16 bytes in every tensor that they walk along, fewer where the
+    axis is no multiple of them or elements do not lie at multiples of such an access. `walked` are
+    these tensors with the elements from one cell to the next.
+    """
+    return min((_cells(extents[-1], tensor, step) for tensor, step in walked), default=1)
+
+
+def _cells(extent: int, tensor: torch.Tensor, step: int) -> int:
+    """The same for one tensor."""
+    cells = max(1, _ACCESS // (step * tensor.element_size()))
+    while cells > 1 and not (extent % cells == 0 and _is_aligned(tensor, step * cells)):
+        cells //= 2
+    return cells
+
+
+def _is_aligned(tensor: torch.Tensor, elements: int) -> bool:
+    """Whether rows are consecutive and begin at multiples of an access of that many elements."""
+    size = tensor.element_size()
+    access = min(elements * size, _ACCESS)
+    *strides, step = tensor.stride()
+    rows = zip(tensor.shape[:-1], strides, strict=True)
+    return (
+        step == 1
+        and tensor.data_ptr() % access == 0
+        and all(stride * size % access == 0 for count, stride in rows if count > 1)
+    )
 
 
 def magic(divisor: int) -> int:

@@ -8,8 +8,8 @@ held fixed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 Shape = tuple[int, ...]
 
@@ -48,34 +48,6 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class Special:
-    """What C kernels may be made for: values of some integers of a call, in this order.
-
-    `names` are attributes, the others sizes: `windows` that slide along another size, `factors` of
-    composite dims, `lengths` of rows and planes. `sources` pairs values, None for one that is left
-    open, with C sources.
-    """
-
-    names: tuple[str, ...] = ()
-    windows: tuple[str, ...] = ()
-    factors: tuple[str, ...] = ()
-    lengths: tuple[str, ...] = ()
-    sources: tuple[tuple[tuple[int | None, ...], str], ...] = ()
-
-    @property
-    def integers(self) -> tuple[str, ...]:
-        """All of them, in the order of values."""
-        return (*self.names, *self.windows, *self.factors, *self.lengths)
-
-
-LARGEST_WINDOW = 16
-"""The largest window that kernels are made for."""
-
-LONGEST_ROW = 64
-"""The longest row that kernels are made for; a longer one gains nothing by it."""
-
-
-@dataclass(frozen=True, slots=True)
 class Temporary:
     """A tensor between statements; the workspace of an output if it names one."""
 
@@ -110,6 +82,10 @@ class Launch:
     faults: bool = False
     # A workspace and its output: nothing is to be done where they are one tensor.
     converts: tuple[str, str] | None = None
+    # The macro for the number of neighbouring cells that are one thread's, and the tensors along
+    # whose last dim these walk, with the elements from one cell to the next.
+    lanes: str | None = None
+    walked: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,6 +101,35 @@ class CudaKernels:
     launches: tuple[Launch, ...]
     extents: Callable[..., tuple[tuple[int, ...], ...]]
     reach: Callable[..., tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """What kernels may be made for: values of some integers of a call, in this order.
+
+    `names` are attributes, the others sizes: `windows` that slide along another size, `factors` of
+    composite dims, `lengths` of rows and planes. `sources` pairs values, None for one that is left
+    open, with C sources, and `cuda` with CUDA kernels.
+    """
+
+    names: tuple[str, ...] = ()
+    windows: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()
+    lengths: tuple[str, ...] = ()
+    sources: tuple[tuple[tuple[int | None, ...], str], ...] = ()
+    cuda: tuple[tuple[tuple[int | None, ...], CudaKernels], ...] = ()
+
+    @property
+    def integers(self) -> tuple[str, ...]:
+        """All of them, in the order of values."""
+        return (*self.names, *self.windows, *self.factors, *self.lengths)
+
+
+LARGEST_WINDOW = 16
+"""The largest window that kernels are made for."""
+
+LONGEST_ROW = 64
+"""The longest row that kernels are made for; a longer one gains nothing by it."""
 
 
 @dataclass(frozen=True, slots=True)

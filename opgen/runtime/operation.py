@@ -68,6 +68,7 @@ class Operation:
     linear: tuple[tuple[str, ...], ...] = ()
     special: Special = field(default_factory=Special)
     compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
+    special_cuda: dict[Values, CudaKernels] = field(default_factory=dict)
     met: Met = field(default_factory=Met)
     _dispatch: list[_Dispatch] = field(default_factory=list)
 

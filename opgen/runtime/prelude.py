@@ -309,6 +309,115 @@ FUNCTION int64_t quotient(int64_t a, int64_t b, int64_t magic)
     return a / b;
 }
 
+#ifndef OPGEN_HOST_EMU
+#define UNROLL _Pragma("unroll")
+/* In PTX, since the compiler may make several stores of one. */
+FUNCTION void store_words(void *place, uint4 words)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(place), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w) : "memory");
+}
+FUNCTION void store_words(void *place, uint2 words)
+{
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};"
+                 :: "l"(place), "r"(words.x), "r"(words.y) : "memory");
+}
+#else
+#define UNROLL
+FUNCTION void store_words(void *place, uint4 words) { *(uint4 *)place = words; }
+FUNCTION void store_words(void *place, uint2 words) { *(uint2 *)place = words; }
+#endif
+FUNCTION void store_words(void *place, uint32_t words) { *(uint32_t *)place = words; }
+FUNCTION void store_words(void *place, uint16_t words) { *(uint16_t *)place = words; }
+FUNCTION void store_words(void *place, uint8_t words) { *(uint8_t *)place = words; }
+
+/* Unsigned integers of that many bytes. */
+template <int BYTES> struct words;
+template <> struct words<16> { typedef uint4 type; };
+template <> struct words<8> { typedef uint2 type; };
+template <> struct words<4> { typedef uint32_t type; };
+template <> struct words<2> { typedef uint16_t type; };
+template <> struct words<1> { typedef uint8_t type; };
+
+/* How many elements, a power of two, every stretch begins at a multiple of: the launch proved that
+   for rows, `lanes` cells of `step` elements follow, and what is added has a divisor (0: nothing
+   is added). One cell proves nothing. */
+FUNCTION constexpr int aligned(int lanes, int step, int divisor)
+{
+    int found = 1;
+    while (lanes > 1 && lanes * step % (2 * found) == 0 && divisor % (2 * found) == 0) found *= 2;
+    return found;
+}
+
+/* The largest part of that in one access, which is of at most 16 bytes. */
+template <class A> FUNCTION constexpr int vector_of(int elements)
+{
+    return elements * (int)sizeof(A) <= 16 ? elements : 16 / (int)sizeof(A);
+}
+
+/* Where the access of element o of a run begins. */
+FUNCTION constexpr int access_of(int o, int vector) { return o - (o % vector + vector) % vector; }
+
+/* The elements [BEGIN, END) behind `start` in a row. Those of [KNOWN, KNOWN_END) are inside of it;
+   others are looked at, and are the nearest one inside if CLAMPED, else 0. */
+template <int BEGIN, int END, int KNOWN, int KNOWN_END, int ALIGNED, bool CLAMPED, class A>
+FUNCTION void load_run(A *run, const A *row, index_t start, index_t step, index_t extent)
+{
+    constexpr int VECTOR = vector_of<A>(ALIGNED);
+    typedef typename words<VECTOR * sizeof(A)>::type type;
+    UNROLL
+    for (int o = BEGIN; o < END; o++) {
+        const int first = access_of(o, VECTOR), last = first + VECTOR - 1;
+        const bool fits = VECTOR > 1 && first >= BEGIN && last < END;
+        if (fits && ((first >= KNOWN && last < KNOWN_END)
+                     || (start + first >= 0 && start + last < extent))) {
+            if (o != first) continue;
+            const type all = *(const type *)(row + start + o);
+            memcpy(run + (o - BEGIN), &all, sizeof all);
+        } else if (o >= KNOWN && o < KNOWN_END) {
+            run[o - BEGIN] = row[(start + o) * step];
+        } else if (CLAMPED) {
+            run[o - BEGIN] = row[greatest(least(start + o, extent - 1), 0) * step];
+        } else {
+            run[o - BEGIN] = A();
+            if (start + o >= 0 && start + o < extent) run[o - BEGIN] = row[(start + o) * step];
+        }
+    }
+}
+
+/* Writes the elements [BEGIN, END) behind `start` in a row, those for which `is_out` holds. */
+template <int BEGIN, int END, int ALIGNED, class A>
+FUNCTION void store_run(const A *run, A *row, index_t start, index_t step, const bool *is_out)
+{
+    constexpr int VECTOR = vector_of<A>(ALIGNED);
+    typedef typename words<VECTOR * sizeof(A)>::type type;
+    UNROLL
+    for (int o = BEGIN; o < END; o++) {
+        const int first = access_of(o, VECTOR), last = first + VECTOR - 1;
+        bool all = VECTOR > 1 && first >= BEGIN && last < END;
+        if (all) {
+            UNROLL
+            for (int at = first; at <= last; at++) all = all && is_out[at - BEGIN];
+        }
+        if (all) {
+            if (o != first) continue;
+            type value;
+            memcpy(&value, run + (o - BEGIN), sizeof value);
+            store_words(row + start + o, value);
+        } else if (is_out[o - BEGIN]) {
+            row[(start + o) * step] = run[o - BEGIN];
+        }
+    }
+}
+template <int BEGIN, int END, int ALIGNED, class A>
+FUNCTION void store_run(const A *run, A *row, index_t start, index_t step)
+{
+    bool is_out[END - BEGIN];
+    UNROLL
+    for (int o = 0; o < END - BEGIN; o++) is_out[o] = true;
+    store_run<BEGIN, END, ALIGNED>(run, row, start, step, is_out);
+}
+
 /* The points along one dimension of the grid that are this thread's. */
 #define EACH(dimension, name, extent) \
     for (index_t name = blockIdx.dimension * (index_t)blockDim.dimension + threadIdx.dimension; \
@@ -340,7 +449,7 @@ def cuda(types: Iterable[str], narrow: bool) -> str:
     Indices have 32 bits if `narrow`, else 64.
     """
     header = "#define OPGEN_F16\n" if "f16" in types else ""
-    return f"{header}{_CUDA}typedef {'int32_t' if narrow else 'int64_t'} index_t;\n"
+    return f"{header}#define index_t {'int32_t' if narrow else 'int64_t'}\n{_CUDA}"
 
 
 def _lanes(shared: str) -> Iterable[str]:

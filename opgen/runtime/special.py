@@ -1,4 +1,4 @@
-"""C kernels for the attributes and some sizes of a call, where they can be had, else for all.
+"""Kernels for the attributes and some sizes of a call, where they can be had, else for all.
 
 A kernel for `stride = 1, K = 3` is several times faster than one for every stride and window; so is
 one for rows of 8 cells, or for a sum of one term. The module holds those for default attributes;
@@ -16,14 +16,15 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from opgen.runtime import cache
-from opgen.runtime.description import LARGEST_WINDOW, LONGEST_ROW
+from opgen.runtime import cache, checks
+from opgen.runtime.description import LARGEST_WINDOW, LONGEST_ROW, CudaKernels, Launch
 
 if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
@@ -114,20 +115,63 @@ def source_of(operation: Operation, values: Values) -> str:
     if not values:
         return operation.sources.c
     known = sources.get(values)
+    if known is None and len(operation.compiled) < _most():
+        known = _made(operation, values, "special_source")
     if known is None:
-        known = _made(operation, values)
-    if known is None:
-        attributes = len(special.names)
-        known = sources.get((*values[:attributes], *(None for _ in values[attributes:])))
+        known = sources.get(_attributes_alone(operation, values))
     return operation.sources.c if known is None else known
 
 
-def _made(operation: Operation, values: Values) -> str | None:
-    """A source made by opgen now; None where that is not possible or was done often enough."""
+def cuda_of(operation: Operation, integers: Mapping[str, int]) -> CudaKernels:
+    """The CUDA kernels for a call; none are made for lengths of rows."""
+    if not _most():
+        return operation.cuda
+    values, lengths = _split(operation, integers)
+    values = (*values, *(None for _ in lengths))
+    found = operation.special_cuda.get(values)
+    if found is None:
+        found = operation.special_cuda[values] = _cuda_of(operation, values)
+    return found
+
+
+def _cuda_of(operation: Operation, values: Values) -> CudaKernels:
+    given = dict(operation.special.cuda)
+    if all(value is None for value in values):
+        return operation.cuda
+    if values in given:
+        return given[values]
+    if len(operation.special_cuda) < _most():
+        text = _made(operation, values, "special_cuda")
+        if text is not None:
+            return _defined(text)
+    return given.get(_attributes_alone(operation, values), operation.cuda)
+
+
+def _defined(text: str) -> CudaKernels:
+    """The kernels that a Python source of `opgen.compiler.special_cuda` defines."""
+    names: dict[str, Any] = {
+        "CudaKernels": CudaKernels,
+        "Launch": Launch,
+        "checks": checks,
+        "math": math,
+    }
+    exec(compile(text, "<opgen CUDA kernels>", "exec"), names)
+    found: CudaKernels = names["kernels"]
+    return found
+
+
+def _attributes_alone(operation: Operation, values: Values) -> Values:
+    """The values with all sizes left open."""
+    attributes = len(operation.special.names)
+    return (*values[:attributes], *(None for _ in values[attributes:]))
+
+
+def _made(operation: Operation, values: Values, maker: str) -> str | None:
+    """A source made now by that function of `opgen.compiler`; None where opgen is not installed."""
     generator = _generator()
-    if len(operation.compiled) >= _most() or generator is None:
+    if generator is None:
         return None
-    key = _key(operation, values, generator)
+    key = _key(operation, values, f"{generator} {maker}")
     known = cache.find_source(cache.directory(), key)
     if known is not None:
         return known
@@ -141,7 +185,8 @@ def _made(operation: Operation, values: Values) -> str | None:
         if value is not None
     }
     family = operation.family
-    source: str = compiler.special_source(family.spec, family.spec_name, operation.path, given)
+    make = getattr(compiler, maker)
+    source: str = make(family.spec, family.spec_name, operation.path, given)
     _keep(source, key)
     return source
 
