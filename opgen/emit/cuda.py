@@ -27,19 +27,25 @@ from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import Axis, Kernel, Program
+from opgen.ir.work import shared_lengths
 
 
 # ---------------------------------------------------------------------------- CUDA
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One kernel. `lines` are indented by one level; `axes` are those of its grid."""
+    """One kernel. `lines` are indented by one level.
+
+    `extents` are those of the axes of its grid; of a kernel of teams also the lengths of the loops
+    that a team shares.
+    """
 
     name: str
     comment: tuple[str, ...]
     signature: Signature
     parameters: tuple[str, ...]
     lines: tuple[str, ...]
-    axes: tuple[Axis, ...]
+    extents: tuple[Poly, ...]
+    teams: bool
     reach: Poly
     written: str
     lanes: str | None  # the macro for the cells of a thread
@@ -86,12 +92,14 @@ def _function(
         group = [pointer(program.operand(name), kernel, names, "__restrict__")]
         parameters += wrapped([*group, *integers(strides_of(name, program, names))])
     row = kernel.row
+    lengths = shared_lengths(kernel, program.integers)
     axes = (
         kernel.axes
         if row is None
         else (*kernel.axes, Axis(f"{row.axis.name}_part", row.axis.extent))
     )
-    magic = [scope.fresh(f"{axis.name}_magic") for axis in axes[1:-2]]
+    divided = axes[1:] if lengths else axes[1:-2]
+    magic = [scope.fresh(f"{axis.name}_magic") for axis in divided]
     group = integers([names.symbols[name] for name in signature.integers])
     group += [f"double {names.numbers[name]}" for name in signature.numbers]
     group += [f"int64_t {name}" for name in magic]
@@ -105,11 +113,14 @@ def _function(
         declared = ",\n        ".join(wrapped(narrowed, 84))
         emitter.lines += f"    const {INDEX} {declared};".split("\n")
     emitter.prologue()
-    inner = emitter.grid(axes, magic, stretches=row is not None)
-    if row is not None:
-        inner.begin_stretch(inner.printer.names.symbols[axes[-1].name])
-    inner.nodes(kernel.body)
-    inner.close(emitter)
+    if lengths:
+        emitter.team(axes, magic)
+    else:
+        inner = emitter.grid(axes, magic, stretches=row is not None)
+        if row is not None:
+            inner.begin_stretch(inner.printer.names.symbols[axes[-1].name])
+        inner.nodes(kernel.body)
+        inner.close(emitter)
     spec = tuple(line for text in kernel.spec for line in spec_comment(text))
     return Function(
         function_name(kernel.name),
@@ -117,7 +128,8 @@ def _function(
         signature,
         tuple(parameters),
         tuple(emitter.lines),
-        axes,
+        (*(axis.extent for axis in axes), *lengths),
+        bool(lengths),
         reach(kernel),
         kernel.written,
         None if row is None else _lanes(kernel),
@@ -194,6 +206,7 @@ def _launch(kernel: Function, program: Program) -> Group:
         numbers=strings(signature.numbers) if signature.numbers else None,
         faults="True" if signature.faults else None,
         converts=None if source is None else strings((source, kernel.written)),
+        teams="True" if kernel.teams else None,
         lanes=None if kernel.lanes is None else quoted(kernel.lanes),
         walked=dict_of({name: str(step) for name, step in kernel.walked}) if kernel.lanes else None,
     )
@@ -203,7 +216,7 @@ def _extents(program: Program, functions: Sequence[Function], name: str) -> str:
     """A Python function of the program's integers: the extents of the axes of each kernel."""
     names = python_names(program.integers)
     rows = [
-        tuple_of([python_text(axis.extent, names.__getitem__).text for axis in each.axes])
+        tuple_of([python_text(extent, names.__getitem__).text for extent in each.extents])
         for each in functions
     ]
     return _formulas(

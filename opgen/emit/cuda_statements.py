@@ -11,10 +11,11 @@ from opgen.algebra.poly import ZERO, Kind, Poly, symbol, symbol_atom
 from opgen.emit.cuda_runs import Access, Run, load_runs, store_runs
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
-from opgen.emit.statements import Emitter
+from opgen.emit.statements import Emitter, extreme
 from opgen.ir import loops
-from opgen.ir.loops import Axis, For, Lanes, Node, Store
+from opgen.ir.loops import Accumulate, Axis, For, Lanes, Node, Operand, Start, Store, walk
 from opgen.ir.map_loops import symbols_of
+from opgen.ir.notation import Reducer
 from opgen.ir.primitives import Level
 
 INDEX = "index_t"
@@ -97,6 +98,22 @@ class CudaPrinter(Printer):
         both = [self.condition(Condition(value)) for value in (index, extent - 1 - index)]
         return Text(" && ".join(each.at(Level.EQUALITY) for each in both), Level.AND)
 
+    def copied(self, value: loops.Scalar, target: Operand) -> str | None:
+        """What is stored in a tensor where it is an element of the same type, or 0; else None."""
+        match value:
+            case loops.Load(tensor=name, indices=indices):
+                found = self._tensor(name)
+                if isinstance(found, Operand) and type_name(found) == type_name(target):
+                    return self.cell(name, indices)
+            case loops.Choose(test=test, then=then, otherwise=loops.Number(value=0)):
+                element = self.copied(then, target)
+                if element is not None:
+                    zero = self.stored(target, Text("0"))
+                    return f"{self.test(test).at(Level.OR)} ? {element} : {zero}"
+            case _:
+                pass
+        return None
+
     def _hinted(self, value: Poly, text: Text) -> Text:
         hint = None if self.stretch is None else self.stretch.hint(value)
         if hint is None:
@@ -109,6 +126,7 @@ class CudaEmitter(Emitter):
     """Prints nodes as statements of one thread."""
 
     printer: CudaPrinter
+    is_shared: bool = False  # inside of a loop that the threads of a team share
     outputs: dict[Access, tuple[str, str]] = field(default_factory=dict)  # registers and flags
     walked: dict[str, int] = field(default_factory=dict)  # the largest steps of runs, by tensor
 
@@ -120,11 +138,6 @@ class CudaEmitter(Emitter):
         super().define(name, value)
         if self.printer.is_wide(value):
             self.printer.wide.add(name)
-
-    def loop(self, node: For) -> None:
-        if any(map(self.printer.is_wide, (*node.lower, *node.upper))):
-            self.printer.wide.add(node.name)
-        super().loop(node)
 
     # ------------------------------------------------------------ stretches
     def begin_stretch(self, part: str) -> None:
@@ -242,15 +255,90 @@ class CudaEmitter(Emitter):
         return f"{name}, &{row}, {self.text(first)}, {step}"
 
     def node(self, node: Node) -> None:
-        if not isinstance(node, Store) or (node.tensor, node.indices) not in self.outputs:
-            super().node(node)
+        match node:
+            case Store(tensor=tensor, indices=indices, value=value):
+                operand = self.printer.program.operand(tensor)
+                stored = self.printer.copied(value, operand)
+                if stored is None:
+                    stored = self.printer.stored(operand, self.printer.scalar(value))
+                default = self.printer.cell(tensor, indices), ""
+                place, flag = self.outputs.get((tensor, indices), default)
+                self.write(f"{place} = {stored};")
+                if flag:
+                    self.write(f"{flag} = true;")
+            case _:
+                super().node(node)
+
+    def join(self, node: Accumulate, total: str) -> None:
+        """Join a term that is present; a product is added with one rounding."""
+        match node:
+            case Accumulate(
+                reducer=Reducer.ADD, value=loops.Call(primitive="mul", arguments=(first, second))
+            ):
+                factors = f"{self.printer.scalar(first).text}, {self.printer.scalar(second).text}"
+                self.write(f"{total} = multiply_add({factors}, {total});")
+            case _:
+                super().join(node, total)
+
+    # ------------------------------------------------------------ teams
+    def loop(self, node: For) -> None:
+        if any(map(self.printer.is_wide, (*node.lower, *node.upper))):
+            self.printer.wide.add(node.name)
+        if not node.any_order:
+            super().loop(node)
             return
-        operand = self.printer.program.operand(node.tensor)
-        stored = self.printer.stored(operand, self.printer.scalar(node.value))
-        place, flag = self.outputs[node.tensor, node.indices]
-        self.write(f"{place} = {stored};")
-        if flag:
-            self.write(f"{flag} = true;")
+        # The outermost and the innermost of the shared loops, or a single one.
+        if self.is_shared:
+            first, step = "threadIdx.x", "blockDim.x"
+        elif any(isinstance(each, For) and each.any_order for each in walk(node.body)):
+            first, step = "threadIdx.y", "blockDim.y"
+        else:
+            first, step = "MEMBER", "MEMBERS"
+        kind = self.integer_type(*node.lower, *node.upper)
+        lower = extreme("greatest", [self.text(bound) for bound in node.lower])
+        upper = extreme("least", [self.text(bound + 1) for bound in node.upper])
+        inner = self.inner()
+        assert isinstance(inner, CudaEmitter)
+        inner.is_shared = True
+        end = self.scope.fresh(f"{node.name}_end")
+        self.write(f"const {kind} {end} = {upper};")
+        name = inner.scope.fresh(node.name)
+        inner.printer.names.symbols[node.name] = name
+        if node.lower == (ZERO,):
+            inner.printer.bounded.update((symbol(node.name), bound + 1) for bound in node.upper)
+        start = f"{lower} + ({kind}){first}"
+        self.write(f"for ({kind} {name} = {start}; {name} < {end}; {name} += {step}) {{")
+        inner.nodes(node.body)
+        self.write("}")
+
+    def team(self, axes: Sequence[Axis], magic: Sequence[str]) -> None:
+        """The whole body of a kernel whose cells are sums that a team of threads adds up."""
+        start, *terms, store = self.kernel.body
+        assert isinstance(start, Start) and isinstance(store, Store)
+        names = [self.scope.fresh(axis.name) for axis in axes]
+        extents = [self.printer.poly(axis.extent) for axis in axes]
+        for axis, name in zip(axes, names, strict=True):
+            self.printer.names.symbols[axis.name] = name
+            self.printer.bounded.add((symbol(axis.name), axis.extent))
+        count = product(extents)
+        first, point = self.scope.fresh("first"), self.scope.fresh("point")
+        kind = self.printer.types.of_accumulator(start.tensor, start.accumulator, self.kernel.body)
+        partial = self.scope.fresh("partial")
+        self.write(f"__shared__ {kind.value} {partial}[THREADS];")
+        head = f"{INDEX} {first} = blockIdx.x * ({INDEX})blockDim.z"
+        step = f"gridDim.x * ({INDEX})blockDim.z"
+        self.write(f"for ({head}; {first} < {count}; {first} += {step}) {{")
+        inner = _inside(self)
+        inner.write(f"const {INDEX} {point} = {first} + threadIdx.z;")
+        inner.digits_of(point, names, extents, magic)
+        inner.start(start)
+        total = inner.printer.names.accumulators[start.accumulator]
+        if start.value is not None:
+            inner.write(f"if (MEMBER != 0) {total} = 0;")
+        inner.block(f"if ({point} < {count})", terms)
+        inner.write(f"{total} = team_sum({total}, {partial});")
+        inner.block(f"if ({point} < {count} && MEMBER == 0)", (store,))
+        self.write("}")
 
     # ------------------------------------------------------------ points
     def grid(self, axes: Sequence[Axis], magic: Sequence[str], stretches: bool) -> CudaEmitter:
@@ -286,29 +374,39 @@ class CudaEmitter(Emitter):
         if len(names) == 1:
             self.write(f"EACH(z, {names[0]}, {extents[0].text}) {{")
             return _inside(self)
-        total = " * ".join(
-            extent.at(Level.MULTIPLICATIVE if at == 0 else Level.UNARY)
-            for at, extent in enumerate(extents)
-        )
-        rest = self.scope.fresh("outer")
-        self.write(f"EACH(z, {rest}, {total}) {{")
+        point = self.scope.fresh("outer")
+        self.write(f"EACH(z, {point}, {product(extents)}) {{")
         emitter = _inside(self)
+        emitter.digits_of(point, names, extents, magic)
+        return emitter
+
+    def digits_of(
+        self, point: str, names: Sequence[str], extents: Sequence[Text], magic: Sequence[str]
+    ) -> None:
+        """Name the digits of a number, the last one fastest; `magic` is for all but the first."""
+        rest = point
         for at in reversed(range(1, len(names))):
             extent = extents[at]
-            above = names[0] if at == 1 else emitter.scope.fresh("outer")
-            emitter.write(
-                f"const {INDEX} {above} = quotient({rest}, {extent.text}, {magic[at - 1]});"
-            )
-            emitter.write(
-                f"const {INDEX} {names[at]} = {rest} - {above} * {extent.at(Level.UNARY)};"
-            )
+            above = names[0] if at == 1 else self.scope.fresh("outer")
+            self.write(f"const {INDEX} {above} = quotient({rest}, {extent.text}, {magic[at - 1]});")
+            self.write(f"const {INDEX} {names[at]} = {rest} - {above} * {extent.at(Level.UNARY)};")
             rest = above
-        return emitter
+        if len(names) == 1:
+            self.write(f"const {INDEX} {names[0]} = {rest};")
 
     def close(self, outermost: CudaEmitter) -> None:
         """Close the loops that were opened since."""
         for depth in range(self.depth - 1, outermost.depth - 1, -1):
             self.lines.append("    " * depth + "}")
+
+
+def product(extents: Sequence[Text]) -> str:
+    """The product of extents, 1 for none."""
+    factors = (
+        extent.at(Level.MULTIPLICATIVE if at == 0 else Level.UNARY)
+        for at, extent in enumerate(extents)
+    )
+    return " * ".join(factors) or "1"
 
 
 def _lanes(step: int, more: int) -> str:

@@ -245,7 +245,7 @@ class Emitter:
             self.write(f"{total} += sum_of_lanes({self.vectors[value.accumulator]});")
 
     def loop(self, node: For) -> None:
-        lower = _extreme("greatest", [self.text(bound) for bound in node.lower])
+        lower = extreme("greatest", [self.text(bound) for bound in node.lower])
         upper = [self.printer.poly(bound + 1) for bound in node.upper]
         inner = self.inner()
         kind = self.integer_type(*node.lower, *node.upper)
@@ -258,7 +258,7 @@ class Emitter:
             end = upper[0].at(Level.ADDITIVE)
         else:
             end = self.scope.fresh(f"{node.name}_end")
-            value = _extreme("least", [bound.text for bound in upper])
+            value = extreme("least", [bound.text for bound in upper])
             self.write(f"const {kind} {end} = {value};")
         vectors = None if self.printer.cuda else vector_sum(node, self.printer.program)
         if vectors is not None and vectors.term.accumulator in self.vectors:
@@ -304,7 +304,7 @@ class Emitter:
         row = self.kernel.row
         assert row is not None
         symbols = self.printer.names.symbols
-        begin = _extreme("greatest", [symbols[row.first], *map(self.text, node.lower)])
+        begin = extreme("greatest", [symbols[row.first], *map(self.text, node.lower)])
         upper = [symbols[row.last], *map(self.text, node.upper)]
         inner = self.inner()
         inner.printer.names.symbols[row.axis.name] = self.lane
@@ -316,7 +316,7 @@ class Emitter:
         last = symbols[row.last]
         if node.upper:
             last = self.scope.fresh(f"{row.axis.name}_end")
-            self.write(f"const int64_t {last} = {_extreme('least', upper)};")
+            self.write(f"const int64_t {last} = {extreme('least', upper)};")
         self.fetch_ahead(node, inner, first, last)
         self.write("INDEPENDENT")
         self.write(f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++) {{")
@@ -512,7 +512,8 @@ class Emitter:
         return text
 
 
-def _extreme(function: str, texts: Sequence[str]) -> str:
+def extreme(function: str, texts: Sequence[str]) -> str:
+    """The least or the greatest of several values."""
     out = texts[0]
     for text in texts[1:]:
         out = f"{function}({out}, {text})"

@@ -8,7 +8,8 @@ that is the same for all cells of a stretch is done once; a term that only some 
 asked for cell by cell.
 
 How many cells a stretch has is left to the launch, which knows alignments and element types. It
-divides the row, so no stretch is partial.
+divides the row, so no stretch is partial. Sums along consecutive memory are shared out instead, see
+`cuda_teams`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_nodes
+from opgen.passes.cuda_teams import team_sum
 from opgen.passes.gather import fresh_name
 from opgen.passes.jam import copies_along, jammed
 from opgen.passes.lane_choice import Choice, Way, choose
@@ -75,12 +77,16 @@ def _mapped(kernel: Kernel, change: Callable[[Poly], Poly]) -> Kernel:
 
 
 def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
-    if not kernel.is_deterministic or not kernel.axes:
+    if not kernel.is_deterministic:
         return kernel
+    if not kernel.axes:
+        return team_sum(kernel)
     kernel = replace(kernel, body=direct(kernel.body))
     match choose(kernel):
         case Choice(way=Way.ROW, name=name):
             return _along(kernel, name, facts)
+        case Choice(way=Way.SUM):
+            return team_sum(kernel)
         case _:
             return kernel
 

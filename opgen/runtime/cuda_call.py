@@ -41,7 +41,10 @@ def launches(
         lanes = cuda_grid.lanes(axes, walked)
         if launch.lanes is not None:
             macros.append(f"#define {launch.lanes} {lanes}\n")
-        grid = cuda_grid.grid((*axes[:-1], axes[-1] // lanes) if axes else ())
+        if launch.teams:
+            grid = cuda_grid.team_grid(axes[:-2], *axes[-2:])
+        else:
+            grid = cuda_grid.grid((*axes[:-1], axes[-1] // lanes) if axes else ())
         if grid is None:
             continue
         arguments: list[Argument] = []

@@ -21,6 +21,7 @@ MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 """The most blocks along x, y and z."""
 
 _MOST_ALONG_Z = 64
+_WARP = 32
 _ACCESS = 16  # bytes of the widest load and store
 _NARROW = 2**30  # half of what 32 bits hold: loops count one step past their end
 
@@ -51,6 +52,29 @@ def grid(extents: Sequence[int]) -> Grid | None:
     )
     divisors = extents[1:-2]
     return Grid((blocks[0], blocks[1], blocks[2]), threads, tuple(map(magic, divisors)))
+
+
+def team_grid(extents: Sequence[int], outer: int, inner: int) -> Grid | None:
+    """The grid over cells that teams of threads add up: x and y are a team, z are cells.
+
+    A team takes the inner loop in steps of x, so that its threads are neighbours in memory, and the
+    outer one in steps of y. Its size depends on nothing but lengths: sums are the same everywhere.
+    """
+    cells = math.prod(extents)
+    if cells == 0:
+        return None
+    across = min(_WARP, THREADS, _power(inner))
+    if outer == 1:
+        across = min(THREADS, max(across, _power(inner // 8)))
+    along = min(THREADS // across, _power(outer))
+    deep = min(cells, THREADS // (across * along), _MOST_ALONG_Z)
+    blocks = min(-(-cells // deep), MOST_BLOCKS[0])
+    return Grid((blocks, 1, 1), (across, along, deep), tuple(map(magic, extents[1:])))
+
+
+def _power(value: int) -> int:
+    """The largest power of two that is at most a value, at least 1."""
+    return 1 << (max(1, value).bit_length() - 1)
 
 
 def lanes(extents: Sequence[int], walked: Iterable[tuple[torch.Tensor, int]]) -> int:

@@ -85,6 +85,7 @@ class Launch:
     # The macro for the number of neighbouring cells that are one thread's, and the tensors along
     # whose last dim these walk, with the elements from one cell to the next.
     lanes: str | None = None
+    teams: bool = False  # whether a team of threads adds up a cell
     walked: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -93,8 +94,8 @@ class CudaKernels:
     """CUDA source, and how its kernels are launched, in order.
 
     `extents` gives the axes of each kernel's grid for the integers of a call, in the order of
-    `Shapes.integers`; `reach` bounds what the index arithmetic of each comes to, for the magnitudes
-    of these integers.
+    `Shapes.integers`, behind them the lengths of the two loops that a team shares. `reach` bounds
+    what the index arithmetic of each comes to, for the magnitudes of these integers.
     """
 
     source: str

@@ -418,6 +418,37 @@ FUNCTION void store_run(const A *run, A *row, index_t start, index_t step)
     store_run<BEGIN, END, ALIGNED>(run, row, start, step, is_out);
 }
 
+/* a * b + total, rounded once. */
+template <class A, class B> FUNCTION float multiply_add(A a, B b, float total)
+{
+    return fmaf((float)a, (float)b, total);
+}
+template <class A, class B> FUNCTION double multiply_add(A a, B b, double total)
+{
+    return fma((double)a, (double)b, total);
+}
+FUNCTION int64_t multiply_add(int64_t a, int64_t b, int64_t total) { return a * b + total; }
+
+/* The threads of a block with the same z are a team; each has a number in it. */
+#define MEMBERS (blockDim.x * blockDim.y)
+#define MEMBER (threadIdx.y * blockDim.x + threadIdx.x)
+
+/* The sum of what the members of a team have, a power of two of them, always in the same order. */
+template <class A> FUNCTION A team_sum(A value, A *partial)
+{
+    A *own = partial + threadIdx.z * MEMBERS;
+    if (MEMBERS == 1) return value;
+    own[MEMBER] = value;
+    __syncthreads();
+    for (unsigned half = MEMBERS / 2; half > 0; half /= 2) {
+        if (MEMBER < half) own[MEMBER] += own[MEMBER + half];
+        __syncthreads();
+    }
+    const A total = own[0];
+    __syncthreads();
+    return total;
+}
+
 /* The points along one dimension of the grid that are this thread's. */
 #define EACH(dimension, name, extent) \
     for (index_t name = blockIdx.dimension * (index_t)blockDim.dimension + threadIdx.dimension; \
