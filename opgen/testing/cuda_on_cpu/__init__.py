@@ -24,6 +24,7 @@ PTX needs a twin, between `#ifdef OPGEN_HOST_EMU` and `#else`. For some there ar
     emu_cp_async(destination, source, bytes, source_bytes)   cp.async, the rest filled with zeros
     emu_cp_commit(), emu_cp_wait(pending)                    cp.async.commit_group, .wait_group
     emu_mma_16816<__half>(d, a, b, c)                        mma.sync.m16n8k16 (#include <mma.h>)
+    emu_ldmatrix<4, false>(registers, row)                   ldmatrix.x4, or .x4.trans
 
 What it cannot say: anything of time; whether PTX does what its twin does; anything of clusters,
 TMA, mbarriers, wgmma, cooperative groups and named barriers, which do not compile here.
