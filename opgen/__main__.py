@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from opgen import compiler
-from opgen.cli import console, doctor, new, test
+from opgen.cli import console, cost, doctor, new, test
 from opgen.derivation import gradient_text
 from opgen.errors import OpgenError, Source
 from opgen.lang.format import format_source
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     build.set_defaults(run=_build)
 
-    for command in (new, test, doctor):
+    for command in (new, test, cost, doctor):
         command.add_to(commands)
     return parser
 

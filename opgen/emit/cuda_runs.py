@@ -9,7 +9,6 @@ is loaded once, several elements at a time, into registers. What they write like
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -65,11 +64,6 @@ class Run:
     end: int  # what is added to step*LANES
     certain: bool  # whether every cell reads its elements
     accesses: dict[Access, int] = field(default_factory=dict)  # their offsets
-
-    @property
-    def divisor(self) -> int:
-        """What divides the start of every run, apart from the stretch; 0 for everything."""
-        return math.gcd(*(abs(count) for count in self.rest.terms.values()))
 
 
 def place(index: Poly, lane: str, extent: Poly) -> Place | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from opgen.algebra.condition import Condition, Relation
-from opgen.algebra.poly import ZERO, Kind, Poly, symbol, symbol_atom
+from opgen.algebra.poly import ZERO, Kind, Poly, split_quotient, symbol, symbol_atom
 from opgen.emit.cuda_runs import Access, Run, load_runs, store_runs
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
@@ -218,7 +219,13 @@ class CudaEmitter(Emitter):
             known = ("0", _lanes(run.step, spare))
         else:
             known = ("0", "0")
-        options = (begin, end, *known, _vector(run), "true" if run.clamped else "false")
+        options = (
+            begin,
+            end,
+            *known,
+            _vector(run, row.axis.extent),
+            "true" if run.clamped else "false",
+        )
         arguments = f"{self.row_arguments(run, name)}, {self.text(extent)}"
         call = f"load_run<{', '.join(options)}>({arguments})"
         tests = []
@@ -232,6 +239,8 @@ class CudaEmitter(Emitter):
 
     def begin_store(self, run: Run) -> str:
         """Registers for what the cells write; gives the statement that stores them."""
+        row = self.kernel.row
+        assert row is not None
         name, places = self.declare(run, "out")
         flags = ""
         if not run.certain:
@@ -239,7 +248,7 @@ class CudaEmitter(Emitter):
             self.write(f"bool {flags}[{_count(run)}] = {{}};")
         for access, at in places.items():
             self.outputs[access] = name + at, flags and flags + at
-        options = (f"{run.begin}", _lanes(run.step, run.end), _vector(run))
+        options = (f"{run.begin}", _lanes(run.step, run.end), _vector(run, row.axis.extent))
         arguments = self.row_arguments(run, name) + (f", {flags}" if flags else "")
         return f"store_run<{', '.join(options)}>({arguments});"
 
@@ -420,9 +429,11 @@ def _count(run: Run) -> str:
     return _lanes(run.step, run.end - run.begin)
 
 
-def _vector(run: Run) -> str:
-    """The number of elements that lie in one aligned piece of memory."""
-    return f"aligned(LANES, {run.step}, {run.divisor})"
+def _vector(run: Run, row: Poly) -> str:
+    """How many elements every run begins at a multiple of; the row has a multiple of LANES."""
+    rows, rest = split_quotient(run.rest, row)
+    divisor = math.gcd(*(abs(count) for count in rest.terms.values()))
+    return f"aligned(LANES, {run.step if rows == 0 else 1}, {divisor})"
 
 
 def _inside(emitter: CudaEmitter) -> CudaEmitter:

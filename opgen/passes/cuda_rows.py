@@ -93,7 +93,7 @@ def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
 
 def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:
     """The kernel with the axis of that name as its row, or last where cells have long loops."""
-    copies = copies_along(whole, name)
+    copies = copies_along(whole, name, reads=True)
     kernel, bodies = copies.kernel, tuple(map(unrolled, copies.bodies))
     (axis,) = (axis for axis in kernel.axes if axis.name == name)
     taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
