@@ -33,7 +33,7 @@ def programs(text: str) -> tuple[Program, ...]:
 def source(ops: tuple[Program, ...], shared: str, narrow: bool = True) -> str:
     """All kernels as one source, each op in a namespace, where `shared` is the undeclared type."""
     real = "f64" if shared == "f64" else "f32"
-    parts = [prelude.cuda([shared], narrow)]
+    parts = [prelude.cuda(narrow)]
     for number, program in enumerate(ops):
         integers = {each.name: "i64" for each in program.operands if each.dtype is DType.INT}
         bindings = prelude.bindings(shared, real, integers)

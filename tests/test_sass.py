@@ -80,7 +80,7 @@ def program(case: Case) -> Program:
 
 
 def compiled(case: Case, architecture: str = "sm_90") -> nvrtc.Compilation:
-    text = prelude.cuda([case.shared], True) + prelude.bindings(case.shared, "f32", {})
+    text = prelude.cuda(narrow=True) + prelude.bindings(case.shared, "f32", {})
     text += f"#define lanes_of_{case.kernel} {case.lanes}\n{cuda_source(program(case))}"
     return nvrtc.compile_cuda(text, architecture)
 

@@ -58,7 +58,7 @@ def launches(
             arguments.append(fault.data_ptr())
         found.append(KernelLaunch(launch.kernel, grid.blocks, grid.threads, tuple(arguments)))
     types = call.types
-    head = prelude.cuda(types.found.values(), narrow) + types.bindings() + "".join(macros)
+    head = prelude.cuda(narrow) + types.bindings() + "".join(macros)
     return head + kernels.source, call.device, found
 
 

@@ -260,14 +260,30 @@ typedef unsigned int uint32_t;
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fc00000)
 #endif
-#ifdef OPGEN_F16
+#define FUNCTION static __device__ __forceinline__
+#ifdef OPGEN_HOST_EMU
 #include <cuda_fp16.h>
 typedef __half f16;
-#define from_f16(cell) ((real)__half2float(cell))
-#define to_f16(value) (__float2half_rn((float)(value)))
+#define f16_to_f32(cell) (__half2float(cell))
+#define f16_from_f32(value) (__float2half_rn(value))
+#else
+typedef struct { uint16_t bits; } f16;
+FUNCTION float f16_to_f32(f16 value)
+{
+    float out;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(value.bits));
+    return out;
+}
+FUNCTION f16 f16_from_f32(float value)
+{
+    f16 out;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
+    return out;
+}
 #endif
+#define from_f16(cell) ((real)f16_to_f32(cell))
+#define to_f16(value) (f16_from_f32((float)(value)))
 
-#define FUNCTION static __device__ __forceinline__
 /* Threads may find faults at the same time: the first to come is reported. */
 #define FIRST(fault, number) \
     (atomicCAS((unsigned long long *)(fault), 0ULL, (unsigned long long)(number)) == 0)
@@ -474,13 +490,9 @@ _INTEGER_FUNCTIONS = """
 """
 
 
-def cuda(types: Iterable[str], narrow: bool) -> str:
-    """The prelude of CUDA sources; the header of f16 is included where it is used.
-
-    Indices have 32 bits if `narrow`, else 64.
-    """
-    header = "#define OPGEN_F16\n" if "f16" in types else ""
-    return f"{header}#define index_t {'int32_t' if narrow else 'int64_t'}\n{_CUDA}"
+def cuda(narrow: bool) -> str:
+    """The prelude of CUDA sources. Indices have 32 bits if `narrow`, else 64."""
+    return f"#define index_t {'int32_t' if narrow else 'int64_t'}\n{_CUDA}"
 
 
 def _lanes(shared: str) -> Iterable[str]:

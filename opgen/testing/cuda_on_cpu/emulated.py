@@ -87,6 +87,7 @@ def emulated(
             (torch.cuda, "current_device", lambda: 0),
             (torch.cuda, "device", device),
             (torch.cuda, "current_stream", lambda index: stream),
+            (cuda, "_loaded", lambda cupy, source, device: cupy.RawModule(code=source)),
             (evaluation, "run_on_cpu", run),
             (cuda_grid, "THREADS", threads),
             (cuda_grid, "MOST_BLOCKS", most_blocks),
@@ -109,8 +110,8 @@ def _cupy(emulation: Emulation, running: list[_Call]) -> ModuleType:
     """What `opgen.runtime.cuda` asks of CuPy."""
 
     class RawModule:
-        def __init__(self, *, code: str, options: tuple[str, ...]) -> None:
-            self._module = Module(code, options=options)
+        def __init__(self, *, code: str) -> None:
+            self._module = Module(code, options=cuda.OPTIONS)
 
         def get_function(self, name: str) -> _Function:
             return _Function(self._module.get_function(name), emulation, running)
