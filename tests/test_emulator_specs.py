@@ -6,8 +6,11 @@ is no finding, and every cell of its outputs is what the interpreter says, up to
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,15 +18,13 @@ import torch
 
 from catalogue import CATALOGUE, SPECS
 from opgen import compiler
-from opgen.emit.names import function_name
 from opgen.errors import Source
 from opgen.ir.family import Member
 from opgen.ir.notation import Op
 from opgen.lang.read import read
 from opgen.passes.derive import derive
-from opgen.passes.gather import gather
-from opgen.passes.schedule import schedule
-from opgen.runtime import cuda_grid
+from opgen.passes.differentiate import adjoint
+from opgen.runtime import Operation, cuda_grid, special
 from opgen.testing.calls import Call, arrays
 from opgen.testing.cases import Case, cases
 from opgen.testing.compare import Mismatch, compare
@@ -38,22 +39,46 @@ ORDERS = 2
 SUBJECTS = [(entry.spec, entry.op) for entry in CATALOGUE]
 
 
+@dataclass(frozen=True)
+class Spec:
+    """A spec file."""
+
+    text: str
+    name: str
+    ops: Mapping[str, Op]
+
+    @cached_property
+    def members(self) -> tuple[Member, ...]:
+        """The ops and their gradients."""
+        return derive(tuple(self.ops.values()), ORDERS)
+
+    def at(self, path: tuple[str, ...]) -> tuple[Op, Operation]:
+        """The op at the end of a path of differentiations, and what runs it."""
+        op = self.ops[path[0]]
+        for step in path[1:]:
+            op = adjoint(op, step, self.ops).op
+        return op, compiler.operation(op, path, self.text, self.name, self.ops)
+
+
+def spec_of(text: str, name: str = "<spec>") -> Spec:
+    """A spec from its text."""
+    return Spec(text, name, {op.name: op for op in read(Source(text, name))})
+
+
 @cache
-def members(spec: str) -> tuple[Member, ...]:
-    """The ops of a spec and their gradients."""
-    text = (SPECS / f"{spec}.op").read_text(encoding="utf-8")
-    return derive(read(Source(text, f"{spec}.op")), ORDERS)
-
-
-def kernels_of(op: Op) -> set[str]:
-    """The names of the kernels of an op."""
-    return {function_name(kernel.name) for kernel in schedule(op, gather(op)).kernels}
+def spec_named(stem: str) -> Spec:
+    """A spec of specs/."""
+    return spec_of((SPECS / f"{stem}.op").read_text(encoding="utf-8"), f"{stem}.op")
 
 
 # ---------------------------------------------------------------------------- calls
 @dataclass(frozen=True)
 class Setting:
-    """How one of the calls of an op is made. `place` in its valid calls, smallest first."""
+    """How one of the calls of an op is made.
+
+    `place` in its valid calls, smallest first; of those `wide` takes calls whose rows are multiples
+    of 4 elements in most tensors. `special`: with kernels for the attributes of the call.
+    """
 
     place: float
     dtype: str
@@ -61,32 +86,38 @@ class Setting:
     order: Order
     threads: int = cuda_grid.THREADS
     most_blocks: tuple[int, int, int] = cuda_grid.MOST_BLOCKS
+    wide: bool = False
+    special: bool = False
 
 
 SETTINGS = (
-    Setting(1, "float32", "contiguous", "forward"),
+    Setting(1, "float32", "contiguous", "forward", wide=True),
+    Setting(1, "float32", "contiguous", "random", 32, special=True),
     Setting(0.8, "float32", "channels_last", "random", threads=32),
     # A narrow type has kernels of its own, which round the sums of scattered terms.
     Setting(0.5, "bfloat16", "sliced", "reverse", 4, (3, 2, 2)),
+    Setting(1, "bfloat16", "contiguous", "reverse", 4, (3, 2, 2), wide=True, special=True),
 )
 
 
-def chosen(op: Op, place: float) -> Case:
+def chosen(op: Op, setting: Setting) -> Case:
     """One of the calls in which no tensor is empty; the last is the largest that is done soon."""
-    full = [
-        case
-        for case in cases(op)
-        if all(min(case.shape(op, t), default=1) > 0 for t in (*op.inputs, *op.outputs))
-    ]
-    return full[round(place * (len(full) - 1))]
+    tensors = (*op.inputs, *op.outputs)
+    shapes = {case: [case.shape(op, tensor) for tensor in tensors] for case in cases(op)}
+    full = [case for case, found in shapes.items() if all(min(s, default=1) for s in found)]
+    if setting.wide:
+        rows = {case: sum(s[-1] % 4 == 0 for s in shapes[case] if s) for case in full}
+        most = max(rows.values())
+        full = [case for case in full if rows[case] == most]
+    return full[round(setting.place * (len(full) - 1))]
 
 
-def check(op: Op, call: Call) -> None:
+def check(op: Op, operation: Operation, call: Call) -> None:
     """Raise Mismatch unless a call gives what the interpreter says."""
     inputs, case = call.inputs(op), call.case
     tensors = [inputs.get(tensor.name) for tensor in op.inputs]
     attributes = [case.attributes[each.name] for each in op.attributes]
-    result = compiled(op).call(*tensors, *attributes)
+    result = operation.call(*tensors, *attributes)
     given = arrays(inputs)
     for tensor in op.inputs:
         if tensor.name not in given:
@@ -102,50 +133,62 @@ def check(op: Op, call: Call) -> None:
         compare(tensor.name, value, wanted[tensor.name], scale[tensor.name], computed)
 
 
-compiled = cache(compiler.operation)
-
-
-def run(op: Op, setting: Setting, seed: int = 0) -> set[str]:
+def run(op: Op, operation: Operation, setting: Setting, seed: int = 0) -> set[str]:
     """One call in the emulator; the names of the kernels that ran."""
     layouts = (setting.layout,) * len(op.inputs)
-    call = Call(chosen(op, setting.place), setting.dtype, layouts, seed)
-    with emulated(
-        setting.order, threads=setting.threads, most_blocks=setting.most_blocks
-    ) as launches:
-        check(op, call)
+    call = Call(chosen(op, setting), setting.dtype, layouts, seed)
+    number = str(special.MOST if setting.special else 0)
+    with (
+        mock.patch.dict(os.environ, OPGEN_SPECIAL_KERNELS=number),
+        emulated(
+            setting.order, threads=setting.threads, most_blocks=setting.most_blocks
+        ) as launches,
+    ):
+        check(op, operation, call)
     return launches.kernels
+
+
+def kernels_of(operation: Operation) -> set[str]:
+    """The names of the kernels of an op, those for particular attributes included."""
+    sources = (operation.cuda, *operation.special_cuda.values())
+    return {launch.kernel for kernels in sources for launch in kernels.launches}
 
 
 # ---------------------------------------------------------------------------- every spec
 @pytest.mark.slow
-@pytest.mark.parametrize(("spec", "name"), SUBJECTS)
-def test_every_kernel(spec: str, name: str) -> None:
-    own = [member.op for member in members(spec) if member.path[0] == name]
-    assert own
-    for op in own:
+@pytest.mark.parametrize("order", range(ORDERS + 1))
+@pytest.mark.parametrize(("stem", "name"), SUBJECTS)
+def test_every_kernel(stem: str, name: str, order: int) -> None:
+    """Of the op, of its gradients, and of theirs; families that close have none of the last."""
+    spec = spec_named(stem)
+    paths = [member.path for member in spec.members if member.path[0] == name]
+    paths = [path for path in paths if len(path) == order + 1]
+    assert paths or order > 0
+    for path in paths:
+        op, operation = spec.at(path)
         ran = set[str]()
         for seed, setting in enumerate(SETTINGS):
-            ran |= run(op, setting, seed)
-        assert ran == kernels_of(op)
+            ran |= run(op, operation, setting, seed)
+        assert ran == kernels_of(operation)
 
 
 @pytest.mark.parametrize(
-    ("spec", "name"),
+    ("stem", "name"),
     [("shift_sum", "shift_sum"), ("embedding", "embedding"), ("norm", "layer_norm")],
 )
-def test_some_kernels(spec: str, name: str) -> None:
-    op = next(member.op for member in members(spec) if member.path == (name,))
+def test_some_kernels(stem: str, name: str) -> None:
+    op, operation = spec_named(stem).at((name,))
     for setting in SETTINGS:
-        run(op, setting)
+        run(op, operation, setting)
 
 
 def test_threads_that_find_bad_indices_at_the_same_time() -> None:
     """One of them is reported, with its own index; there is no race about it."""
-    (op,) = read(Source("op f(x[N], id: int[K]) -> y[K]\n  y[k] = x[id[k]]"))
+    _, operation = spec_of("op f(x[N], id: int[K]) -> y[K]\n  y[k] = x[id[k]]\n").at(("f",))
     index = torch.tensor([7, 8, 9, 1, 10])
     for order in ("forward", "reverse", "random"):
         with emulated(order), pytest.raises(IndexError, match=r"index (7|8|9|10)\b"):
-            compiled(op).call(torch.ones(4), index)
+            operation.call(torch.ones(4), index)
 
 
 # ---------------------------------------------------------------------------- the harness
@@ -167,20 +210,20 @@ def with_a_bug(monkeypatch: pytest.MonkeyPatch, macro: str, meaning: str) -> Non
     monkeypatch.setattr(emulation, "Module", planted)
 
 
-def small_op() -> Op:
-    (op,) = read(Source(TEXT))
-    return op
+def run_small(setting: Setting = SETTINGS[2]) -> set[str]:
+    """A call of the small op."""
+    return run(*spec_of(TEXT).at(("f",)), setting)
 
 
 def test_the_small_op_is_right() -> None:
     for setting in SETTINGS:
-        assert run(small_op(), setting) == {"f_y"}
+        assert run_small(setting) == {"f_y"}
 
 
 def test_a_wrong_number_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with_a_bug(monkeypatch, "from_T(cell)", "(from_f32(cell) + 0.001f)")
     with pytest.raises(Mismatch):
-        run(small_op(), SETTINGS[0])
+        run_small()
 
 
 @pytest.mark.parametrize(
@@ -197,10 +240,10 @@ def test_a_finding_is_an_error(
 ) -> None:
     with_a_bug(monkeypatch, macro, meaning)
     with pytest.raises(KernelError, match=said):
-        run(small_op(), SETTINGS[0])
+        run_small()
 
 
 def test_an_output_that_is_not_written_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulation._Function, "__call__", lambda *rest, **more: None)
     with pytest.raises(KernelError, match=r"f: (\d+) of \1 elements of y are written by no kernel"):
-        run(small_op(), SETTINGS[0])
+        run_small()

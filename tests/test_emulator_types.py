@@ -250,6 +250,34 @@ def test_mma_sync_needs_the_whole_warp() -> None:
     assert only(report) is FindingKind.DEADLOCK
 
 
+LOADS = r"""#include <mma.h>
+extern "C" __global__ void k(const unsigned short* x, unsigned* y) {
+    __shared__ __align__(16) unsigned short s[32][8];
+    int lane = threadIdx.x;
+    for (int i = 0; i < 8; i++) s[lane][i] = x[8*lane + i];
+    __syncwarp();
+    unsigned r[4];
+    emu_ldmatrix<4, TRANSPOSED>(r, s[lane]);
+    for (int m = 0; m < 4; m++) y[4*lane + m] = r[m];
+}"""
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_twin_of_ldmatrix(transposed: bool) -> None:
+    """Lane l holds two elements of row l / 4 of every matrix, or of its column."""
+    x, y = np.arange(256, dtype=np.uint16), out(32, 4, dtype=np.uint32)
+    source = LOADS.replace("TRANSPOSED", str(transposed).lower())
+    report = run(source, (1,), (32,), (x, y), outs=("y",), trace=True).raise_if_errors()
+    matrices_ = x.reshape(4, 8, 8).swapaxes(1, 2) if transposed else x.reshape(4, 8, 8)
+    pairs = matrices_.astype(np.uint32).reshape(4, 32, 2)
+    assert np.array_equal(y.T, pairs[..., 0] | pairs[..., 1] << 16)
+    assert {s.bytes for s in report.sites if s.is_shared and not s.is_write} == {16}
+    early = replaced(source, "__syncwarp();", "")
+    assert FindingKind.SHARED_RACE not in run(early, (1,), (32,), (x, y)).kinds  # own rows only
+    other = replaced(early, "(r, s[lane])", "(r, s[lane ^ 1])")
+    assert run(other, (1,), (32,), (x, y)).kinds >= {FindingKind.SHARED_RACE}
+
+
 PIPELINE = r"""#include <cuda_pipeline.h>
 extern "C" __global__ void k(const float* x, float* y, int tiles) {
     __shared__ float s[2][64];

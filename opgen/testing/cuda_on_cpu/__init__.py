@@ -18,11 +18,19 @@ crashes. Races are decided by barriers, not by luck: one run in one order finds 
 
 With `trace=True` a report counts what the memory of a GPU would be asked for; see `traffic`.
 
-What it cannot say: anything of time; whether inline PTX does what its twin between
-`#ifdef OPGEN_HOST_EMU` and `#else` does; anything of clusters, TMA, mbarriers, wgmma, cooperative
-groups and named barriers, which do not compile here. Floating-point functions are those of the
-host, so compare numbers with a tolerance. __syncwarp of some lanes counts as one of the whole warp,
-and __device__ variables are not checked for races.
+The headers cuda_fp16.h, cuda_bf16.h, cuda_pipeline.h and mma.h (nvcuda::wmma) are there. Inline
+PTX needs a twin, between `#ifdef OPGEN_HOST_EMU` and `#else`. For some there are functions:
+
+    emu_cp_async(destination, source, bytes, source_bytes)   cp.async, the rest filled with zeros
+    emu_cp_commit(), emu_cp_wait(pending)                    cp.async.commit_group, .wait_group
+    emu_mma_16816<__half>(d, a, b, c)                        mma.sync.m16n8k16 (#include <mma.h>)
+    emu_ldmatrix<4, false>(registers, row)                   ldmatrix.x4, or .x4.trans
+
+What it cannot say: anything of time; whether PTX does what its twin does; anything of clusters,
+TMA, mbarriers, wgmma, cooperative groups and named barriers, which do not compile here.
+Floating-point functions are those of the host, so compare numbers with a tolerance. __syncwarp of
+some lanes counts as one of the whole warp, and __device__ variables are not checked for races.
+Tested with g++ 12, on Linux and x86-64.
 """
 
 from __future__ import annotations

@@ -217,7 +217,23 @@ def _found_or_built(place: Path, key: str, build: Callable[[Path], Path]) -> cty
         return ctypes.CDLL(str(cache.add(build(scratch), place, key)))
 
 
+_HINTS = {
+    "Assembler messages": (
+        "inline PTX is for GPUs: give it a twin in C++ that the emulator compiles, as in\n"
+        "    #ifdef OPGEN_HOST_EMU\n    ...\n    #else\n    asm(...);\n    #endif"
+    ),
+    "No such file or directory": (
+        "of CUDA's headers the emulator has cuda_fp16.h, cuda_bf16.h, cuda_pipeline.h and mma.h; "
+        "others are found where an option -I says"
+    ),
+}
+"""What to do about some complaints of g++."""
+
+
 def _run(command: Sequence[str], what: str) -> None:
     result = toolchain.run(command, {**os.environ, "LC_ALL": "C"})
     if result.returncode != 0:
-        raise EmulatorError(f"g++ cannot compile {what}:\n{result.stderr.strip()}")
+        hints = [advice for sign, advice in _HINTS.items() if sign in result.stderr]
+        raise EmulatorError(
+            "\n".join((f"g++ cannot compile {what}:", result.stderr.strip(), *hints))
+        )

@@ -142,3 +142,31 @@ EMU_UNCHECKED void emu_mma_16816(
         d[register_] = total;
     }
 }
+
+template <int count, bool is_transposed>
+EMU_UNCHECKED void emu_take_elements(unsigned int *registers, const void *rows) {
+    struct row_t {
+        unsigned short elements[8];
+    };
+    const int group = int(emu_lane()) / 4, member = int(emu_lane()) % 4;
+    for (int matrix = 0; matrix < count; matrix++) {
+        unsigned int halves[2];
+        for (int which = 0; which < 2; which++) {
+            const int other = 2 * member + which;
+            const int row = is_transposed ? other : group, column = is_transposed ? group : other;
+            halves[which] = emu_value_of<row_t>(rows, 8 * matrix + row).elements[column];
+        }
+        registers[matrix] = halves[0] | halves[1] << 16;
+    }
+}
+
+// ldmatrix.sync.aligned.m8n8.xCOUNT[.trans].shared.b16: lane 8 m + r tells where row r of matrix m
+// is, 16 bytes each (PTX ISA, "ldmatrix").
+template <int count, bool is_transposed = false>
+EMU_INLINE void emu_ldmatrix(unsigned int *registers, const void *row) {
+    static_assert(count == 1 || count == 2 || count == 4, "1, 2 or 4 matrices");
+    uint4 mine = {};
+    if (int(emu_lane()) < 8 * count) mine = *static_cast<const uint4 *>(row);
+    emu_take_elements<count, is_transposed>(
+        registers, emu_meet(~0u, emu_rows, &mine, int(sizeof mine)));
+}

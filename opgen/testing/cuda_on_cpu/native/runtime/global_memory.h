@@ -5,11 +5,17 @@
 
 namespace emu {
 
-// What is known of a cell, as bits of `flags`.
-constexpr uint8_t kWrittenAtomically = 1;
-constexpr uint8_t kReadBySeveralBlocks = 2;
-constexpr uint8_t kReadBySeveralWarps = 4;  // of the last reader's block, since its last barrier
-constexpr uint8_t kReadBySeveralLanes = 8;  // of the last reader's warp, since its last __syncwarp
+// What is known of a cell, as bits of `flags`. Marks hold the last reader and the last writer; what
+// they hide is kept as bits. Only atomic writes can hide other writers that are not ordered.
+constexpr uint8_t kLastWriteIsAtomic = 1;
+constexpr uint8_t kWrittenPlainly = 2;
+struct Hidden {
+    uint8_t blocks;  // also accessed by a block before
+    uint8_t warps;  // also by another warp of the last block, since its last barrier
+    uint8_t lanes;  // also by another lane of the last warp, since its last __syncwarp
+};
+constexpr Hidden kReaders{4, 8, 16};
+constexpr Hidden kWriters{32, 64, 128};
 
 // The array that holds an access whole, or else its first byte; null if none does.
 inline TrackedArray *array_at(uintptr_t address, int bytes) {
@@ -90,60 +96,83 @@ inline bool is_unordered(const Mark &earlier, const Mark &mine) {
     return warp_of(earlier) != warp_of(mine) || earlier.warp_epoch == mine.warp_epoch;
 }
 
-inline void note_global_reader(TrackedArray &array, uint64_t cell, const Mark &mine) {
-    const Mark &earlier = array.readers[cell];
-    uint8_t &flags = array.flags[cell];
-    const uint8_t in_block = kReadBySeveralWarps | kReadBySeveralLanes;
-    if (earlier.thread != 0 && block_of(earlier) != machine.block) {
-        flags = uint8_t((flags | kReadBySeveralBlocks) & ~in_block);
-    } else if (earlier.epoch != mine.epoch) {
+// Makes this thread the last one of a kind, and remembers what that hides.
+inline void note_last(Mark &last, uint8_t &flags, const Hidden &hidden, const Mark &mine) {
+    const uint8_t in_block = hidden.warps | hidden.lanes;
+    if (last.thread != 0 && block_of(last) != machine.block) {
+        flags = uint8_t((flags | hidden.blocks) & ~in_block);
+    } else if (last.epoch != mine.epoch) {
         flags &= uint8_t(~in_block);
-    } else if (is_unordered(earlier, mine)) {
-        flags |= warp_of(earlier) == warp_of(mine) ? kReadBySeveralLanes : kReadBySeveralWarps;
-    } else if (earlier.warp_epoch != mine.warp_epoch) {
-        flags &= uint8_t(~kReadBySeveralLanes);
+    } else if (last.thread != 0 && warp_of(last) != warp_of(mine)) {
+        flags = uint8_t((flags | hidden.warps) & ~hidden.lanes);
+    } else if (is_unordered(last, mine)) {
+        flags |= hidden.lanes;
+    } else if (last.warp_epoch != mine.warp_epoch) {
+        flags &= uint8_t(~hidden.lanes);
     }
-    array.readers[cell] = mine;
+    last = mine;
 }
 
-inline bool has_unordered_reader(const TrackedArray &array, uint64_t cell, const Mark &mine) {
-    const Mark &last = array.readers[cell];
-    const uint8_t flags = array.flags[cell];
-    if ((flags & kReadBySeveralBlocks) != 0 || is_unordered(last, mine)) return true;
+// Whether nothing orders this thread after one of those.
+inline bool has_unordered(
+    const Mark &last, uint8_t flags, const Hidden &hidden, const Mark &mine) {
+    if ((flags & hidden.blocks) != 0 || is_unordered(last, mine)) return true;
     if (last.thread == 0 || last.epoch != mine.epoch) return false;
-    // The last reader is ordered before this thread; those that it hides may not be.
-    return (flags & kReadBySeveralWarps) != 0
-        || ((flags & kReadBySeveralLanes) != 0 && last.warp_epoch == mine.warp_epoch);
+    return (flags & hidden.warps) != 0
+        || ((flags & hidden.lanes) != 0 && last.warp_epoch == mine.warp_epoch);
+}
+
+inline bool races_with_writers(
+    const Mark &last, uint8_t flags, const Mark &mine, bool is_atomic) {
+    if (is_atomic && (flags & kLastWriteIsAtomic) != 0) {
+        return (flags & kWrittenPlainly) != 0 && block_of(last) != machine.block;
+    }
+    return has_unordered(last, flags, kWriters, mine);
+}
+
+inline void note_global_writer(
+    TrackedArray &array, uint64_t cell, const Mark &mine, uintptr_t pc, bool is_atomic) {
+    Mark &last = array.writers[cell];
+    uint8_t &flags = array.flags[cell];
+    array.write_pcs[cell] = offset_in_module(pc);
+    if (!is_atomic) {
+        flags = uint8_t((flags & ~kLastWriteIsAtomic) | kWrittenPlainly);
+        last = mine;
+        return;
+    }
+    // A plain write of this thread stays one, if others cannot come between.
+    const bool hides_plain = last.thread == mine.thread && last.epoch == mine.epoch
+        && last.warp_epoch == mine.warp_epoch && (flags & kLastWriteIsAtomic) == 0;
+    note_last(last, flags, kWriters, mine);
+    if (!hides_plain) flags |= kLastWriteIsAtomic;
 }
 
 // One cell of an array that is written in this launch; false if it is part of a race.
 inline bool check_cell(
     TrackedArray &array, uint64_t cell, uintptr_t address, int bytes, bool is_write,
     uintptr_t pc, bool is_atomic) {
-    const Mark mine = mark_of_current();
-    const bool both_atomic = is_atomic && (array.flags[cell] & kWrittenAtomically) != 0;
-    if (!both_atomic && is_unordered(array.writers[cell], mine)) {
+    const Mark mine = mark_of_current(), writer = array.writers[cell];
+    uint8_t &flags = array.flags[cell];
+    if (races_with_writers(writer, flags, mine, is_atomic)) {
+        const bool is_last = is_unordered(writer, mine);
         report_global_race(
             array, address, bytes, is_write, pc,
             is_write ? "two threads write one element" : "a read of what another thread writes",
-            &array.writers[cell], array.write_pcs[cell]);
+            is_last ? &writer : nullptr, array.write_pcs[cell]);
         return false;
     }
     if (!is_write) {
-        note_global_reader(array, cell, mine);
+        note_last(array.readers[cell], flags, kReaders, mine);
         return true;
     }
-    if (!both_atomic && has_unordered_reader(array, cell, mine)) {
-        const Mark &last = array.readers[cell];
+    const Mark &reader = array.readers[cell];
+    if (has_unordered(reader, flags, kReaders, mine)) {
         report_global_race(
             array, address, bytes, is_write, pc, "a write to what another thread reads",
-            is_unordered(last, mine) ? &last : nullptr, 0);
+            is_unordered(reader, mine) ? &reader : nullptr, 0);
         return false;
     }
-    if (is_atomic) array.flags[cell] |= kWrittenAtomically;
-    else array.flags[cell] &= uint8_t(~kWrittenAtomically);
-    array.writers[cell] = mine;
-    array.write_pcs[cell] = offset_in_module(pc);
+    note_global_writer(array, cell, mine, pc, is_atomic);
     return true;
 }
 

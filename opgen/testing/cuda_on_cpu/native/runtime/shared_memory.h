@@ -9,15 +9,15 @@
 
 namespace emu {
 
-// Who read a byte since it was last written: one thread, several lanes of one warp between two
-// __syncwarp, or several warps.
-namespace reader {
+// Who read a byte, or added to it atomically, since the last barrier: one thread, several lanes of
+// one warp between two __syncwarp, or several warps.
+namespace users {
 constexpr uint16_t first_warp = kMostThreads;  // first_warp + w: several lanes of warp w
 constexpr uint16_t several_warps = 0xffff;
 
 inline bool is_thread(uint16_t code) { return code < first_warp; }
 inline int warp(uint16_t code) { return is_thread(code) ? code / kWarp : code - first_warp; }
-}  // namespace reader
+}  // namespace users
 
 inline void report_shared_race(
     uintptr_t pc, const SharedCell &cell, int64_t offset, int bytes, bool is_write,
@@ -29,58 +29,60 @@ inline void report_shared_race(
         add_finding(Kind::shared_race, pc, "%s of other threads with no barrier between", what);
     about_access(finding, kSharedMemory, offset, bytes, is_write);
     const uint16_t other = with_writer ? cell.writer : cell.reader;
-    if (other == reader::several_warps) return;
-    const int thread = reader::is_thread(other) ? other : reader::warp(other) * kWarp;
+    if (other == users::several_warps) return;
+    const int thread = users::is_thread(other) ? other : users::warp(other) * kWarp;
     about_other(
         finding, thread_index(thread), emu_position.block,
         with_writer ? cell.write_pc : cell.read_pc);
 }
 
-// Whether an access of another thread since the last barrier comes before one of this thread.
-inline bool is_ordered_after(uint16_t thread, uint32_t warp_epoch) {
-    const int me = machine.current;
-    if (thread == me) return true;
-    return thread / kWarp == me / kWarp && warp_epoch != machine.warps[me / kWarp].epoch;
+// Whether one of the users of a byte in this epoch is another thread that nothing orders before
+// this one.
+inline bool is_unordered_with(uint16_t code, uint32_t warp_epoch) {
+    const int me = machine.current, mine = me / kWarp;
+    if (code == me) return false;
+    return code == users::several_warps || users::warp(code) != mine
+        || warp_epoch == machine.warps[mine].epoch;
 }
 
 inline bool races_with_writer(const SharedCell &cell, bool is_atomic) {
     if (cell.write_epoch != machine.epoch || (is_atomic && cell.is_atomic)) return false;
-    return !is_ordered_after(cell.writer, cell.write_warp_epoch);
+    return is_unordered_with(cell.writer, cell.write_warp_epoch);
 }
 
 inline bool races_with_reader(const SharedCell &cell) {
-    if (cell.read_epoch != machine.epoch) return false;
-    if (reader::is_thread(cell.reader)) {
-        return !is_ordered_after(cell.reader, cell.read_warp_epoch);
-    }
-    const int mine = machine.current / kWarp;
-    return cell.reader == reader::several_warps || reader::warp(cell.reader) != mine
-        || cell.read_warp_epoch == machine.warps[mine].epoch;
+    return cell.read_epoch == machine.epoch
+        && is_unordered_with(cell.reader, cell.read_warp_epoch);
+}
+
+// This thread together with the users of a byte before it.
+inline uint16_t joined(uint16_t code, uint32_t epoch, uint32_t warp_epoch) {
+    const int me = machine.current, warp = me / kWarp;
+    if (epoch != machine.epoch || code == me) return uint16_t(me);
+    if (code == users::several_warps || users::warp(code) != warp) return users::several_warps;
+    const bool is_now = warp_epoch == machine.warps[warp].epoch;
+    return uint16_t(is_now ? users::first_warp + warp : me);
 }
 
 inline void note_reader(SharedCell &cell, uint32_t pc) {
-    const int me = machine.current, warp = me / kWarp;
-    const uint32_t warp_epoch = machine.warps[warp].epoch;
-    uint16_t who = uint16_t(me);
-    if (cell.read_epoch == machine.epoch && cell.reader != me) {
-        if (cell.reader == reader::several_warps || reader::warp(cell.reader) != warp) {
-            who = reader::several_warps;
-        } else if (cell.read_warp_epoch == warp_epoch) {
-            who = uint16_t(reader::first_warp + warp);
-        }
-    }
-    cell.reader = who;
+    cell.reader = joined(cell.reader, cell.read_epoch, cell.read_warp_epoch);
     cell.read_epoch = machine.epoch;
-    cell.read_warp_epoch = warp_epoch;
+    cell.read_warp_epoch = machine.warps[machine.current / kWarp].epoch;
     cell.read_pc = pc;
 }
 
 inline void note_writer(SharedCell &cell, uint32_t pc, bool is_atomic) {
-    cell.writer = uint16_t(machine.current);
+    const int me = machine.current;
+    const uint32_t warp_epoch = machine.warps[me / kWarp].epoch;
+    // A plain write of this thread stays one, if others cannot come between.
+    const bool hides_plain = !cell.is_atomic && cell.write_epoch == machine.epoch
+        && cell.writer == me && cell.write_warp_epoch == warp_epoch;
+    cell.writer = is_atomic ? joined(cell.writer, cell.write_epoch, cell.write_warp_epoch)
+                            : uint16_t(me);
     cell.write_epoch = machine.epoch;
-    cell.write_warp_epoch = machine.warps[machine.current / kWarp].epoch;
+    cell.write_warp_epoch = warp_epoch;
     cell.write_pc = pc;
-    cell.is_atomic = is_atomic;
+    cell.is_atomic = is_atomic && !hides_plain;
 }
 
 [[noreturn]] inline void refuse_shared(

@@ -66,7 +66,7 @@ struct SharedCell {
     uint32_t write_warp_epoch, read_warp_epoch;
     uint32_t write_pc, read_pc;
     uint32_t pending_epoch, pending_pc;  // when a copy to it began that has not landed
-    uint16_t writer, reader;  // see `Reader` in shared_memory.h
+    uint16_t writer, reader;  // see `users` in shared_memory.h
     uint8_t is_atomic;
 };
 

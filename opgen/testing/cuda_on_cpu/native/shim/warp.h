@@ -7,7 +7,7 @@ EMU_RUNTIME const void *emu_meet(unsigned int mask, int kind, const void *value,
 EMU_RUNTIME unsigned int emu_lane();
 
 enum { emu_sync, emu_shfl, emu_shfl_up, emu_shfl_down, emu_shfl_xor, emu_ballot, emu_reduce_kind,
-       emu_matrix_a, emu_matrix_b, emu_matrix };
+       emu_matrix_a, emu_matrix_b, emu_matrix, emu_rows };
 
 EMU_INLINE void __syncwarp(unsigned int mask = 0xffffffffu) { emu_meet(mask, emu_sync, nullptr, 0); }
 
