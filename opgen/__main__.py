@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from opgen import compiler, library
-from opgen.cli import bench, console, doctor, new, support, test
+from opgen.cli import bench, console, cost, doctor, new, support, test
 from opgen.derivation import gradient_text
 from opgen.errors import OpgenError, Source
 from opgen.lang.format import format_source
@@ -28,6 +28,7 @@ _STAGES: Final = (
     "loops",
     "rows",
     "c",
+    "threads",
     "cuda",
     "module",
 )
@@ -107,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     build.set_defaults(run=_build)
 
-    for command in (new, test, support, bench, doctor):
+    for command in (new, test, support, bench, cost, doctor):
         command.add_to(commands)
     return parser
 

@@ -1,7 +1,7 @@
 """The stages from spec text to a module, in order. Nothing else knows the order.
 
-text -> syntax -> notation -> adjoint -> loops -> cuda, module
-                           -> tangent        -> rows -> c, module
+text -> syntax -> notation -> adjoint -> loops -> threads -> cuda, module
+                           -> tangent          -> rows -> c, module
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opgen import output
+from opgen.algebra.facts import Facts
 from opgen.emit.c import c_source
-from opgen.emit.cuda import cuda_source
+from opgen.emit.cuda import cuda_kernels, cuda_source
 from opgen.emit.torch_module import SpecialKernels, Unit, module_source
 from opgen.errors import Source
 from opgen.ir.certificate import Trials
@@ -33,6 +34,7 @@ from opgen.lang.parse import parse
 from opgen.lang.read import read
 from opgen.passes.certify import certificate
 from opgen.passes.convolution import convolution
+from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.derive import derive, differentiable, sources
 from opgen.passes.differentiate import adjoint, tangent
 from opgen.passes.fingerprint import fingerprint
@@ -65,7 +67,18 @@ class Stage:
     text: Callable[[], str]
 
 
-STAGES = ("syntax", "notation", "adjoint", "tangent", "loops", "rows", "c", "cuda", "module")
+STAGES = (
+    "syntax",
+    "notation",
+    "adjoint",
+    "tangent",
+    "loops",
+    "rows",
+    "c",
+    "threads",
+    "cuda",
+    "module",
+)
 """The names of the stages, in order."""
 
 
@@ -94,17 +107,22 @@ def stages(
     )
     yield Stage("rows", on_cpu, lambda: "\n".join(map(show_program, on_cpu)))
     yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
-    yield Stage("cuda", programs, lambda: "\n".join(map(cuda_source, programs)))
+    on_gpu = tuple(
+        cuda_rows(program, facts_of(member.op))
+        for program, member in zip(programs, members, strict=True)
+    )
+    yield Stage("threads", on_gpu, lambda: "\n".join(map(show_program, on_gpu)))
+    yield Stage("cuda", on_gpu, lambda: "\n".join(map(cuda_source, on_gpu)))
     by_name = {op.name: op for op in ops}
     traits = [_traits(member.op, by_name) for member in members]
     specials = [
-        _special_kernels(member.op, program, by_name[member.path[0]])
+        _special_kernels(member.op, cpu, gpu, by_name[member.path[0]])
         if len(member.path) <= 2
         else None  # gradients of gradients are large, and rarely what takes the time
-        for member, program in zip(members, on_cpu, strict=True)
+        for member, cpu, gpu in zip(members, on_cpu, on_gpu, strict=True)
     ]
     convolutions = [convolution(member.op) for member in members]
-    units = tuple(map(Unit, members, programs, on_cpu, traits, specials, convolutions))
+    units = tuple(map(Unit, members, programs, on_cpu, on_gpu, traits, specials, convolutions))
     proved = certificate(members, fibres, trials)
     module = module_source(units, source.text, source.name, proved, runtime)
     yield Stage("module", module, lambda: module)
@@ -120,8 +138,10 @@ def _traits(op: Op, ops: Mapping[str, Op]) -> Traits:
     return Traits(fingerprint(op, ops), parallel_axes(op), linear_inputs(op))
 
 
-def _special_kernels(op: Op, program: Program, public: Op) -> SpecialKernels | None:
-    """What the op's CPU kernels can be made for, and those for default attributes.
+def _special_kernels(
+    op: Op, program: Program, on_gpu: Program, public: Op
+) -> SpecialKernels | None:
+    """What the op's kernels can be made for, and those for default attributes.
 
     `public` is the op of the spec that it was derived from: it knows what a window is.
     """
@@ -139,18 +159,30 @@ def _special_kernels(op: Op, program: Program, public: Op) -> SpecialKernels | N
         return SpecialKernels(names, windows, factors, lengths, packed(op))
     attributes = (defaults[name] for name in names)
     values = (*attributes, *(None for _ in (*windows, *factors, *lengths)), None)
-    programs = ((values, _special(op, program, defaults)),)
-    return SpecialKernels(names, windows, factors, lengths, packed(op), programs)
+    return SpecialKernels(
+        names,
+        windows,
+        factors,
+        lengths,
+        packed(op),
+        ((values, _special(op, program, defaults, rows)),),
+        ((values, _special(op, on_gpu, defaults, cuda_rows)),),
+    )
 
 
-def _special(op: Op, program: Program, values: Mapping[str, int]) -> Program:
+def _special(
+    op: Op,
+    program: Program,
+    values: Mapping[str, int],
+    rewrite: Callable[[Program, Facts], Program],
+) -> Program:
     """The program for particular values, or the general one if it has not all operands of it."""
     special = specialise(op, values)
-    on_cpu = rows(schedule(special, gather(special)), facts_of(special))
+    found = rewrite(schedule(special, gather(special)), facts_of(special))
     known = {operand.name for operand in program.operands}
-    if any(operand.name not in known for operand in on_cpu.operands):
+    if any(operand.name not in known for operand in found.operands):
         return program
-    return on_cpu
+    return found
 
 
 def _tangent(op: Op) -> Op:
@@ -247,14 +279,27 @@ def special_source(
 
     `layout` says which tensors are in channels-last format, see `passes.relayout`.
     """
+    op = _derived_op(text, name, path)
+    program = rows(schedule(op, gather(op)), facts_of(op))
+    orders = channels_last(op, layout)
+    special = _special(relayout(op, orders), program, values, rows)
+    return c_source(special, program, {} if special is program else orders)
+
+
+def special_cuda(text: str, name: str, path: tuple[str, ...], values: Mapping[str, int]) -> str:
+    """The same in CUDA, for no layout: Python source that defines `kernels`."""
+    op = _derived_op(text, name, path)
+    program = cuda_rows(schedule(op, gather(op)), facts_of(op))
+    return cuda_kernels(_special(op, program, values, cuda_rows), "kernels", program)
+
+
+def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:
+    """The op at the end of a path of differentiations."""
     ops = _checked(text, name)
     op = ops[path[0]]
     for step in path[1:]:
         op = adjoint(op, step, ops).op
-    program = rows(schedule(op, gather(op)), facts_of(op))
-    orders = channels_last(op, layout)
-    special = _special(relayout(op, orders), program, values)
-    return c_source(special, program, {} if special is program else orders)
+    return op
 
 
 def operation(
@@ -267,11 +312,12 @@ def operation(
     """One op of the notation as something to call; `ops` are those of its file by name."""
     member = Member(op, path or (op.name,), ())
     program = schedule(op, gather(op))
-    on_cpu = rows(program, facts_of(op))
+    on_cpu, on_gpu = rows(program, facts_of(op)), cuda_rows(program, facts_of(op))
     kernels = None  # without a spec nothing can be made later
     if text and len(member.path) <= 2:
-        kernels = _special_kernels(op, on_cpu, (ops or {}).get(member.path[0], op))
-    unit = Unit(member, program, on_cpu, _traits(op, ops or {}), kernels, convolution(op))
+        kernels = _special_kernels(op, on_cpu, on_gpu, (ops or {}).get(member.path[0], op))
+    traits = _traits(op, ops or {})
+    unit = Unit(member, program, on_cpu, on_gpu, traits, kernels, convolution(op))
     module = _loaded(module_source((unit,), text, name), name)
     found: Operation = module.FAMILY.operations[op.name]
     return found

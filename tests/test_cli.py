@@ -77,7 +77,7 @@ def test_the_cpu_stage_is_that_of_c(capsys: pytest.CaptureFixture[str]) -> None:
         ("tangent", "op shift_sum_tangent"),
         ("loops", "shift_sum"),
         ("c", "KERNEL void shift_sum_y("),
-        ("cuda", 'extern "C" __global__ void shift_sum_y('),
+        ("cuda", "__global__ void __launch_bounds__(THREADS, 1) shift_sum_y("),
         ("module", "def shift_sum(x: Tensor, *, step: int = 1) -> Tensor:"),
     ],
 )

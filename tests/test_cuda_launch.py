@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 import opgen
-from opgen.runtime import cuda, evaluation
+from opgen.runtime import cuda, evaluation, lookup
 
 SPEC = """
 op scale(x: float[N,M]; factor = 2.0) -> y[N,M], total[N]
@@ -38,6 +38,7 @@ class Recorder:
     launches: list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[object, ...], int]] = field(
         default_factory=list
     )
+    loaded: list[bytes] = field(default_factory=list)
     devices: list[int] = field(default_factory=list)
     fault: str = ""
 
@@ -45,8 +46,8 @@ class Recorder:
         recorder = self
 
         class RawModule:
-            def __init__(self, *, code: str, options: tuple[str, ...]) -> None:
-                recorder.modules.append((code, options))
+            def __init__(self, *, path: str) -> None:
+                recorder.loaded.append(Path(path).read_bytes())
 
             def get_function(self, name: str) -> object:
                 if recorder.fault:
@@ -63,8 +64,17 @@ class Recorder:
 
                 return launch
 
+        def compile_using_nvrtc(
+            source: str, options: tuple[str, ...], arch: str, filename: str
+        ) -> tuple[bytes, None]:
+            recorder.modules.append((source, options))
+            return f"{len(source)} for {arch}".encode(), None
+
         found = ModuleType("cupy")
+        compiler = SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc)
+        nvrtc = SimpleNamespace(getVersion=lambda: (13, 0))
         found.RawModule = RawModule  # type: ignore[attr-defined]
+        found.cuda = SimpleNamespace(compiler=compiler, nvrtc=nvrtc)  # type: ignore[attr-defined]
         return found
 
 
@@ -73,9 +83,11 @@ class Stream:
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Recorder]:
     """CPU tensors take the way of CUDA tensors, up to a stand-in for CuPy."""
     found = Recorder()
+    monkeypatch.setenv("OPGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
 
     @contextlib.contextmanager
     def device(index: int) -> Iterator[None]:
@@ -89,7 +101,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setitem(sys.modules, "cupy", found.module())
     cuda._kernel.cache_clear()
     cuda._module.cache_clear()
-    yield found
+    with lookup.suspended():
+        yield found
     cuda._kernel.cache_clear()
     cuda._module.cache_clear()
 
@@ -106,13 +119,14 @@ def test_what_is_launched(recorder: Recorder, ops: ModuleType) -> None:
     assert recorder.devices == [3]
     ((code, options),) = recorder.modules
     assert options == cuda.OPTIONS
-    assert 'extern "C" __global__ void scale_y(' in code
+    assert 'extern "C" __global__ void __launch_bounds__(THREADS, 1) scale_y(' in code
+    assert "#define index_t int32_t" in code
     assert "typedef f32 T;" in code
     first, second = recorder.launches
-    assert first[:3] == ("scale_y", (2,), (256,))  # 300 points
+    assert first[:3] == ("scale_y", (1, 2, 1), (3, 85, 1))  # columns along x, rows along y
     assert first[4] == 1234
     assert first[3] == (x.data_ptr(), 6, 2, y.data_ptr(), 3, 1, 100, 3, 0.5)
-    assert second[:3] == ("scale_total", (1,), (256,))
+    assert second[:3] == ("scale_total", (2, 1, 1), (2, 1, 64))  # two threads a sum of three terms
     assert [type(argument) for argument in first[3]] == [int] * 8 + [float]
     assert total.data_ptr() in second[3]
 
@@ -123,6 +137,36 @@ def test_a_source_is_compiled_once(recorder: Recorder, ops: ModuleType) -> None:
     assert len(recorder.modules) == 1
     ops.scale(torch.ones(1, 2).double())
     assert len(recorder.modules) == 2
+
+
+def test_machine_code_is_kept_on_disk(recorder: Recorder, ops: ModuleType) -> None:
+    ops.scale(torch.ones(3, 2))
+    cuda._kernel.cache_clear()
+    cuda._module.cache_clear()  # as in another process
+    ops.scale(torch.ones(3, 2))
+    assert len(recorder.modules) == 1
+    assert len(recorder.loaded) == 2
+    assert recorder.loaded[0] == recorder.loaded[1]
+    assert recorder.loaded[0].endswith(b" for 90")
+
+
+def test_damaged_machine_code_is_made_again(
+    recorder: Recorder, ops: ModuleType, tmp_path: Path
+) -> None:
+    ops.scale(torch.ones(3, 2))
+    (entry,) = (tmp_path / "cache").glob("*.cubin")
+    entry.write_bytes(b"cut short")
+    cuda._kernel.cache_clear()
+    cuda._module.cache_clear()
+    ops.scale(torch.ones(3, 2))
+    assert len(recorder.modules) == 2
+    assert recorder.loaded[0] == recorder.loaded[1]
+
+
+def test_no_option_loses_small_numbers(recorder: Recorder, ops: ModuleType) -> None:
+    ops.scale(torch.ones(3, 2))
+    ((_, options),) = recorder.modules
+    assert options == ("-std=c++17", "--fmad=false")
 
 
 def test_nothing_is_launched_for_no_points(recorder: Recorder, ops: ModuleType) -> None:
@@ -186,6 +230,20 @@ def test_a_cupy_that_cannot_compile(recorder: Recorder, ops: ModuleType) -> None
     recorder.fault = ""  # repaired: nothing of the failure stays
     ops.scale(torch.ones(2, 2))
     assert len(recorder.launches) == 2
+
+
+def test_a_source_that_is_refused(
+    recorder: Recorder, ops: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise ValueError("kernels.cu(1): error")
+
+    compiler = SimpleNamespace(compile_using_nvrtc=refuse)
+    monkeypatch.setattr(sys.modules["cupy"].cuda, "compiler", compiler)
+    assert message(ops) == (
+        "scale: CuPy cannot compile and load the kernel scale_y for CUDA device 3: ValueError: "
+        "kernels.cu(1): error"
+    )
 
 
 def test_gradients_say_which_op(

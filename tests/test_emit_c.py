@@ -31,7 +31,6 @@ from opgen.algebra.poly import (
     symbol,
 )
 from opgen.emit.c import c_source
-from opgen.emit.cuda import cuda_source
 from opgen.emit.expression import Names, Printer
 from opgen.emit.names import CNames, is_reserved_in_c, python_names
 from opgen.emit.polynomial import python_condition, python_text
@@ -47,7 +46,7 @@ from opgen.passes.gather import gather
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.runtime import build, prelude
-from opgen.testing import cuda_host
+from opgen.testing.cuda_on_cpu.emulated import emulated
 
 SYMBOLS = ("a", "b", "n", "stride[0]")
 A, B, N, S = map(symbol, SYMBOLS)
@@ -358,7 +357,7 @@ op exp(int[double,void], b[b_s0]; T=1, real=0.5, restrict: int[2] = 1, fault=tru
     got, count = exp(x, y, T=2, real=0.25, restrict=(3, 5))
     torch.testing.assert_close(got, x * 0.25 + y.sum() * 3 + 2)
     assert count.tolist() == [30]
-    with cuda_host.patched():
+    with emulated():
         torch.testing.assert_close(exp(x, y, T=2, real=0.25, restrict=(3, 5))[0], got)
 
 
@@ -414,7 +413,7 @@ def test_c_computes_what_the_notation_says(data: st.DataObject) -> None:
 @settings(max_examples=8)
 @given(data=st.data())
 def test_cuda_computes_what_the_notation_says(data: st.DataObject) -> None:
-    with cuda_host.patched():
+    with emulated():
         assert_computes_what_the_notation_says(data)
 
 
@@ -422,18 +421,9 @@ def test_a_wrong_cuda_kernel_is_reported() -> None:
     op = op_of("op f(x[N], w[N]) -> y[N]\n  y[n] = x[n] - w[n]")
     operation = compiler.operation(op)
     x, w = torch.randn(9), torch.randn(9)
-    wrong = operation.sources.cuda.replace("]) - from_T", "]) + from_T")
-    assert wrong != operation.sources.cuda
-    object.__setattr__(operation.sources, "cuda", wrong)
-    with cuda_host.patched():
+    wrong = operation.cuda.source.replace("]) - from_T", "]) + from_T")
+    assert wrong != operation.cuda.source
+    object.__setattr__(operation.cuda, "source", wrong)
+    with emulated():
         assert not torch.allclose(operation.call(x, w), x - w)
     assert torch.allclose(operation.call(x, w), x - w)
-
-
-def test_cuda_kernel_decodes_its_point() -> None:
-    op = op_of("op f(x[A,B]) -> y[B,A,1]\n  y[b,a,0] = x[a,b]")
-    text = cuda_source(schedule(op, gather(op)))
-    body = text[text.index("{") :]
-    assert "int64_t rest = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;" in body
-    assert "if (rest >= B * A) return;" in body
-    assert "const int64_t a = rest % A;" in body

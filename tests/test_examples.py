@@ -103,6 +103,24 @@ def test_as_a_script(name: str, options: str, pattern: str, bound: float) -> Non
     assert len(done.stdout.splitlines()) <= 5
 
 
+def test_mistakes_in_a_kernel_are_found() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "raw_kernel.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    right, barrier, bound, bank, traffic = done.stdout.strip().split("\n\n")
+    assert right == "70 x 90: right, and nothing found"
+    assert barrier.startswith("If the barrier is missing:\nkernel.cu:")
+    assert "race in shared memory" in barrier
+    assert "out-of-bounds access" in bound and "load from x at element 6300" in bound
+    assert number(r"a load takes (\d+) times its wavefronts", bank) > 20
+    assert traffic.startswith("64 x 96: every sector that is moved is needed")
+
+
 def test_every_example_is_tested() -> None:
-    tested = {"cassi", "edsr", "mobilenet", "custom_convolution", "shift_sum"}
+    tested = {"cassi", "edsr", "mobilenet", "custom_convolution", "raw_kernel", "shift_sum"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested

@@ -30,10 +30,10 @@ def programs(text: str) -> tuple[Program, ...]:
     return found
 
 
-def source(ops: tuple[Program, ...], shared: str) -> str:
+def source(ops: tuple[Program, ...], shared: str, narrow: bool = True) -> str:
     """All kernels as one source, each op in a namespace, where `shared` is the undeclared type."""
     real = "f64" if shared == "f64" else "f32"
-    parts = [prelude.cuda([shared])]
+    parts = [prelude.cuda(narrow)]
     for number, program in enumerate(ops):
         integers = {each.name: "i64" for each in program.operands if each.dtype is DType.INT}
         bindings = prelude.bindings(shared, real, integers)
@@ -41,9 +41,9 @@ def source(ops: tuple[Program, ...], shared: str) -> str:
     return "".join(parts)
 
 
-def check(ops: tuple[Program, ...], shared: str, architecture: str) -> None:
+def check(ops: tuple[Program, ...], shared: str, architecture: str, narrow: bool = True) -> None:
     """Compile, and refuse a kernel that is missing or spills."""
-    compiled = nvrtc.compile_cuda(source(ops, shared), architecture)
+    compiled = nvrtc.compile_cuda(source(ops, shared, narrow), architecture)
     names = {kernel.name for kernel in compiled.kernels}
     assert names == {kernel.name for program in ops for kernel in program.kernels}
     assert compiled.cubin.startswith(b"\x7fELF")
@@ -75,6 +75,11 @@ def test_other_types(stem: str, shared: str) -> None:
 @pytest.mark.parametrize("shared", ["f32", "bf16", "f16", "f64"])
 def test_some_kernels(stem: str, shared: str) -> None:
     check(programs(spec_text(stem)), shared, "sm_80")
+
+
+@pytest.mark.parametrize("stem", ["conv_transpose", "softmax"])
+def test_indices_of_64_bits(stem: str) -> None:
+    check(programs(spec_text(stem)), "f32", "sm_90", narrow=False)
 
 
 INTEGERS = """

@@ -15,7 +15,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import opgen
 from opgen.runtime import build, cuda
-from opgen.testing import cuda_host
+from opgen.testing.cuda_on_cpu.emulated import emulated
 
 SPEC = """
 op shift_sum(x[B,C,W]; step=1) -> y[B,V]
@@ -173,7 +173,7 @@ def test_an_index_outside_is_an_index_error(
             ops.histogram(index, torch.ones(2), V=4)
 
     if on_cuda_source:
-        with cuda_host.patched():
+        with emulated():
             calls()
     else:
         calls()

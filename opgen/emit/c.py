@@ -74,9 +74,7 @@ def c_source(
     called_as = called_as or program
     types = Types(program)
     helpers: dict[tuple[str, Type], None] = {}
-    functions = tuple(
-        print_function(kernel, program, types, helpers, cuda=False) for kernel in program.kernels
-    )
+    functions = tuple(print_function(kernel, program, types, helpers) for kernel in program.kernels)
     (title,) = comment(program.name)
     return render(
         "cpu.c.j2",

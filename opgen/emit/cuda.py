@@ -1,14 +1,55 @@
-"""The CUDA source of a program: its kernels, one thread for each point."""
+"""The CUDA source of a program, and what its kernels are launched with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from opgen.emit.function import Function, print_function
+from opgen.algebra.poly import Poly
+from opgen.emit.c_layout import spec_comment, wrapped
+from opgen.emit.cuda_reach import reach
+from opgen.emit.cuda_statements import INDEX, CudaEmitter, CudaPrinter
+from opgen.emit.function import Signature, declare_names, pointer, signature_of, strides_of
+from opgen.emit.names import CNames, function_name, identifier, python_names
+from opgen.emit.polynomial import python_text
+from opgen.emit.python_text import (
+    Chain,
+    Group,
+    call,
+    dict_of,
+    layout,
+    quoted,
+    string,
+    strings,
+    tuple_of,
+)
 from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
-from opgen.ir.loops import Program
+from opgen.ir.loops import Axis, Kernel, Program
+from opgen.ir.work import shared_lengths
+
+
+# ---------------------------------------------------------------------------- CUDA
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One kernel. `lines` are indented by one level.
+
+    `extents` are those of the axes of its grid; of a kernel of teams also the lengths of the loops
+    that a team shares.
+    """
+
+    name: str
+    comment: tuple[str, ...]
+    signature: Signature
+    parameters: tuple[str, ...]
+    lines: tuple[str, ...]
+    extents: tuple[Poly, ...]
+    teams: bool
+    reach: Poly
+    written: str
+    lanes: str | None  # the macro for the cells of a thread
+    walked: tuple[tuple[str, int], ...]  # tensors that these walk along, and their steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +62,194 @@ class Source:
     kernels: tuple[Function, ...]
 
 
-def cuda_functions(program: Program) -> tuple[Function, ...]:
-    """The kernels; `opgen.runtime` needs their signatures to launch them."""
-    return _functions(program)[0]
-
-
 def cuda_source(program: Program) -> str:
     """The CUDA source; it is compiled behind `opgen.runtime.prelude` and the bindings of a call."""
-    kernels, helpers = _functions(program)
-    (title,) = comment(program.name)
-    return render("cuda.cu.j2", Source(title, helpers, table_lines(program), kernels))
-
-
-def _functions(program: Program) -> tuple[tuple[Function, ...], tuple[str, ...]]:
     types = Types(program)
     helpers: dict[tuple[str, Type], None] = {}
-    kernels = tuple(
-        print_function(kernel, program, types, helpers, cuda=True) for kernel in program.kernels
+    functions = tuple(_function(kernel, program, types, helpers) for kernel in program.kernels)
+    (title,) = comment(program.name)
+    return render(
+        "cuda.cu.j2", Source(title, helper_lines(helpers), table_lines(program), functions)
     )
-    return kernels, helper_lines(helpers)
+
+
+def _function(
+    kernel: Kernel, program: Program, types: Types, helpers: dict[tuple[str, Type], None]
+) -> Function:
+    """The function of a kernel. The helper functions that it calls join `helpers`."""
+    signature = _signature(kernel, program)
+    scope = CNames({function_name(each.name) for each in program.kernels})
+    names = declare_names(signature, program, scope)
+    parameters: list[str] = []
+    narrowed: list[str] = []
+
+    def integers(group: Sequence[str]) -> list[str]:
+        given = [scope.fresh(f"{name}_arg") for name in group]
+        narrowed.extend(f"{name} = {wide}" for name, wide in zip(group, given, strict=True))
+        return [f"int64_t {name}" for name in given]
+
+    for name in signature.tensors:
+        group = [pointer(program.operand(name), kernel, names, "__restrict__")]
+        parameters += wrapped([*group, *integers(strides_of(name, program, names))])
+    row = kernel.row
+    lengths = shared_lengths(kernel, program.integers)
+    axes = (
+        kernel.axes
+        if row is None
+        else (*kernel.axes, Axis(f"{row.axis.name}_part", row.axis.extent))
+    )
+    divided = axes[1:] if lengths else axes[1:-2]
+    magic = [scope.fresh(f"{axis.name}_magic") for axis in divided]
+    group = integers([names.symbols[name] for name in signature.integers])
+    group += [f"double {names.numbers[name]}" for name in signature.numbers]
+    group += [f"int64_t {name}" for name in magic]
+    group += ["int64_t *fault"] if signature.faults else []
+    parameters += wrapped(group)
+    printer = CudaPrinter(program, types, names, True, helpers)
+    emitter = CudaEmitter(printer, scope, kernel)
+    if row is not None:
+        emitter.write(f"constexpr int LANES = {_lanes(kernel)};")
+    if narrowed:
+        declared = ",\n        ".join(wrapped(narrowed, 84))
+        emitter.lines += f"    const {INDEX} {declared};".split("\n")
+    emitter.prologue()
+    if lengths:
+        emitter.team(axes, magic)
+    else:
+        inner = emitter.grid(axes, magic, stretches=row is not None)
+        if row is not None:
+            inner.begin_stretch(inner.printer.names.symbols[axes[-1].name])
+        inner.nodes(kernel.body)
+        inner.close(emitter)
+    spec = tuple(line for text in kernel.spec for line in spec_comment(text))
+    return Function(
+        function_name(kernel.name),
+        spec,
+        signature,
+        tuple(parameters),
+        tuple(emitter.lines),
+        (*(axis.extent for axis in axes), *lengths),
+        bool(lengths),
+        reach(kernel),
+        kernel.written,
+        None if row is None else _lanes(kernel),
+        tuple(emitter.walked.items()),
+    )
+
+
+def _signature(kernel: Kernel, program: Program) -> Signature:
+    """The arguments of a kernel; the ends of runs are compared with extents."""
+    signature = signature_of(kernel, program)
+    if kernel.row is None:
+        return signature
+    extents = (e for name in signature.tensors for e in program.operand(name).extents)
+    needed = frozenset(signature.integers).union(*(extent.symbols for extent in extents))
+    return replace(signature, integers=tuple(n for n in program.integers if n in needed))
+
+
+def _lanes(kernel: Kernel) -> str:
+    """The macro for the number of cells of a stretch, which a launch defines."""
+    return f"lanes_of_{identifier(kernel.name)}"
+
+
+# ---------------------------------------------------------------------------- Python
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """What `cuda_kernels.py.j2` prints: the kernels of an op as a `CudaKernels`."""
+
+    name: str
+    source_name: str
+    source: str
+    extents: str
+    reach: str
+    description: str
+
+
+def cuda_kernels(program: Program, name: str, called_as: Program | None = None) -> str:
+    """A Python definition of the op's kernels under that name.
+
+    A special program may be `called_as` a more general one, with all integers of that.
+    """
+    called_as = called_as or program
+    types = Types(program)
+    functions = tuple(_function(kernel, program, types, {}) for kernel in program.kernels)
+    source_name = f"{name}_source".upper()
+    description = call(
+        "CudaKernels",
+        (
+            source_name,
+            tuple_of([_launch(each, program) for each in functions], tall=True),
+            f"{name}_extents",
+            f"{name}_reach",
+        ),
+    )
+    return render(
+        "cuda_kernels.py.j2",
+        Launcher(
+            name,
+            source_name,
+            string(cuda_source(program)),
+            _extents(called_as, functions, f"{name}_extents"),
+            _reach(called_as, functions, f"{name}_reach"),
+            layout(description, before=f"{name} = "),
+        ),
+    )
+
+
+def _launch(kernel: Function, program: Program) -> Group:
+    signature = kernel.signature
+    workspaces = {workspace.output: workspace.name for workspace in program.workspaces}
+    source = workspaces.get(kernel.written)
+    return call(
+        "Launch",
+        (quoted(kernel.name), strings(signature.tensors), strings(signature.integers)),
+        numbers=strings(signature.numbers) if signature.numbers else None,
+        faults="True" if signature.faults else None,
+        converts=None if source is None else strings((source, kernel.written)),
+        teams="True" if kernel.teams else None,
+        lanes=None if kernel.lanes is None else quoted(kernel.lanes),
+        walked=dict_of({name: str(step) for name, step in kernel.walked}) if kernel.lanes else None,
+    )
+
+
+def _extents(program: Program, functions: Sequence[Function], name: str) -> str:
+    """A Python function of the program's integers: the extents of the axes of each kernel."""
+    names = python_names(program.integers)
+    rows = [
+        tuple_of([python_text(extent, names.__getitem__).text for extent in each.extents])
+        for each in functions
+    ]
+    return _formulas(
+        name,
+        list(names.values()),
+        "tuple[tuple[int, ...], ...]",
+        "The extents of the axes of each CUDA kernel.",
+        tuple_of(rows),
+    )
+
+
+def _reach(program: Program, functions: Sequence[Function], name: str) -> str:
+    """A Python function of the magnitudes of the program's integers: the reach of each kernel."""
+    names = python_names(program.integers)
+    rows = [_sum(each.reach, names) for each in functions]
+    return _formulas(
+        name,
+        list(names.values()),
+        "tuple[int, ...]",
+        "What no index of each CUDA kernel exceeds; of magnitudes of at least 1.",
+        tuple_of(rows),
+    )
+
+
+def _sum(value: Poly, names: Mapping[str, str]) -> Chain:
+    """A polynomial with positive coefficients; a long one is set a term a line."""
+    terms = [Poly({monomial: count}) for monomial, count in value.terms.items()]
+    first, *rest = (python_text(term, names.__getitem__).text for term in terms)
+    return Chain(first, tuple(("+", text) for text in rest))
+
+
+def _formulas(name: str, parameters: list[str], kind: str, doc: str, value: Group) -> str:
+    typed = [f"{parameter}: int" for parameter in parameters]
+    head = layout(call(name, typed), before="def ", after=f" -> {kind}:")
+    body = layout(value, "    ", "return ")
+    return f'{head}\n    """{doc}"""\n{body}'

@@ -101,7 +101,7 @@ class Printer:
     def _integer_load(self, atom: Atom) -> Text:
         element = self.loaded(atom.name, atom.args)
         tests = [
-            self._inside(index, extent)
+            self.inside(index, extent)
             for index, extent in zip(atom.args, self._extents(atom.name), strict=True)
             if (index, extent) not in self.bounded
         ]
@@ -179,7 +179,8 @@ class Printer:
         """A comparison."""
         return condition_text(condition, self._atom)
 
-    def _inside(self, index: Poly, extent: Poly) -> Text:
+    def inside(self, index: Poly, extent: Poly) -> Text:
+        """Whether an index is inside of its dim."""
         return Text(f"inside({self.poly(index).text}, {self.poly(extent).text})")
 
     def test(self, test: loops.Test) -> Text:
@@ -188,7 +189,7 @@ class Printer:
             case loops.Always():
                 return Text("1")
             case loops.Inside(index=index, extent=extent, fault=None):
-                return self._inside(index, extent)
+                return self.inside(index, extent)
             case loops.Inside(index=index, extent=extent, fault=number):
                 arguments = f"{self.poly(index).text}, {self.poly(extent).text}"
                 return Text(f"inside_or_fault({arguments}, {number}, fault)")

@@ -1,4 +1,4 @@
-"""A kernel as the signature and statements of one function; C and CUDA differ in how it starts."""
+"""A kernel as the signature and statements of one C function; what CUDA shares with it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from opgen.emit.statements import Emitter
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import (
     Kernel,
+    Operand,
     Program,
     uses,
 )
@@ -46,22 +47,16 @@ def print_function(
     program: Program,
     types: Types,
     helpers: dict[tuple[str, Type], None],
-    cuda: bool,
 ) -> Function:
-    """The function of a kernel. The helper functions that it calls join `helpers`."""
+    """The C function of a kernel. The helper functions that it calls join `helpers`."""
     signature = signature_of(kernel, program)
     scope = CNames({function_name(k.name) for k in program.kernels})
-    parameters, names = declare_parameters(signature, kernel, program, scope, cuda)
-    printer = Printer(program, types, names, cuda, helpers)
+    parameters, names = declare_parameters(signature, kernel, program, scope)
+    printer = Printer(program, types, names, False, helpers)
     emitter = Emitter(printer, scope, kernel)
-    if cuda:
-        emitter.thread_index()
-        emitter.prologue()
-        emitter.nodes(kernel.body)
-    else:
-        parameters = (*parameters, "int64_t begin, int64_t end")
-        emitter.prologue()
-        emitter.points("begin", "end")
+    parameters = (*parameters, "int64_t begin, int64_t end")
+    emitter.prologue()
+    emitter.points("begin", "end")
     spec = tuple(line for text in kernel.spec for line in spec_comment(text))
     lines = tuple(emitter.lines)
     name = function_name(kernel.name)
@@ -89,32 +84,46 @@ def signature_of(kernel: Kernel, program: Program) -> Signature:
 
 
 def declare_parameters(
-    signature: Signature, kernel: Kernel, program: Program, scope: CNames, cuda: bool
+    signature: Signature, kernel: Kernel, program: Program, scope: CNames
 ) -> tuple[tuple[str, ...], Names]:
-    """The parameter declarations of a kernel, and what its names are called in them."""
+    """The parameter declarations of a C function, and what its names are called in them."""
     # Integers first: they are read most, so they keep their names where a tensor has the same.
-    if not cuda:
-        scope.fresh("begin"), scope.fresh("end")
+    scope.fresh("begin"), scope.fresh("end")
+    names = declare_names(signature, program, scope)
+    parameters: list[str] = []
+    for name in signature.tensors:
+        group = [pointer(program.operand(name), kernel, names, "restrict")]
+        group += [f"int64_t {stride}" for stride in strides_of(name, program, names)]
+        parameters += wrapped(group)
+    group = [f"int64_t {names.symbols[name]}" for name in signature.integers]
+    group += [f"double {names.numbers[name]}" for name in signature.numbers]
+    if signature.faults:
+        group.append("int64_t *fault")
+    parameters += wrapped(group)
+    return tuple(parameters), names
+
+
+def declare_names(signature: Signature, program: Program, scope: CNames) -> Names:
+    """What everything that a kernel is called with is called in it."""
     symbols = {name: scope.fresh(name) for name in signature.integers}
     numbers = {name: scope.fresh(name) for name in signature.numbers}
     tensors: dict[str, str] = {
         table.name: scope.first_free(table.name, f"{table.name}_data") for table in program.tables
     }
     strides: dict[tuple[str, int], str] = {}
-    parameters: list[str] = []
-    restrict = "__restrict__ " if cuda else "restrict "
     for name in signature.tensors:
-        operand = program.operand(name)
         tensors[name] = scope.first_free(name, f"{name}_data")
-        constant = "" if name == kernel.written else "const "
-        group = [f"{constant}{type_name(operand)} *{restrict}{tensors[name]}"]
-        for axis in range(operand.rank):
+        for axis in range(program.operand(name).rank):
             strides[name, axis] = scope.fresh(f"{name}_s{axis}")
-            group.append(f"int64_t {strides[name, axis]}")
-        parameters += wrapped(group)
-    group = [f"int64_t {symbols[name]}" for name in signature.integers]
-    group += [f"double {numbers[name]}" for name in signature.numbers]
-    if signature.faults:
-        group.append("int64_t *fault")
-    parameters += wrapped(group)
-    return tuple(parameters), Names(tensors, strides, symbols, numbers)
+    return Names(tensors, strides, symbols, numbers)
+
+
+def pointer(operand: Operand, kernel: Kernel, names: Names, restrict: str) -> str:
+    """The parameter for the elements of a tensor."""
+    constant = "" if operand.name == kernel.written else "const "
+    return f"{constant}{type_name(operand)} *{restrict} {names.tensors[operand.name]}"
+
+
+def strides_of(tensor: str, program: Program, names: Names) -> list[str]:
+    """The names of the strides of a tensor."""
+    return [names.strides[tensor, axis] for axis in range(program.operand(tensor).rank)]

@@ -24,7 +24,9 @@ typename typeof union unsigned using virtual void volatile wchar_t while xor
 complex imaginary I errno main unix linux NULL EOF INFINITY NAN HUGE_VAL M_PI M_E
 threadIdx blockIdx blockDim gridDim warpSize half
 f16 bf16 f32 f64 u8 i8 i16 i32 i64 b8 T real fault gcd inside
-KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER FIRST
+KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER FIRST EACH LANES UNROLL
+quotient aligned load_run store_run multiply_add
+MEMBER MEMBERS team_sum
 tensors integers numbers arguments task share
 """
 _FUNCTIONS: Final = """
@@ -34,7 +36,9 @@ log1p log2 logb lrint lround max min modf nan nearbyint nextafter pow printf ran
 round rsqrt scalbn signbit sin sinh sqrt tan tanh tgamma time trunc y0 y1 yn malloc free memcpy
 memset exit abort assert signal index
 """
-_OURS: Final = re.compile(r"(opgen|from|to|floor_div|least|greatest|modular_inverse|atomic)(_|$)")
+_OURS: Final = re.compile(
+    r"(opgen|from|to|floor_div|least|greatest|modular_inverse|atomic|lanes_of)(_|$)"
+)
 
 _FUNCTION_PREFIXES: Final = re.compile(
     r"(pthread|omp|GOMP|clock|timer|timespec|sched|time|bf16|f16|in|is|take|watch|inside|run)_"
@@ -79,6 +83,7 @@ _PYTHON: Final = frozenset(
             "CERTIFICATE",
             "FAMILY",
             "Attribute",
+            "CudaKernels",
             "Family",
             "Fault",
         ),

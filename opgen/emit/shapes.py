@@ -37,21 +37,16 @@ def shape_plan(op: Op) -> ShapePlan:
 
 
 def shape_function(
-    op: Op,
-    program: Program,
-    cells: tuple[Poly, ...],
-    name: str,
-    convolution: Convolution | None = None,
+    op: Op, program: Program, name: str, convolution: Convolution | None = None
 ) -> str:
-    """The text of the shape function of an op; `cells` counts the points of each kernel."""
-    return _Shapes(op, program, cells, convolution).text(name)
+    """The text of the shape function of an op."""
+    return _Shapes(op, program, convolution).text(name)
 
 
 @dataclass
 class _Shapes:
     op: Op
     program: Program
-    cells: tuple[Poly, ...]
     convolution: Convolution | None = None
     lines: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
@@ -161,7 +156,6 @@ class _Shapes:
             optional=dict_of(optional),
             outputs=tuple_of([self._shape(tensor.dims) for tensor in op.outputs]),
             temporaries=tuple_of(temporaries),
-            cells=tuple_of([self._poly(each) for each in self.cells]),
             geometry=self._geometry(),
         )
 

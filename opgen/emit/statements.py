@@ -125,20 +125,12 @@ class Emitter:
             names, symbols=dict(names.symbols), accumulators=dict(names.accumulators)
         )
         printer = replace(self.printer, names=inner_names, bounded=set(self.printer.bounded))
-        return Emitter(
-            printer,
-            self.scope.inner(),
-            self.kernel,
-            self.lines,
-            self.depth + 1,
-            self.kinds,
-            self.states,
-            self.arrays,
-            self.vectors,
-            self.around,
-            self.members,
-            self.parts,
-        )
+        return replace(self, printer=printer, scope=self.scope.inner(), depth=self.depth + 1)
+
+    def integer_type(self, *values: Poly) -> str:
+        """The type of a variable for an integer that is, or lies between, these."""
+        del values
+        return "int64_t"
 
     # ------------------------------------------------------------ how a function starts
     def prologue(self) -> None:
@@ -218,29 +210,6 @@ class Emitter:
             self.declare_lane_accumulators()
         self.nodes(self.kernel.body)
 
-    def thread_index(self) -> None:
-        """The point of this thread: the axes as digits of its number, last axis fastest."""
-        axes = self.kernel.axes
-        rest = self.scope.fresh("rest")
-        self.write(f"int64_t {rest} = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;")
-        extents = [self.printer.poly(axis.extent) for axis in axes]
-        total = " * ".join(
-            extent.at(Level.MULTIPLICATIVE if at == 0 else Level.UNARY)
-            for at, extent in enumerate(extents)
-        )
-        self.write(f"if ({rest} >= {total or '1'}) return;")
-        names = {axis.name: self.scope.fresh(axis.name) for axis in axes}
-        for axis, extent in reversed(list(zip(axes, extents, strict=True))):
-            name = names[axis.name]
-            if axis is axes[0]:
-                self.write(f"const int64_t {name} = {rest};")
-            else:
-                self.write(f"const int64_t {name} = {rest} % {extent.at(Level.UNARY)};")
-                self.write(f"{rest} /= {extent.text};")
-        for axis in axes:
-            self.printer.names.symbols[axis.name] = names[axis.name]
-            self.printer.bounded.add((symbol(axis.name), axis.extent))
-
     # ------------------------------------------------------------ nodes
     def nodes(self, nodes: Sequence[Node]) -> None:
         """The nodes in this scope."""
@@ -248,9 +217,9 @@ class Emitter:
             self.node(node)
 
     def define(self, name: str, value: Poly) -> None:
-        text = self.text(value)
+        text, kind = self.text(value), self.integer_type(value)
         self.printer.names.symbols[name] = self.scope.fresh(name)
-        self.write(f"const int64_t {self.printer.names.symbols[name]} = {text};")
+        self.write(f"const {kind} {self.printer.names.symbols[name]} = {text};")
 
     def node(self, node: Node) -> None:
         match node:
@@ -288,9 +257,10 @@ class Emitter:
             self.write(f"{total} += sum_of_lanes({self.vectors[value.accumulator]});")
 
     def loop(self, node: For) -> None:
-        lower = _extreme("greatest", [self.text(bound) for bound in node.lower])
+        lower = extreme("greatest", [self.text(bound) for bound in node.lower])
         upper = [self.printer.poly(bound + 1) for bound in node.upper]
         inner = self.inner()
+        kind = self.integer_type(*node.lower, *node.upper)
         name = self.members.get(node.name) or inner.scope.fresh(node.name)
         inner.printer.names.symbols[node.name] = name
         if node.lower == (poly(0),):
@@ -300,8 +270,8 @@ class Emitter:
             end = upper[0].at(Level.ADDITIVE)
         else:
             end = self.scope.fresh(f"{node.name}_end")
-            value = _extreme("least", [bound.text for bound in upper])
-            self.write(f"const int64_t {end} = {value};")
+            value = extreme("least", [bound.text for bound in upper])
+            self.write(f"const {kind} {end} = {value};")
         vectors = None if self.printer.cuda else vector_sum(node, self.printer.program)
         if vectors is not None and all(each.accumulator in self.vectors for each in vectors.terms):
             self.vector_loop(node, vectors, name, lower, end)
@@ -313,7 +283,7 @@ class Emitter:
                 if isinstance(each, Accumulate)
             )
             self.write(f"IN_ANY_ORDER({', '.join(totals)})")
-        self.write(f"for (int64_t {name} = {lower}; {name} < {end}; {name}++) {{")
+        self.write(f"for ({kind} {name} = {lower}; {name} < {end}; {name}++) {{")
         if node.name not in self.members:
             inner.around = None if any(each.is_constant for each in node.upper) else node.name
         if any(isinstance(each, Lanes) for each in walk(node.body)):
@@ -351,7 +321,7 @@ class Emitter:
         row = self.kernel.row
         assert row is not None
         symbols = self.printer.names.symbols
-        begin = _extreme("greatest", [symbols[row.first], *map(self.text, node.lower)])
+        begin = extreme("greatest", [symbols[row.first], *map(self.text, node.lower)])
         upper = [symbols[row.last], *map(self.text, node.upper)]
         inner = self.inner()
         inner.printer.names.symbols[row.axis.name] = self.lane
@@ -363,7 +333,7 @@ class Emitter:
         last = symbols[row.last]
         if node.upper:
             last = self.scope.fresh(f"{row.axis.name}_end")
-            self.write(f"const int64_t {last} = {_extreme('least', upper)};")
+            self.write(f"const int64_t {last} = {extreme('least', upper)};")
         self.fetch_ahead(node, inner, first, last)
         self.write("INDEPENDENT")
         self.write(f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++) {{")
@@ -406,15 +376,20 @@ class Emitter:
             if not _outlives_a_pass(start.accumulator, self.kernel.body):
                 continue
             names = self.accumulator_names(start)
-            place = size = ""
-            for each in self.kernel.stretched:
-                first = self.printer.names.symbols[each.first]
-                place += f"[{self.members[each.axis.name]} - {first}]"
-                size += f"[{each.width}]"
+            place, size = self.lane_place()
             for kind, name in names.declared:
                 self.write(f"{kind} {name}{size};")
             self.adopt(start.accumulator, names.at(place))
             self.arrays.add(start.accumulator)
+
+    def lane_place(self) -> tuple[str, str]:
+        """Where the element of a cell is in an array over the stretch, and the array's size."""
+        place = size = ""
+        for each in self.kernel.stretched:
+            first = self.printer.names.symbols[each.first]
+            place += f"[{self.members[each.axis.name]} - {first}]"
+            size += f"[{each.width}]"
+        return place, size
 
     def accumulator_names(self, node: Start) -> _Names:
         """Fresh names for the variables of an accumulator."""
@@ -557,7 +532,8 @@ class Emitter:
         return text
 
 
-def _extreme(function: str, texts: Sequence[str]) -> str:
+def extreme(function: str, texts: Sequence[str]) -> str:
+    """The least or the greatest of several values."""
     out = texts[0]
     for text in texts[1:]:
         out = f"{function}({out}, {text})"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from opgen.emit.c import c_source, entry_name
 from opgen.emit.certificate import certificate_text
-from opgen.emit.cuda import cuda_functions, cuda_source
-from opgen.emit.function import Function
+from opgen.emit.cuda import cuda_kernels
 from opgen.emit.names import python_names
 from opgen.emit.python_text import (
     Group,
@@ -33,26 +32,33 @@ from opgen.ir.loops import Fault, Program
 from opgen.ir.notation import Attribute, AttributeType, Op, Tensor
 from opgen.ir.show import show
 
+Values = tuple[int | None, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class SpecialKernels:
-    """CPU kernels for values of integers, None for one left open; see `runtime.description`."""
+    """Kernels for values of integers, None for one left open; see `runtime.description`.
+
+    `programs` are those for the CPU, `on_gpu` those for threads of a GPU.
+    """
 
     names: tuple[str, ...] = ()
     windows: tuple[str, ...] = ()
     factors: tuple[str, ...] = ()
     lengths: tuple[str, ...] = ()
     packed: tuple[str, ...] = ()
-    programs: tuple[tuple[tuple[int | None, ...], Program], ...] = ()
+    programs: tuple[tuple[Values, Program], ...] = ()
+    on_gpu: tuple[tuple[Values, Program], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An op of the module and its kernels: one thread a cell, and for the CPU."""
+    """An op of the module and its kernels: as they are, for the CPU, and for threads of a GPU."""
 
     member: Member
     program: Program
     on_cpu: Program
+    on_gpu: Program
     traits: Traits
     special: SpecialKernels | None
     convolution: Convolution | None = None
@@ -90,8 +96,7 @@ class PrivateOp:
     c_name: str
     c_source: str
     special: tuple[tuple[str, str], ...]
-    cuda_name: str
-    cuda_source: str
+    cuda: str
     operation: str
 
 
@@ -160,6 +165,7 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
     used = {
         "Attribute": any(unit.op.attributes for unit in units),
         "Convolution": any(unit.convolution is not None for unit in units),
+        "CudaKernels": True,
         "Family": True,
         "Fault": any(unit.program.faults for unit in units),
         "Gradient": any(unit.member.links for unit in units),
@@ -284,15 +290,18 @@ def _dtype_text(tensor: Tensor) -> str:
 # ---------------------------------------------------------------------------- operations
 def _private(unit: Unit, operation: str) -> PrivateOp:
     op, program = unit.op, unit.program
-    kernels = cuda_functions(program)
     shapes, eager = f"{operation}_shapes", f"{operation}_eager"
-    cells = tuple(kernel.points for kernel in kernels)
-    c_name, cuda_name = f"{operation}_c".upper(), f"{operation}_cuda".upper()
-    programs = () if unit.special is None else unit.special.programs
+    c_name, cuda_name = f"{operation}_c".upper(), f"{operation}_cuda"
+    made = unit.special or SpecialKernels()
     special = {
         f"{operation}_c_{number}".upper(): c_source(each, unit.on_cpu)
-        for number, (_, each) in enumerate(programs, start=1)
+        for number, (_, each) in enumerate(made.programs, start=1)
     }
+    special_cuda = {
+        f"{cuda_name}_{number}": cuda_kernels(each, f"{cuda_name}_{number}", unit.on_gpu)
+        for number, (_, each) in enumerate(made.on_gpu, start=1)
+    }
+    cuda = [cuda_kernels(unit.on_gpu, cuda_name), *special_cuda.values()]
     description = call(
         "Operation",
         (),
@@ -306,8 +315,8 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         temporaries=tuple_of(_temporaries(program), tall=True),
         shapes=shapes,
         eager=eager,
-        sources=call("Sources", (c_name, quoted(entry_name(program)), cuda_name)),
-        launches=tuple_of([_launch(kernel, program) for kernel in kernels], tall=True),
+        sources=call("Sources", (c_name, quoted(entry_name(program)))),
+        cuda=cuda_name,
         floating=repr(Types(program).is_floating),
         faults=tuple_of([_fault(fault) for fault in program.faults], tall=True),
         gradients=dict_of({link.input: _gradient(link) for link in unit.member.links}, tall=True),
@@ -315,19 +324,18 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
             [dict_of({name: str(axis) for name, axis in axes}) for axes in unit.traits.parallel]
         ),
         linear=tuple_of([strings(names) for names in unit.traits.linear]),
-        special=_special(unit.special, special),
+        special=_special(unit.special, special, special_cuda),
         convolution=_convolution(unit.convolution),
     )
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],
         () if unit.member.is_public else _notation(op),
-        shape_function(op, program, cells, shapes, unit.convolution).rstrip(),
+        shape_function(op, program, shapes, unit.convolution).rstrip(),
         eager_function(op, eager).rstrip(),
         c_name,
         string(c_source(unit.on_cpu)),
         tuple((name, string(text)) for name, text in special.items()),
-        cuda_name,
-        string(cuda_source(program)),
+        "\n\n".join(text.rstrip() for text in cuda),
         layout(call("FAMILY.add", (description,)), before=f"{operation} = "),
     )
 
@@ -356,20 +364,27 @@ def _output(tensor: Tensor) -> Group:
     return call("Output", (quoted(tensor.name),), dtype=dtype, batched=batched)
 
 
-def _special(special: SpecialKernels | None, sources: Iterable[str]) -> Group | None:
+def _special(
+    special: SpecialKernels | None, sources: Iterable[str], cuda: Iterable[str]
+) -> Group | None:
     if special is None:
         return None
-    pairs = [
-        tuple_of((tuple_of([repr(value) for value in values]), source))
-        for (values, _), source in zip(special.programs, sources, strict=True)
-    ]
+
+    def pairs(programs: Iterable[tuple[Values, Program]], names: Iterable[str]) -> Group | None:
+        found = [
+            tuple_of((tuple_of([repr(value) for value in values]), name))
+            for (values, _), name in zip(programs, names, strict=True)
+        ]
+        return tuple_of(found) if found else None
+
     return call(
         "Special",
         (strings(special.names), strings(special.windows)),
         factors=strings(special.factors) if special.factors else None,
         lengths=strings(special.lengths) if special.lengths else None,
         packed=strings(special.packed) if special.packed else None,
-        sources=tuple_of(pairs) if pairs else None,
+        sources=pairs(special.programs, sources),
+        cuda=pairs(special.on_gpu, cuda),
     )
 
 
@@ -405,19 +420,6 @@ def _attribute(attribute: Attribute) -> Group:
         default=None if attribute.default is None else _default(attribute),
         choices=strings(attribute.choices) if attribute.choices else None,
         length=None if attribute.length is None else str(attribute.length),
-    )
-
-
-def _launch(kernel: Function, program: Program) -> Group:
-    signature = kernel.signature
-    workspaces = {workspace.output: workspace.name for workspace in program.workspaces}
-    source = workspaces.get(kernel.written)
-    return call(
-        "Launch",
-        (quoted(kernel.name), strings(signature.tensors), strings(signature.integers)),
-        numbers=strings(signature.numbers) if signature.numbers else None,
-        faults="True" if signature.faults else None,
-        converts=None if source is None else strings((source, kernel.written)),
     )
 
 

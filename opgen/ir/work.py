@@ -8,11 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from opgen.algebra.poly import Kind, Poly, maximum, minimum, poly
-from opgen.ir.loops import Accumulate, AtomicAdd, Define, For, If, Kernel, Lanes, Node, Start, Store
+from opgen.ir.loops import (
+    Accumulate,
+    AtomicAdd,
+    Define,
+    For,
+    If,
+    Kernel,
+    Lanes,
+    Node,
+    Start,
+    Store,
+    walk,
+)
 from opgen.ir.map_loops import map_nodes
 
 _UNKNOWN = 8
 """How often a loop is taken to run whose bounds are read from a tensor."""
+
+
+_UNSEEN = 32
+"""How often a loop is taken to run whose bounds depend on the cell."""
 
 
 def points(kernel: Kernel) -> Poly:
@@ -38,6 +54,26 @@ def work(kernel: Kernel, known: Iterable[str]) -> Poly:
         values = {group.first: poly(0), group.last: count - 1}
         body = map_nodes(body, lambda value: value.substitute(values))
     return _nodes(body, lanes, frozenset(known))
+
+
+def shared_lengths(kernel: Kernel, known: Iterable[str]) -> tuple[Poly, ...]:
+    """How often the outermost and the innermost loop of any order run, about; 1 for a single one.
+
+    Nothing for a kernel without such a loop. Where it depends on the cell it is taken for 32.
+    """
+    loops = [each for each in walk(kernel.body) if isinstance(each, For) and each.any_order]
+    if not loops or kernel.row is not None:
+        return ()
+    inner = loops[-1]
+    outer = [each for each in loops[:-1] if inner in walk(each.body)]
+    symbols = frozenset(known)
+
+    def length(node: For) -> Poly:
+        counts = (upper - lower + 1 for upper in node.upper for lower in node.lower)
+        plain = [count for count in counts if count.symbols <= symbols]
+        return min(plain, key=lambda count: len(str(count)), default=poly(_UNSEEN))
+
+    return (length(outer[0]) if outer else poly(1)), length(inner)
 
 
 def _nodes(nodes: Iterable[Node], lanes: Poly, known: frozenset[str]) -> Poly:

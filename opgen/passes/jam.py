@@ -32,6 +32,9 @@ from opgen.ir.map_loops import map_nodes, polynomials, renamed
 LARGEST: Final = 8
 """The most values of an index for which the body is copied."""
 
+MOST: Final = 8
+"""The most copies for several axes."""
+
 Body = tuple[Node, ...]
 
 
@@ -43,10 +46,18 @@ class Copies:
     bodies: tuple[Body, ...]
 
 
-def copies_along(kernel: Kernel, name: str) -> Copies:
-    """The kernel with copies of its body for what goes along with the axis of that name."""
+def copies_along(kernel: Kernel, name: str, reads: bool = False) -> Copies:
+    """The kernel with copies of its body for what goes along with the axis of that name.
+
+    With `reads` also for short axes that move what is read along it: `l` in `x[w + l]`.
+    """
     kernel, bodies = _residues(kernel, name)
-    for axis in _interleaved(kernel, bodies, name):
+    axes = _interleaved(kernel, bodies, name)
+    if reads:
+        axes = tuple(dict.fromkeys((*axes, *_moving(kernel, bodies, name))))
+    for axis in axes:
+        if reads and axis not in axes[:1] and len(bodies) * axis.extent.constant > MOST:
+            break
         axes = tuple(each for each in kernel.axes if each is not axis)
         kernel = replace(kernel, axes=axes)
         bodies = [
@@ -135,6 +146,24 @@ def _filling(value: Poly, name: str, short: Mapping[str, Axis]) -> tuple[Axis, .
         filled *= axis.extent.constant
         found.append(axis)
     return tuple(found) if filled == step else ()
+
+
+def _moving(kernel: Kernel, bodies: Sequence[Body], name: str) -> Iterator[Axis]:
+    """Short axes that are added to the row's index in what is read."""
+    found: list[Poly] = []
+
+    def on_scalar(value: Scalar) -> None:
+        if isinstance(value, Load) and value.indices and name in value.indices[-1].symbols:
+            found.append(value.indices[-1])
+
+    for node in walk(bodies[0]):
+        visit(node, on_scalar, lambda test: None, lambda value: None)
+    for axis in kernel.axes:
+        if axis.name == name or not axis.extent.is_constant:
+            continue
+        is_short = 1 < axis.extent.constant <= LARGEST
+        if is_short and any(_coefficient(index, axis.name) for index in found):
+            yield axis
 
 
 def _coefficient(value: Poly, name: str) -> int | None:

@@ -36,6 +36,35 @@ def fused(nodes: Sequence[Node], around: LaneBounds, lane: str) -> tuple[Node, .
     return (*out, *_joined(run, around, lane))
 
 
+def together(nodes: Sequence[Node], lane: str) -> tuple[Node, ...]:
+    """The nodes with as few passes over the row as possible, each over all lanes.
+
+    For threads: every lane asks for each part whether it is its own.
+    """
+    out: list[Node] = []
+    run: list[Lanes] = []
+    for node in nodes:
+        if isinstance(node, Lanes):
+            run.append(node)
+            continue
+        if isinstance(node, Define):
+            out += () if node in out else (node,)
+            continue
+        out += _all_lanes(run, lane)
+        run = []
+        if isinstance(node, For | If):
+            node = replace(node, body=together(node.body, lane))
+        out.append(node)
+    return (*out, *_all_lanes(run, lane))
+
+
+def _all_lanes(run: Sequence[Lanes], lane: str) -> tuple[Lanes, ...]:
+    """Consecutive passes as one without bounds."""
+    if not run:
+        return ()
+    return (Lanes((), (), _bodies([_guarded(each, LaneBounds(), lane) for each in run])),)
+
+
 def _joined(run: Sequence[Lanes], around: LaneBounds, lane: str) -> tuple[Lanes, ...]:
     """Consecutive passes as at most three."""
     if len(run) < 2:

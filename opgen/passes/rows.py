@@ -79,8 +79,7 @@ def rows(program: Program, facts: Facts) -> Program:
 def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
     if not kernel.is_deterministic or not kernel.axes:
         return kernel
-    if any(isinstance(node, Start) for node in kernel.body):
-        kernel = replace(kernel, body=_direct(kernel.body))
+    kernel = replace(kernel, body=direct(kernel.body))
     match choose(kernel):
         case Choice(way=Way.ROW, name=name):
             return _along(kernel, name, facts)
@@ -92,9 +91,9 @@ def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
             raise AssertionError(unexpected)
 
 
-def _direct(body: tuple[Node, ...]) -> tuple[Node, ...]:
+def direct(body: tuple[Node, ...]) -> tuple[Node, ...]:
     """Without an accumulator where a cell has exactly one term, or nothing."""
-    begin = max(at for at, node in enumerate(body) if isinstance(node, Start))
+    begin = max((at for at, node in enumerate(body) if isinstance(node, Start)), default=0)
     match body[begin:]:
         case (
             Start(value=None, reducer=Reducer.ASSIGN | Reducer.ADD),
@@ -155,8 +154,8 @@ def _passes(row: Row, inside: Facts, copies: Sequence[tuple[Node, ...]]) -> tupl
     name = row.axis.name
     bodies = tuple(map(unrolled, copies))
     middle = Peeling(name, inside).peeled(bodies)
-    rewriter = _Rewriter(row, inside)
-    scope = _Scope(bounds=middle.bounds.needed(row.axis.extent, inside))
+    rewriter = Rewriter(row, inside)
+    scope = Scope(bounds=middle.bounds.needed(row.axis.extent, inside))
     rewritten = [tuple(rewriter.nodes(unrolled(body), scope)) for body in middle.bodies]
     whole = tuple(node for body in bodies for node in body)
     return (
@@ -167,7 +166,7 @@ def _passes(row: Row, inside: Facts, copies: Sequence[tuple[Node, ...]]) -> tupl
 
 
 @dataclass(frozen=True, slots=True)
-class _Scope:
+class Scope:
     """What the nodes around a node leave to the lanes: definitions, bounds and other conditions."""
 
     defines: tuple[Define, ...] = ()
@@ -177,7 +176,9 @@ class _Scope:
 
 
 @dataclass(frozen=True)
-class _Rewriter:
+class Rewriter:
+    """Moves the lanes of a row inside of everything that is the same for all of them."""
+
     row: Row
     facts: Facts
 
@@ -186,11 +187,11 @@ class _Rewriter:
         """The symbol that differs from lane to lane."""
         return self.row.axis.name
 
-    def depends(self, symbols: frozenset[str], scope: _Scope) -> bool:
+    def depends(self, symbols: frozenset[str], scope: Scope) -> bool:
         """Whether something with these symbols differs from lane to lane."""
         return self.lane in symbols or not symbols.isdisjoint(scope.values)
 
-    def nodes(self, nodes: Sequence[Node], scope: _Scope) -> list[Node]:
+    def nodes(self, nodes: Sequence[Node], scope: Scope) -> list[Node]:
         """Nodes with the lanes innermost."""
         out: list[Node] = []
         for node in nodes:
@@ -217,7 +218,7 @@ class _Rewriter:
                     assert_never(unexpected)
         return out
 
-    def condition(self, node: If, scope: _Scope) -> list[Node]:
+    def condition(self, node: If, scope: Scope) -> list[Node]:
         """Conditions on the row go outside, those on a lane become bounds where they can."""
         outside: list[Condition] = []
         guards: list[Condition] = []
@@ -249,11 +250,11 @@ class _Rewriter:
         """Whether a condition is met by every point."""
         return condition.relation is Relation.GE and is_nonnegative(condition.value, self.facts)
 
-    def solved(self, value: Poly, scope: _Scope) -> LaneBounds | None:
+    def solved(self, value: Poly, scope: Scope) -> LaneBounds | None:
         """`value >= 0` as bounds of the lane."""
         return solve(value.substitute(scope.values), self.lane, self.facts)
 
-    def test(self, test: Test, scope: _Scope) -> tuple[Test, LaneBounds]:
+    def test(self, test: Test, scope: Scope) -> tuple[Test, LaneBounds]:
         """What is left of a test, and what of it became bounds."""
         parts = test.tests if isinstance(test, All) else (test,)
         left: list[Test] = []
@@ -274,12 +275,12 @@ class _Rewriter:
             case _:
                 return All(tuple(left)), bounds
 
-    def inside(self, test: Inside, scope: _Scope) -> LaneBounds | None:
+    def inside(self, test: Inside, scope: Scope) -> LaneBounds | None:
         lower = self.solved(test.index, scope)
         upper = self.solved(test.extent - 1 - test.index, scope)
         return None if lower is None or upper is None else lower.joined(upper)
 
-    def loop(self, node: For, scope: _Scope) -> list[Node]:
+    def loop(self, node: For, scope: Scope) -> list[Node]:
         """The loop outside of the lanes, over all values that some lane needs."""
         moved = self.moving_along(node, scope)
         if moved is not None:
@@ -303,7 +304,7 @@ class _Rewriter:
         body = self.nodes(node.body, replace(scope, bounds=scope.bounds.joined(bounds)))
         return [replace(node, lower=tuple(lower), upper=tuple(upper), body=tuple(body))]
 
-    def moving_along(self, node: For, scope: _Scope) -> For | None:
+    def moving_along(self, node: For, scope: Scope) -> For | None:
         """A loop whose range moves with the lane, counted from where the range begins.
 
         Over all lanes together its values may be many, though every lane needs but few.
@@ -326,11 +327,11 @@ class _Rewriter:
                 return For(node.name, (ZERO,), (count,), (If(tuple(others), inner),))
         return None
 
-    def inner_loop(self, node: For, scope: _Scope) -> list[Node]:
+    def inner_loop(self, node: For, scope: Scope) -> list[Node]:
         """The loop as it is, in every lane by itself."""
         return [self.lanes(scope.bounds, scope, (node,))]
 
-    def leaf(self, node: Leaf | None, scope: _Scope) -> list[Node]:
+    def leaf(self, node: Leaf | None, scope: Scope) -> list[Node]:
         """One node for all lanes."""
         bounds = scope.bounds
         if isinstance(node, Accumulate) and node.reducer not in _ABSENT_IS_ZERO:
@@ -338,7 +339,7 @@ class _Rewriter:
             node, bounds = replace(node, present=present), bounds.joined(own)
         return [self.lanes(bounds, scope, () if node is None else (node,))]
 
-    def lanes(self, bounds: LaneBounds, scope: _Scope, body: tuple[Node, ...]) -> Lanes:
+    def lanes(self, bounds: LaneBounds, scope: Scope, body: tuple[Node, ...]) -> Lanes:
         """The body in every lane, behind what it needs of the scope."""
         for guard in reversed(scope.guards):
             body = (replace(guard, body=body),)

@@ -7,7 +7,7 @@ downstream knows that an op is special; its sizes and attributes are just consta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -76,7 +76,28 @@ def windows_of(op: Op) -> tuple[str, ...]:
                         continue
                     if not _is_digit(index.value, name, size):
                         found[size] = None
+        found.update(dict.fromkeys(_windows_written(statement, op)))
     return tuple(found)
+
+
+def _windows_written(statement: Statement, op: Op) -> Iterable[str]:
+    """The sizes of windows that are spread: that of `k` in `y[n, i*stride + k] += x[n,i] * w[k]`.
+
+    What tells `k` from `i` is that it stands in tensors that all outputs `n` share.
+    """
+    extents = extents_of(statement.iterators)
+    bare = [{index.value.symbol for index in access.indices} for access in reads(statement.body)]
+    kept = {index.value.symbol for index in statement.target.indices} & extents.keys()
+    own = frozenset(name for access in bare if kept <= access for name in access)
+    for index in statement.target.indices:
+        inside = [name for name in extents if name in index.value.symbols]
+        windows = [name for name in inside if name not in own and any(name in a for a in bare)]
+        if not kept or own.isdisjoint(inside):
+            continue
+        for name in windows:
+            size = extents[name].symbol
+            if size in op.sizes and not _is_digit(index.value, name, size):
+                yield size
 
 
 def factors_of(op: Op) -> tuple[str, ...]:

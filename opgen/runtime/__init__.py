@@ -4,6 +4,7 @@ from opgen.runtime import checks, eager
 from opgen.runtime.description import (
     Attribute,
     Convolution,
+    CudaKernels,
     Fault,
     Gradient,
     Input,
@@ -21,6 +22,7 @@ from opgen.runtime.operation import Operation
 __all__ = [
     "Attribute",
     "Convolution",
+    "CudaKernels",
     "Family",
     "Fault",
     "Gradient",

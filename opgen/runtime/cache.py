@@ -28,7 +28,7 @@ from pathlib import Path
 LARGEST = 2**29
 """How many bytes the entries of a directory may have together."""
 
-_ENTRY = re.compile(r"([0-9a-f]{32}|host)-[0-9a-f]{32}\.(so|c)")
+_ENTRY = re.compile(r"([0-9a-f]{32}|host)-[0-9a-f]{32}\.(so|c|cubin)")
 _SCRATCH = re.compile(r"[0-9a-f]{32}-[^.]*")
 _HOUR = 3600.0
 
@@ -103,6 +103,16 @@ def find_source(place: Path, key: str) -> str | None:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if _is_whole(entry):
                 return entry.read_text(encoding="utf-8")
+        _remove(entry)
+    return None
+
+
+def find_file(place: Path, key: str, suffix: str) -> Path | None:
+    """The file of a key, if an entry holds it; damaged entries are removed."""
+    for entry in sorted(place.glob(f"{key}-*{suffix}")):
+        with contextlib.suppress(OSError):
+            if _is_whole(entry):
+                return entry
         _remove(entry)
     return None
 

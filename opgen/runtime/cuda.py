@@ -6,19 +6,33 @@ outputs are allocated by torch, so nothing of CuPy's memory is used.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, cast
 
 import torch
 
+from opgen.runtime import cache
+
 OPTIONS = ("-std=c++17", "--fmad=false")
 """How sources are compiled."""
 
-_THREADS = 256
-
 Argument = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """One kernel on a grid: blocks, threads of a block, arguments of 64 bits each."""
+
+    kernel: str
+    blocks: tuple[int, int, int]
+    threads: tuple[int, int, int]
+    arguments: tuple[Argument, ...]
 
 
 class CudaError(RuntimeError):
@@ -40,10 +54,27 @@ class _Module(Protocol):
     def get_function(self, name: str) -> _Kernel: ...
 
 
+class _Compiler(Protocol):
+    def compile_using_nvrtc(
+        self, source: str, options: tuple[str, ...], arch: str, filename: str
+    ) -> tuple[bytes | str, object]: ...
+
+
+class _Nvrtc(Protocol):
+    def getVersion(self) -> tuple[int, int]: ...  # noqa: N802
+
+
+class _Cuda(Protocol):
+    compiler: _Compiler
+    nvrtc: _Nvrtc
+
+
 class _CuPy(Protocol):
     """The part of CuPy that is used."""
 
-    def RawModule(self, *, code: str, options: tuple[str, ...]) -> _Module: ...  # noqa: N802
+    cuda: _Cuda
+
+    def RawModule(self, *, path: str) -> _Module: ...  # noqa: N802
 
 
 def _cupy() -> _CuPy:
@@ -60,9 +91,10 @@ def _cupy() -> _CuPy:
 @functools.cache
 def _kernel(source: str, name: str, device: int) -> _Kernel:
     """A compiled kernel. CuPy loads a module for the current device, hence `device` in the key."""
-    module = _module(source, device)
     try:
-        return module.get_function(name)
+        return _module(source, device).get_function(name)
+    except CudaError:
+        raise
     except Exception as error:  # of CuPy, NVRTC or the driver, each with its own types
         raise CudaError(
             f"CuPy cannot compile and load the kernel {name} for CUDA device {device}: "
@@ -72,7 +104,36 @@ def _kernel(source: str, name: str, device: int) -> _Kernel:
 
 @functools.cache
 def _module(source: str, device: int) -> _Module:
-    return _cupy().RawModule(code=source, options=OPTIONS)
+    return _loaded(_cupy(), source, device)
+
+
+def _loaded(cupy: _CuPy, source: str, device: int) -> _Module:
+    """A source as a module of the current device.
+
+    `cupy.RawModule` would compile it with `-ftz=true` whatever the options are, and so lose numbers
+    below 1e-38; hence its compiler is asked, and the result kept on disk.
+    """
+    major, minor = torch.cuda.get_device_capability(device)
+    architecture = f"{major}{minor}"
+    parts = (source, *OPTIONS, architecture, repr(cupy.cuda.nvrtc.getVersion()))
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    found = cache.find_file(cache.directory(), key, ".cubin")
+    if found is None:
+        code, _ = cupy.cuda.compiler.compile_using_nvrtc(
+            source, OPTIONS, architecture, "kernels.cu"
+        )
+        found = _kept(code.encode() if isinstance(code, str) else code, key)
+    return cupy.RawModule(path=str(found))
+
+
+def _kept(code: bytes, key: str) -> Path:
+    """Machine code as a file, in the cache where there is room."""
+    for place in (cache.directory(), cache.private_directory()):
+        with contextlib.suppress(OSError), cache.scratch(place, key) as scratch:
+            built = scratch / "kernels.cubin"
+            built.write_bytes(code)
+            return cache.add(built, place, key)
+    raise CudaError("there is no directory that compiled kernels can be written to")
 
 
 class _Stream:
@@ -82,16 +143,11 @@ class _Stream:
         self.ptr = ptr
 
 
-def launch(
-    source: str,
-    device: torch.device,
-    launches: Sequence[tuple[str, int, tuple[Argument, ...]]],
-) -> None:
-    """Launch kernels in order: name, number of points, arguments. CudaError without CuPy."""
+def launch(source: str, device: torch.device, launches: Sequence[KernelLaunch]) -> None:
+    """Launch kernels of a source in order. CudaError without CuPy."""
     index = torch.cuda.current_device() if device.index is None else device.index
     with torch.cuda.device(index):
         stream = _Stream(torch.cuda.current_stream(index).cuda_stream)
-        for name, cells, arguments in launches:
-            if cells > 0:
-                blocks = -(-cells // _THREADS)
-                _kernel(source, name, index)((blocks,), (_THREADS,), arguments, stream=stream)
+        for each in launches:
+            kernel = _kernel(source, each.kernel, index)
+            kernel(each.blocks, each.threads, each.arguments, stream=stream)

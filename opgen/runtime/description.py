@@ -8,7 +8,8 @@ held fixed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 Shape = tuple[int, ...]
 
@@ -40,35 +41,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The generated kernels: C with its entry function, and CUDA."""
+    """The generated C kernels with their entry function."""
 
     c: str
     entry: str
-    cuda: str
-
-
-@dataclass(frozen=True, slots=True)
-class Special:
-    """What C kernels may be made for: values of some integers of a call, in this order.
-
-    `names` are attributes, the others sizes: `windows` that slide along another size, `factors` of
-    composite dims, `lengths` of rows and planes; a last value says which tensors are images in
-    channels-last format. `packed` are small inputs that are copied beside such images, with their
-    first dim in consecutive places. `sources` pairs values, None for one that is left open, with C
-    sources.
-    """
-
-    names: tuple[str, ...] = ()
-    windows: tuple[str, ...] = ()
-    factors: tuple[str, ...] = ()
-    lengths: tuple[str, ...] = ()
-    packed: tuple[str, ...] = ()
-    sources: tuple[tuple[tuple[int | None, ...], str], ...] = ()
-
-    @property
-    def integers(self) -> tuple[str, ...]:
-        """All of them, in the order of values."""
-        return (*self.names, *self.windows, *self.factors, *self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +59,6 @@ class Convolution:
     image: str
     weight: str
     bias: str | None = None
-
-
-LARGEST_WINDOW = 16
-"""The largest window that kernels are made for."""
-
-LONGEST_ROW = 64
-"""The longest row that kernels are made for; a longer one gains nothing by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +83,11 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One CUDA kernel and its arguments: tensors with their strides, then integers, then floats."""
+    """One CUDA kernel and its arguments.
+
+    These are tensors with their strides, then integers, floats, what it divides by, and where a
+    fault is recorded.
+    """
 
     kernel: str
     tensors: tuple[str, ...]
@@ -123,6 +96,58 @@ class Launch:
     faults: bool = False
     # A workspace and its output: nothing is to be done where they are one tensor.
     converts: tuple[str, str] | None = None
+    # The macro for the number of neighbouring cells that are one thread's, and the tensors along
+    # whose last dim these walk, with the elements from one cell to the next.
+    lanes: str | None = None
+    teams: bool = False  # whether a team of threads adds up a cell
+    walked: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaKernels:
+    """CUDA source, and how its kernels are launched, in order.
+
+    `extents` gives the axes of each kernel's grid for the integers of a call, in the order of
+    `Shapes.integers`, behind them the lengths of the two loops that a team shares. `reach` bounds
+    what the index arithmetic of each comes to, for the magnitudes of these integers.
+    """
+
+    source: str
+    launches: tuple[Launch, ...]
+    extents: Callable[..., tuple[tuple[int, ...], ...]]
+    reach: Callable[..., tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """What kernels may be made for: values of some integers of a call, in this order.
+
+    `names` are attributes, the others sizes: `windows` that slide along another size, `factors` of
+    composite dims, `lengths` of rows and planes; a last value says which tensors are images in
+    channels-last format. `packed` are small inputs that are copied beside such images, with their
+    first dim in consecutive places. `sources` pairs values, None for one that is left open, with C
+    sources, and `cuda` with CUDA kernels.
+    """
+
+    names: tuple[str, ...] = ()
+    windows: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()
+    lengths: tuple[str, ...] = ()
+    packed: tuple[str, ...] = ()
+    sources: tuple[tuple[tuple[int | None, ...], str], ...] = ()
+    cuda: tuple[tuple[tuple[int | None, ...], CudaKernels], ...] = ()
+
+    @property
+    def integers(self) -> tuple[str, ...]:
+        """All of them, in the order of values."""
+        return (*self.names, *self.windows, *self.factors, *self.lengths)
+
+
+LARGEST_WINDOW = 16
+"""The largest window that kernels are made for."""
+
+LONGEST_ROW = 64
+"""The longest row that kernels are made for; a longer one gains nothing by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +163,14 @@ class Fault:
 class Shapes:
     """What a generated shape function returns.
 
-    `integers` are the arguments of the kernels, `optional` the shapes of optional inputs, `cells`
-    the number of points of each kernel. `geometry` is that of a convolution: groups, strides,
-    paddings, dilations.
+    `integers` are the arguments of the kernels, `optional` the shapes of optional inputs.
+    `geometry` is that of a convolution: groups, strides, paddings, dilations.
     """
 
     integers: dict[str, int]
     optional: dict[str, Shape]
     outputs: tuple[Shape, ...]
     temporaries: tuple[Shape, ...]
-    cells: tuple[int, ...]
     geometry: tuple[tuple[int, ...], ...] | None = None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import build, checks, cuda, eager, library, prelude, special
+from opgen.runtime import build, checks, cuda, cuda_call, eager, library, prelude, special
 from opgen.runtime.description import Input, Output, Shape, Shapes
 from opgen.runtime.layout import memory_format, merges
 from opgen.runtime.schema import Numbers
@@ -296,29 +296,10 @@ class Compiled:
 
 def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> bool:
     """Launch the CUDA kernels; True, for it stands in for `run_on_cpu` in tests."""
-    operation, shapes, device = call.operation, call.shapes, call.device
+    operation, device = call.operation, call.device
     fault = torch.zeros(3, dtype=torch.int64, device=device) if operation.faults else None
-    numbers = _numbers(call)
-    launches = []
-    for launch, cells in zip(operation.launches, shapes.cells, strict=True):
-        if launch.converts is not None:
-            workspace, output = launch.converts
-            if operands[workspace] is operands[output]:
-                continue
-        arguments: list[int | float] = []
-        for name in launch.tensors:
-            arguments += [operands[name].data_ptr(), *operands[name].stride()]
-        arguments += [shapes.integers[name] for name in launch.integers]
-        arguments += [numbers[name] for name in launch.numbers]
-        if launch.faults:
-            assert fault is not None
-            arguments.append(fault.data_ptr())
-        launches.append((launch.kernel, cells, tuple(arguments)))
-    source = (
-        prelude.cuda(call.types.found.values()) + call.types.bindings() + operation.sources.cuda
-    )
     try:
-        cuda.launch(source, device, launches)
+        cuda.launch(*cuda_call.launches(call, operands, _numbers(call), fault))
     except cuda.CudaError as error:
         raise cuda.CudaError(f"{operation.name}: {error}") from error
     if fault is not None:

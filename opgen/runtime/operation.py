@@ -21,10 +21,10 @@ from opgen.runtime import (
 from opgen.runtime.description import (
     Attribute,
     Convolution,
+    CudaKernels,
     Fault,
     Gradient,
     Input,
-    Launch,
     Output,
     Shape,
     Shapes,
@@ -61,7 +61,7 @@ class Operation:
     shapes: Callable[..., Shapes]
     eager: Callable[[eager.Call], None]
     sources: Sources
-    launches: tuple[Launch, ...]
+    cuda: CudaKernels
     floating: bool  # whether undeclared tensors must have a floating type
     faults: tuple[Fault, ...] = ()
     gradients: Mapping[str, Gradient] = field(default_factory=dict)
@@ -71,6 +71,7 @@ class Operation:
     convolution: Convolution | None = None
     compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
     chosen: Chosen = field(default_factory=dict)
+    special_cuda: dict[Values, CudaKernels] = field(default_factory=dict)
     _dispatch: list[_Dispatch] = field(default_factory=list)
 
     def register(self) -> None:

@@ -81,17 +81,6 @@ FUNCTION bf16 bf16_from_f32(float value)
     return out;
 }
 
-/* Floor of a / b. It is total, since launch constants are computed before it is known whether they
-   mean anything: 0 where b is not positive. */
-FUNCTION int64_t floor_div(int64_t a, int64_t b)
-{
-    if (b <= 0) return 0;
-    return a / b - (a % b < 0);
-}
-
-FUNCTION int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-FUNCTION int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
-
 FUNCTION int64_t gcd(int64_t a, int64_t b)
 {
     while (b != 0) {
@@ -120,8 +109,21 @@ FUNCTION int64_t modular_inverse(int64_t a, int64_t n)
     return x < 0 ? x + n : x;
 }
 
-FUNCTION int inside(int64_t index, int64_t extent) { return 0 <= index && index < extent; }
+"""
 
+_INTEGERS = r"""
+/* Floor of a / b. It is total, since launch constants are computed before it is known whether they
+   mean anything: 0 where b is not positive. */
+FUNCTION int64_t floor_div(int64_t a, int64_t b)
+{
+    if (b <= 0) return 0;
+    return a / b - (a % b < 0);
+}
+
+FUNCTION int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+FUNCTION int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
+
+FUNCTION int inside(int64_t index, int64_t extent) { return 0 <= index && index < extent; }
 """
 
 _FAULT = r"""
@@ -244,13 +246,13 @@ typedef _Float16 f16;
 #endif
 """
     + _SHARED
+    + _INTEGERS
     + _FAULT
     + _THREADS
 )
 
 _CUDA = (
-    r"""#ifndef OPGEN_HOST
-typedef signed char int8_t;
+    r"""typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
 typedef long long int64_t;
@@ -261,18 +263,211 @@ typedef unsigned int uint32_t;
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fc00000)
 #endif
-#ifdef OPGEN_F16
+#define FUNCTION static __device__ __forceinline__
+#ifdef OPGEN_HOST_EMU
 #include <cuda_fp16.h>
 typedef __half f16;
-#define from_f16(cell) ((real)__half2float(cell))
-#define to_f16(value) (__float2half_rn((float)(value)))
+#define f16_to_f32(cell) (__half2float(cell))
+#define f16_from_f32(value) (__float2half_rn(value))
+#else
+typedef struct { uint16_t bits; } f16;
+FUNCTION float f16_to_f32(f16 value)
+{
+    float out;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(value.bits));
+    return out;
+}
+FUNCTION f16 f16_from_f32(float value)
+{
+    f16 out;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
+    return out;
+}
 #endif
-#endif
+#define from_f16(cell) ((real)f16_to_f32(cell))
+#define to_f16(value) (f16_from_f32((float)(value)))
 
-#define FUNCTION static __device__ __forceinline__
-#define FIRST(fault, number) ((fault)[0] = (number), 1)
+/* Threads may find faults at the same time: the first to come is reported. */
+#define FIRST(fault, number) \
+    (atomicCAS((unsigned long long *)(fault), 0ULL, (unsigned long long)(number)) == 0)
+#define THREADS 256
 """
     + _SHARED
+    + r"""
+/* As in C, for indices of 32 and of 64 bits. */
+template <class A, class B> FUNCTION auto floor_div(A a, B b) -> decltype(a + b)
+{
+    if (b <= 0) return 0;
+    return a / b - (a % b < 0);
+}
+
+template <class A, class B> FUNCTION auto least(A a, B b) -> decltype(a + b)
+{
+    return a < b ? a : b;
+}
+
+template <class A, class B> FUNCTION auto greatest(A a, B b) -> decltype(a + b)
+{
+    return a > b ? a : b;
+}
+
+template <class A, class B> FUNCTION bool inside(A index, B extent)
+{
+    return 0 <= index && index < extent;
+}
+
+/* a / b for a >= 0, b > 0; in 32 bits by the multiplier and the shift that a launch found for b. */
+FUNCTION index_t quotient(index_t a, index_t b, int64_t magic)
+{
+    if (sizeof(index_t) == 8) return a / b;
+    return (index_t)(__umulhi((uint32_t)a << 1, (uint32_t)magic) >> (magic >> 32));
+}
+
+#ifndef OPGEN_HOST_EMU
+#define UNROLL _Pragma("unroll")
+/* In PTX, since the compiler may make several stores of one. */
+FUNCTION void store_words(void *place, uint4 words)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(place), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w) : "memory");
+}
+FUNCTION void store_words(void *place, uint2 words)
+{
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};"
+                 :: "l"(place), "r"(words.x), "r"(words.y) : "memory");
+}
+#else
+#define UNROLL
+FUNCTION void store_words(void *place, uint4 words) { *(uint4 *)place = words; }
+FUNCTION void store_words(void *place, uint2 words) { *(uint2 *)place = words; }
+#endif
+FUNCTION void store_words(void *place, uint32_t words) { *(uint32_t *)place = words; }
+FUNCTION void store_words(void *place, uint16_t words) { *(uint16_t *)place = words; }
+FUNCTION void store_words(void *place, uint8_t words) { *(uint8_t *)place = words; }
+
+/* Unsigned integers of that many bytes. */
+template <int BYTES> struct words;
+template <> struct words<16> { typedef uint4 type; };
+template <> struct words<8> { typedef uint2 type; };
+template <> struct words<4> { typedef uint32_t type; };
+template <> struct words<2> { typedef uint16_t type; };
+template <> struct words<1> { typedef uint8_t type; };
+
+/* How many elements, a power of two, every stretch begins at a multiple of: the launch proved that
+   for rows, `lanes` cells of `step` elements follow, and what is added has a divisor (0: nothing
+   is added). One cell proves nothing. */
+FUNCTION constexpr int aligned(int lanes, int step, int divisor)
+{
+    int found = 1;
+    while (lanes > 1 && lanes * step % (2 * found) == 0 && divisor % (2 * found) == 0) found *= 2;
+    return found;
+}
+
+/* The largest part of that in one access, which is of at most 16 bytes. */
+template <class A> FUNCTION constexpr int vector_of(int elements)
+{
+    return elements * (int)sizeof(A) <= 16 ? elements : 16 / (int)sizeof(A);
+}
+
+/* Where the access of element o of a run begins. */
+FUNCTION constexpr int access_of(int o, int vector) { return o - (o % vector + vector) % vector; }
+
+/* The elements [BEGIN, END) behind `start` in a row. Those of [KNOWN, KNOWN_END) are inside of it;
+   others are looked at, and are the nearest one inside if CLAMPED, else 0. */
+template <int BEGIN, int END, int KNOWN, int KNOWN_END, int ALIGNED, bool CLAMPED, class A>
+FUNCTION void load_run(A *run, const A *row, index_t start, index_t step, index_t extent)
+{
+    constexpr int VECTOR = vector_of<A>(ALIGNED);
+    typedef typename words<VECTOR * sizeof(A)>::type type;
+    UNROLL
+    for (int o = BEGIN; o < END; o++) {
+        const int first = access_of(o, VECTOR), last = first + VECTOR - 1;
+        const bool fits = VECTOR > 1 && first >= BEGIN && last < END;
+        if (fits && ((first >= KNOWN && last < KNOWN_END)
+                     || (start + first >= 0 && start + last < extent))) {
+            if (o != first) continue;
+            const type all = *(const type *)(row + start + o);
+            memcpy(run + (o - BEGIN), &all, sizeof all);
+        } else if (o >= KNOWN && o < KNOWN_END) {
+            run[o - BEGIN] = row[(start + o) * step];
+        } else if (CLAMPED) {
+            run[o - BEGIN] = row[greatest(least(start + o, extent - 1), 0) * step];
+        } else {
+            run[o - BEGIN] = A();
+            if (start + o >= 0 && start + o < extent) run[o - BEGIN] = row[(start + o) * step];
+        }
+    }
+}
+
+/* Writes the elements [BEGIN, END) behind `start` in a row, those for which `is_out` holds. */
+template <int BEGIN, int END, int ALIGNED, class A>
+FUNCTION void store_run(const A *run, A *row, index_t start, index_t step, const bool *is_out)
+{
+    constexpr int VECTOR = vector_of<A>(ALIGNED);
+    typedef typename words<VECTOR * sizeof(A)>::type type;
+    UNROLL
+    for (int o = BEGIN; o < END; o++) {
+        const int first = access_of(o, VECTOR), last = first + VECTOR - 1;
+        bool all = VECTOR > 1 && first >= BEGIN && last < END;
+        if (all) {
+            UNROLL
+            for (int at = first; at <= last; at++) all = all && is_out[at - BEGIN];
+        }
+        if (all) {
+            if (o != first) continue;
+            type value;
+            memcpy(&value, run + (o - BEGIN), sizeof value);
+            store_words(row + start + o, value);
+        } else if (is_out[o - BEGIN]) {
+            row[(start + o) * step] = run[o - BEGIN];
+        }
+    }
+}
+template <int BEGIN, int END, int ALIGNED, class A>
+FUNCTION void store_run(const A *run, A *row, index_t start, index_t step)
+{
+    bool is_out[END - BEGIN];
+    UNROLL
+    for (int o = 0; o < END - BEGIN; o++) is_out[o] = true;
+    store_run<BEGIN, END, ALIGNED>(run, row, start, step, is_out);
+}
+
+/* a * b + total, rounded once. */
+template <class A, class B> FUNCTION float multiply_add(A a, B b, float total)
+{
+    return fmaf((float)a, (float)b, total);
+}
+template <class A, class B> FUNCTION double multiply_add(A a, B b, double total)
+{
+    return fma((double)a, (double)b, total);
+}
+FUNCTION int64_t multiply_add(int64_t a, int64_t b, int64_t total) { return a * b + total; }
+
+/* The threads of a block with the same z are a team; each has a number in it. */
+#define MEMBERS (blockDim.x * blockDim.y)
+#define MEMBER (threadIdx.y * blockDim.x + threadIdx.x)
+
+/* The sum of what the members of a team have, a power of two of them, always in the same order. */
+template <class A> FUNCTION A team_sum(A value, A *partial)
+{
+    A *own = partial + threadIdx.z * MEMBERS;
+    if (MEMBERS == 1) return value;
+    own[MEMBER] = value;
+    __syncthreads();
+    for (unsigned half = MEMBERS / 2; half > 0; half /= 2) {
+        if (MEMBER < half) own[MEMBER] += own[MEMBER + half];
+        __syncthreads();
+    }
+    const A total = own[0];
+    __syncthreads();
+    return total;
+}
+
+/* The points along one dimension of the grid that are this thread's. */
+#define EACH(dimension, name, extent) \
+    for (index_t name = blockIdx.dimension * (index_t)blockDim.dimension + threadIdx.dimension; \
+         name < (extent); name += gridDim.dimension * (index_t)blockDim.dimension)
+"""
     + _FAULT
     + r"""
 FUNCTION void atomic_add(float *cell, float value) { atomicAdd(cell, value); }
@@ -293,9 +488,9 @@ _INTEGER_FUNCTIONS = """
 """
 
 
-def cuda(types: Iterable[str]) -> str:
-    """The prelude of CUDA sources; the header of f16 is included where it is used."""
-    return ("#define OPGEN_F16\n" if "f16" in types else "") + _CUDA
+def cuda(narrow: bool) -> str:
+    """The prelude of CUDA sources. Indices have 32 bits if `narrow`, else 64."""
+    return f"#define index_t {'int32_t' if narrow else 'int64_t'}\n{_CUDA}"
 
 
 def _lanes(shared: str) -> Iterable[str]:

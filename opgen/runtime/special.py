@@ -1,4 +1,4 @@
-"""C kernels for the attributes and some sizes of a call, where they can be had, else for all.
+"""Kernels for the attributes and some sizes of a call, where they can be had, else for all.
 
 A kernel for `stride = 1, K = 3` is several times faster than one for every stride and window; so is
 one for rows of 8 cells, for a sum of one term, or for images in channels-last format. The module
@@ -16,16 +16,23 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import cache
-from opgen.runtime.description import LARGEST_WINDOW, LONGEST_ROW, Special
+from opgen.runtime import cache, checks
+from opgen.runtime.description import (
+    LARGEST_WINDOW,
+    LONGEST_ROW,
+    CudaKernels,
+    Launch,
+    Special,
+)
 
 if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
@@ -144,20 +151,66 @@ def source_of(operation: Operation, values: Values) -> str:
         return operation.sources.c
     sources = dict(special.sources)
     known = sources.get(values)
-    if known is None and any(value is not None for value in values):
-        known = _made(operation, special, values)
+    is_open = all(value is None for value in values)
+    if known is None and not is_open and len(operation.compiled) < _most():
+        known = _made(operation, special, values, "special_source")
     if known is None:
-        attributes = len(special.names)
-        known = sources.get((*values[:attributes], *(None for _ in values[attributes:])))
+        known = sources.get(_attributes_alone(special, values))
     return operation.sources.c if known is None else known
 
 
-def _made(operation: Operation, special: Special, values: Values) -> str | None:
-    """A source made by opgen now; None where that is not possible or was done often enough."""
+def cuda_of(operation: Operation, integers: Mapping[str, int]) -> CudaKernels:
+    """The CUDA kernels for a call; none are made for lengths of rows, nor for layouts."""
+    special = operation.special
+    if special is None or not _most():
+        return operation.cuda
+    values, sizes = _split(special, integers)
+    factors = sizes[: len(special.factors)]
+    values = (*values, *factors, *(None for _ in special.lengths), None)
+    found = operation.special_cuda.get(values)
+    if found is None:
+        found = operation.special_cuda[values] = _cuda_of(operation, special, values)
+    return found
+
+
+def _cuda_of(operation: Operation, special: Special, values: Values) -> CudaKernels:
+    given = dict(special.cuda)
+    if all(value is None for value in values):
+        return operation.cuda
+    if values in given:
+        return given[values]
+    if len(operation.special_cuda) < _most():
+        text = _made(operation, special, values, "special_cuda")
+        if text is not None:
+            return _defined(text)
+    return given.get(_attributes_alone(special, values), operation.cuda)
+
+
+def _defined(text: str) -> CudaKernels:
+    """The kernels that a Python source of `opgen.compiler.special_cuda` defines."""
+    names: dict[str, Any] = {
+        "CudaKernels": CudaKernels,
+        "Launch": Launch,
+        "checks": checks,
+        "math": math,
+    }
+    exec(compile(text, "<opgen CUDA kernels>", "exec"), names)
+    found: CudaKernels = names["kernels"]
+    return found
+
+
+def _attributes_alone(special: Special, values: Values) -> Values:
+    """The values with all sizes left open."""
+    attributes = len(special.names)
+    return (*values[:attributes], *(None for _ in values[attributes:]))
+
+
+def _made(operation: Operation, special: Special, values: Values, maker: str) -> str | None:
+    """A source made now by that function of `opgen.compiler`; None where opgen is not installed."""
     generator = _generator()
-    if len(operation.compiled) >= _most() or generator is None:
+    if generator is None:
         return None
-    key = _key(operation, values, generator)
+    key = _key(operation, values, f"{generator} {maker}")
     known = cache.find_source(cache.directory(), key)
     if known is not None:
         return known
@@ -169,9 +222,9 @@ def _made(operation: Operation, special: Special, values: Values) -> str | None:
     pairs = zip(special.integers, integers, strict=True)
     given = {name: value for name, value in pairs if value is not None}
     family = operation.family
-    source: str = compiler.special_source(
-        family.spec, family.spec_name, operation.path, given, layout or 0
-    )
+    make = getattr(compiler, maker)
+    layouts = () if layout is None else (layout,)
+    source: str = make(family.spec, family.spec_name, operation.path, given, *layouts)
     _keep(source, key)
     return source
 

@@ -108,7 +108,7 @@ def kernel_uses(log: str) -> tuple[KernelUse, ...]:
 @functools.cache
 def _library() -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(str(_packaged("lib/libnvrtc.so.*")))
+        return ctypes.CDLL(str(packaged("lib/libnvrtc.so.*")))
     except OSError as error:
         raise NvrtcError(f"NVRTC cannot be loaded: {error}") from error
 
@@ -116,11 +116,14 @@ def _library() -> ctypes.CDLL:
 @functools.cache
 def _headers() -> Path:
     """The directory of cuda_fp16.h, which sources of half-precision numbers include."""
-    return _packaged("include/cuda_fp16.h").parent
+    return packaged("include/cuda_fp16.h").parent
 
 
-def _packaged(pattern: str) -> Path:
-    """A file of NVIDIA's packages; their directories differ between versions of CUDA."""
+def packaged(pattern: str) -> Path:
+    """A file of NVIDIA's packages, NvrtcError if there is none.
+
+    Their directories differ between versions of CUDA.
+    """
     namespace = importlib.util.find_spec("nvidia")
     roots = (namespace.submodule_search_locations or []) if namespace is not None else []
     found = sorted(path for root in roots for path in Path(root).glob(f"*/{pattern}"))

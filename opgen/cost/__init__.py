@@ -1,0 +1,1 @@
+"""What a kernel costs on a GPU, predicted from its loops."""

@@ -1,0 +1,219 @@
+"""Predicted time of a kernel: the largest of what memory, issue and arithmetic need.
+
+    t = launch + max(bytes / bandwidth, instructions / issue rate, operations / peak)
+
+Counts come from the loops at given sizes, at the cell in the middle of every axis; conditions count
+as met. Borders, where there are fewer terms, make them a little too large. Every tensor counts as
+read or written once: what is read again comes from caches. Instructions of index arithmetic are an
+estimate for each thread and each load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from opgen.algebra.poly import Poly
+from opgen.cost.machines import Machine
+from opgen.ir.loops import (
+    Accumulate,
+    Call,
+    Choose,
+    For,
+    If,
+    Kernel,
+    Lanes,
+    Load,
+    Node,
+    Program,
+    Scalar,
+    Store,
+    node_scalars,
+    uses,
+    walk,
+)
+from opgen.ir.notation import DType, Reducer
+
+_THREAD = 50  # instructions of a thread before and after its cells
+_LOAD = 2  # of a load: its address, and itself
+_NARROW = 1  # of a conversion from or to 16 bits
+_UNSEEN = 32  # how often a loop runs whose bounds were read from memory
+
+_BYTES: Mapping[DType, int] = {
+    DType.F16: 2,
+    DType.BF16: 2,
+    DType.F32: 4,
+    DType.F64: 8,
+    DType.U8: 1,
+    DType.I8: 1,
+    DType.I16: 2,
+    DType.I32: 4,
+    DType.I64: 8,
+    DType.INT: 8,
+    DType.BOOL: 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """How a kernel is laid out, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a kernel does at given sizes, and how long that takes."""
+
+    kernel: str
+    template: Template
+    flops: int
+    bytes: int
+    instructions: int
+    seconds: float
+    limit: str
+
+
+def cost(
+    kernel: Kernel,
+    threads: Kernel,
+    program: Program,
+    sizes: Mapping[str, int],
+    shared: DType,
+    machine: Machine,
+) -> Cost:
+    """The cost of a kernel.
+
+    `kernel` has one point for each cell, `threads` is the same as it is launched. `sizes` are the
+    integers of the call, `shared` is the type of tensors that declare none.
+    """
+    counts = _Counts(_BYTES[shared] < 4)
+    known = dict(sizes)
+    cells = 1
+    for axis in kernel.axes:
+        cells *= max(0, _value(axis.extent, known))
+        known[axis.name] = _value(axis.extent, known) // 2
+    for define in kernel.prologue:
+        known[define.name] = _value(define.value, known)
+    counts.nodes(kernel.body, known)
+    moved = _bytes(kernel, program, sizes, shared)
+    lanes = 1 if threads.row is None else max(1, 16 // max(4, _BYTES[shared]))
+    instructions = cells * counts.instructions + cells // lanes * _THREAD
+    flops = cells * counts.flops
+    times = {
+        "memory": moved / machine.bandwidth,
+        "issue": instructions / (machine.instructions * machine.issue),
+        "arithmetic": flops / (2 * machine.multiply_adds),
+    }
+    limit = max(times, key=lambda name: times[name])
+    if times[limit] < machine.launch:
+        return Cost(
+            kernel.name, _template(threads), flops, moved, instructions, machine.launch, "launch"
+        )
+    seconds = machine.launch + times[limit]
+    return Cost(kernel.name, _template(threads), flops, moved, instructions, seconds, limit)
+
+
+def _value(value: Poly, known: Mapping[str, int]) -> int:
+    """A polynomial at given sizes; what is read from memory counts as 32."""
+    unseen = {name: _UNSEEN for name in value.symbols if name not in known}
+    try:
+        return value.evaluate({**known, **unseen}, lambda name, at: _UNSEEN)
+    except (ZeroDivisionError, ValueError):
+        return 0
+
+
+def tensor_bytes(
+    extents: Iterable[Poly], dtype: DType, widened: bool, sizes: Mapping[str, int], shared: DType
+) -> int:
+    """The bytes of a tensor at given sizes; a `widened` one is kept in at least 32 bits."""
+    count = 1
+    for extent in extents:
+        count *= max(0, _value(extent, sizes))
+    size = _BYTES[shared if dtype in (DType.SAME, DType.FLOAT) else dtype]
+    return count * (max(4, size) if widened else size)
+
+
+def _bytes(kernel: Kernel, program: Program, sizes: Mapping[str, int], shared: DType) -> int:
+    """Every tensor of the kernel once."""
+    names = uses(kernel).tensors
+    return sum(
+        tensor_bytes(operand.extents, operand.dtype, operand.widened, sizes, shared)
+        for operand in program.operands
+        if operand.name in names
+    )
+
+
+class _Counts:
+    """Operations and instructions of one cell."""
+
+    def __init__(self, is_narrow: bool) -> None:
+        self.is_narrow = is_narrow
+        self.flops = 0
+        self.instructions = 0
+
+    def nodes(self, nodes: Iterable[Node], known: Mapping[str, int], times: int = 1) -> None:
+        for node in nodes:
+            match node:
+                case For(name=name, lower=lower, upper=upper, body=body):
+                    # At the cell in the middle of every axis.
+                    first = max(_value(bound, known) for bound in lower)
+                    last = min(_value(bound, known) for bound in upper)
+                    inner = {**known, name: (first + last) // 2}
+                    self.nodes(body, inner, times * max(0, last - first + 1))
+                case If(body=body) | Lanes(body=body):
+                    self.nodes(body, known, times)
+                case Accumulate() | Store():
+                    for value in node_scalars(node):
+                        self.scalar(value, times)
+                    self.flops += times * _adds(node)
+                    is_fused = isinstance(node, Accumulate) and isinstance(node.value, Call)
+                    self.instructions += 0 if is_fused else times
+                    if isinstance(node, Store):
+                        self.instructions += times * self.is_narrow
+                case _:
+                    pass
+
+    def scalar(self, value: Scalar, times: int) -> None:
+        match value:
+            case Call(arguments=arguments):
+                self.flops += times
+                self.instructions += times
+                for argument in arguments:
+                    self.scalar(argument, times)
+            case Choose(then=then, otherwise=otherwise):
+                self.scalar(then, times)
+                self.scalar(otherwise, times)
+            case Load():
+                self.instructions += times * (_LOAD + self.is_narrow * _NARROW)
+            case _:
+                pass
+
+
+def _adds(node: Node) -> bool:
+    return isinstance(node, Accumulate) and node.reducer is not Reducer.ASSIGN
+
+
+# ---------------------------------------------------------------------------- templates
+def _template(kernel: Kernel) -> Template:
+    """What the schedule chose."""
+    loops = [node for node in walk(kernel.body) if isinstance(node, For)]
+    if not kernel.is_deterministic:
+        return Template("scatter", "cells are known at run time only: atomic additions")
+    if any(loop.any_order for loop in loops):
+        names = ", ".join(loop.name for loop in loops if loop.any_order)
+        return Template("team sum", f"terms are consecutive in memory, cells are not: {names}")
+    if kernel.row is None:
+        return Template("cells", "no axis along which most tensors are consecutive")
+    row = kernel.row.axis.name
+    stores = sum(isinstance(node, Store) for node in walk(kernel.body))
+    terms = sum(isinstance(node, Accumulate) for node in walk(kernel.body))
+    along = f"neighbours along {row} are consecutive in memory"
+    if loops:
+        return Template("serial sum", f"{along}; each adds its own terms")
+    if stores > 1:
+        return Template("interleaved map", f"{along}; {stores} cells for each {row}")
+    if terms > 1:
+        return Template("window", f"{along}; {terms} terms written out, loads shared")
+    return Template("vector map", along)

@@ -1,0 +1,179 @@
+"""Loops for the threads of a GPU: neighbours along the axis that is consecutive in memory.
+
+Before: one parallel point for every cell. After: the last axis is the one along which most tensors
+are read and written at consecutive addresses, and where possible a point is a stretch of
+neighbouring cells of it. These are the work of one thread: it keeps their accumulators in
+registers, loads what they share once, and loads and stores several elements at a time. Everything
+that is the same for all cells of a stretch is done once; a term that only some of them have is
+asked for cell by cell.
+
+How many cells a stretch has is left to the launch, which knows alignments and element types. It
+divides the row, so no stretch is partial. Sums along consecutive memory are shared out instead, see
+`cuda_teams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from opgen.algebra.condition import Condition
+from opgen.algebra.facts import Facts
+from opgen.algebra.poly import ZERO, Kind, Poly
+from opgen.algebra.prove import implies
+from opgen.ir.loops import (
+    Always,
+    Axis,
+    Define,
+    For,
+    If,
+    Kernel,
+    Lanes,
+    Node,
+    Program,
+    Row,
+    walk,
+)
+from opgen.ir.map_loops import map_nodes
+from opgen.passes.cuda_teams import team_sum
+from opgen.passes.gather import fresh_name
+from opgen.passes.jam import copies_along, jammed
+from opgen.passes.lane_choice import Choice, Way, choose
+from opgen.passes.lane_passes import together
+from opgen.passes.rows import Rewriter, Scope, direct
+from opgen.passes.unroll import unrolled
+
+WIDEST: Final = 16
+"""The most cells of a stretch: 16 bytes of the smallest elements."""
+
+
+def cuda_rows(program: Program, facts: Facts) -> Program:
+    """The same program for threads; `facts` hold for every call."""
+    # With `OW = W` a row of the output is seen to be one of the input.
+    known: dict[str, Poly] = {}
+    for name, value in facts.definitions:
+        if _is_plain(value.substitute(known)):
+            known[name] = value.substitute(known)
+
+    def plain(value: Poly) -> Poly:
+        return value.substitute(known)
+
+    kernels = (_kernel(_mapped(kernel, plain), facts) for kernel in program.kernels)
+    operands = tuple(
+        replace(operand, extents=tuple(map(plain, operand.extents))) for operand in program.operands
+    )
+    return replace(program, kernels=tuple(kernels), operands=operands)
+
+
+def _is_plain(value: Poly) -> bool:
+    return all(atom.kind is Kind.SYMBOL for atom in value.atoms())
+
+
+def _mapped(kernel: Kernel, change: Callable[[Poly], Poly]) -> Kernel:
+    axes = tuple(Axis(axis.name, change(axis.extent)) for axis in kernel.axes)
+    prologue = tuple(Define(each.name, change(each.value)) for each in kernel.prologue)
+    return replace(kernel, axes=axes, prologue=prologue, body=map_nodes(kernel.body, change))
+
+
+def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
+    if not kernel.is_deterministic:
+        return kernel
+    if not kernel.axes:
+        return team_sum(kernel)
+    kernel = replace(kernel, body=direct(kernel.body))
+    match choose(kernel):
+        case Choice(way=Way.ROW, name=name):
+            return _along(kernel, name, facts)
+        case Choice(way=Way.SUM):
+            return team_sum(kernel)
+        case _:
+            return kernel
+
+
+def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:
+    """The kernel with the axis of that name as its row, or last where cells have long loops."""
+    copies = copies_along(whole, name, reads=True)
+    kernel, bodies = copies.kernel, tuple(map(unrolled, copies.bodies))
+    (axis,) = (axis for axis in kernel.axes if axis.name == name)
+    taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
+    taken |= {node.name for body in bodies for node in walk(body) if isinstance(node, Define | For)}
+    row = Row(axis, fresh_name(f"{name}_first", taken), fresh_name(f"{name}_last", taken), WIDEST)
+    inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))
+    for each in kernel.axes:
+        inside = inside.with_bounds(each.name, ZERO, each.extent - 1)
+    rewriter, scope = Rewriter(row, inside), Scope()
+    rewritten = [tuple(rewriter.nodes(unrolled(body), scope)) for body in bodies]
+    body = _inlined(_simplified(together(jammed(rewritten), name), inside))
+    if any(isinstance(node, Lanes) and _loops(node) for node in walk(body)):
+        (last,) = (axis for axis in whole.axes if axis.name == name)
+        others = tuple(axis for axis in whole.axes if axis.name != name)
+        return replace(whole, axes=(*others, last))
+    axes = tuple(each for each in kernel.axes if each is not axis)
+    return replace(kernel, axes=axes, row=row, body=body)
+
+
+def _simplified(body: tuple[Node, ...], facts: Facts) -> tuple[Node, ...]:
+    """Without conditions that hold for every cell there is."""
+    out: list[Node] = []
+    for node in body:
+        match node:
+            case If():
+                left = tuple(each for each in node.conditions if not implies(facts, each))
+                inner = _simplified(node.body, facts)
+                if left or node.test != Always() or not inner:
+                    out.append(replace(node, conditions=left, body=inner))
+                else:
+                    out += inner
+            case For(body=inner) | Lanes(body=inner):
+                out.append(replace(node, body=_simplified(inner, facts)))
+            case _:
+                out.append(node)
+    return tuple(out)
+
+
+def _loops(node: Lanes) -> bool:
+    return any(isinstance(each, For) for each in walk(node.body))
+
+
+def _inlined(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The body with definitions inside of lanes replaced by what they stand for, if that is short.
+
+    What is loaded for neighbouring cells can then be seen to be neighbours.
+    """
+    return tuple(map(_inlined_node, body))
+
+
+def _inlined_node(node: Node) -> Node:
+    match node:
+        case Lanes(body=body):
+            return replace(node, body=_without_definitions(body, {}))
+        case For(body=body) | If(body=body):
+            return replace(node, body=_inlined(body))
+        case _:
+            return node
+
+
+def _without_definitions(body: tuple[Node, ...], values: dict[str, Poly]) -> tuple[Node, ...]:
+    values = dict(values)
+
+    def known(value: Poly) -> Poly:
+        return value.substitute(values)
+
+    out: list[Node] = []
+    for node in body:
+        match node:
+            case Define(name=name, value=value):
+                value = known(value)
+                if _is_plain(value):
+                    values[name] = value
+                else:
+                    values.pop(name, None)
+                    out.append(Define(name, value))
+            case If(body=inner):
+                (head,) = map_nodes((replace(node, body=()),), known)
+                assert isinstance(head, If)
+                out.append(replace(head, body=_without_definitions(inner, values)))
+            case _:
+                out += map_nodes((node,), known)
+    return tuple(out)

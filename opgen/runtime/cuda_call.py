@@ -1,0 +1,71 @@
+"""A checked call as CUDA launches: what is compiled for it, on which grids, with what arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from opgen.runtime import cuda_grid, prelude, special
+from opgen.runtime.cuda import Argument, KernelLaunch
+from opgen.runtime.description import CudaKernels
+
+if TYPE_CHECKING:
+    from opgen.runtime.evaluation import Call
+
+
+def launches(
+    call: Call,
+    operands: Mapping[str, torch.Tensor],
+    numbers: Mapping[str, float],
+    fault: torch.Tensor | None,
+) -> tuple[str, torch.device, list[KernelLaunch]]:
+    """The source, the device and the launches of a call, in order.
+
+    `fault` is where kernels record an index that is checked at run time and was outside.
+    """
+    integers = call.shapes.integers
+    kernels = special.cuda_of(call.operation, integers)
+    extents, reach = _sizes(kernels, tuple(integers.values()))
+    narrow = cuda_grid.is_narrow(max(reach, default=0), extents, operands.values())
+    found = []
+    macros = []
+    for launch, axes in zip(kernels.launches, extents, strict=True):
+        if launch.converts is not None:
+            workspace, output = launch.converts
+            if operands[workspace] is operands[output]:
+                continue
+        walked = ((operands[name], step) for name, step in launch.walked.items())
+        lanes = cuda_grid.lanes(axes, walked)
+        if launch.lanes is not None:
+            macros.append(f"#define {launch.lanes} {lanes}\n")
+        if launch.teams:
+            grid = cuda_grid.team_grid(axes[:-2], *axes[-2:])
+        else:
+            grid = cuda_grid.grid((*axes[:-1], axes[-1] // lanes) if axes else ())
+        if grid is None:
+            continue
+        arguments: list[Argument] = []
+        for name in launch.tensors:
+            arguments += [operands[name].data_ptr(), *operands[name].stride()]
+        arguments += [integers[name] for name in launch.integers]
+        arguments += [numbers[name] for name in launch.numbers]
+        arguments += grid.magic
+        if launch.faults:
+            assert fault is not None
+            arguments.append(fault.data_ptr())
+        found.append(KernelLaunch(launch.kernel, grid.blocks, grid.threads, tuple(arguments)))
+    types = call.types
+    head = prelude.cuda(narrow) + types.bindings() + "".join(macros)
+    return head + kernels.source, call.device, found
+
+
+@functools.lru_cache(maxsize=1024)
+def _sizes(
+    kernels: CudaKernels, integers: tuple[int, ...]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """The axes of every kernel, and the bound of its indices."""
+    magnitudes = (max(1, abs(integer)) for integer in integers)
+    return kernels.extents(*integers), kernels.reach(*magnitudes)

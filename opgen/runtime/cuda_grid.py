@@ -1,0 +1,139 @@
+"""How the points of a CUDA kernel are shared out among blocks and threads, and in what width.
+
+A grid has three dimensions: x is the last axis of a kernel, y the one before, z all others as one.
+Kernels loop over what a grid leaves out, so the limits of a grid are none of an op.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+THREADS = 256
+"""The most threads of a block; kernels are compiled for it."""
+
+Size = tuple[int, int, int]
+
+MOST_BLOCKS = (2**31 - 1, 65535, 65535)
+"""The most blocks along x, y and z."""
+
+_MOST_ALONG_Z = 64
+_WARP = 32
+_ACCESS = 16  # bytes of the widest load and store
+_NARROW = 2**30  # half of what 32 bits hold: loops count one step past their end
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Blocks, threads of a block, and what `quotient` divides by."""
+
+    blocks: Size
+    threads: Size
+    magic: tuple[int, ...]
+
+
+def grid(extents: Sequence[int]) -> Grid | None:
+    """The grid over axes of these extents, slowest first; None where there is no point."""
+    if not all(extents):
+        return None
+    x, y, *_ = *reversed(extents[-2:]), 1, 1
+    z = math.prod(extents[:-2])
+    # As many threads as a row needs, so that none of them is idle at its end.
+    across = -(-x // -(-x // THREADS))
+    along = min(y, THREADS // across)
+    deep = min(z, THREADS // (across * along), _MOST_ALONG_Z)
+    threads = (across, along, deep)
+    blocks = tuple(
+        min(-(-extent // count), most)
+        for extent, count, most in zip((x, y, z), threads, MOST_BLOCKS, strict=True)
+    )
+    divisors = extents[1:-2]
+    return Grid((blocks[0], blocks[1], blocks[2]), threads, tuple(map(magic, divisors)))
+
+
+def team_grid(extents: Sequence[int], outer: int, inner: int) -> Grid | None:
+    """The grid over cells that teams of threads add up: x and y are a team, z are cells.
+
+    A team takes the inner loop in steps of x, so that its threads are neighbours in memory, and the
+    outer one in steps of y. Its size depends on nothing but lengths: sums are the same everywhere.
+    """
+    cells = math.prod(extents)
+    if cells == 0:
+        return None
+    across = min(_WARP, THREADS, _power(inner))
+    if outer == 1:
+        across = min(THREADS, max(across, _power(inner // 8)))
+    along = min(THREADS // across, _power(outer))
+    deep = min(cells, THREADS // (across * along), _MOST_ALONG_Z)
+    blocks = min(-(-cells // deep), MOST_BLOCKS[0])
+    return Grid((blocks, 1, 1), (across, along, deep), tuple(map(magic, extents[1:])))
+
+
+def _power(value: int) -> int:
+    """The largest power of two that is at most a value, at least 1."""
+    return 1 << (max(1, value).bit_length() - 1)
+
+
+def lanes(extents: Sequence[int], walked: Iterable[tuple[torch.Tensor, int]]) -> int:
+    """How many neighbouring cells of the last axis are one thread's: 1, 2, 4, 8 or 16.
+
+    As many as fill an access of 16 bytes in every tensor that they walk along, fewer where the
+    axis is no multiple of them or elements do not lie at multiples of such an access. `walked` are
+    these tensors with the elements from one cell to the next.
+    """
+    return min((_cells(extents[-1], tensor, step) for tensor, step in walked), default=1)
+
+
+def _cells(extent: int, tensor: torch.Tensor, step: int) -> int:
+    """The same for one tensor."""
+    cells = max(1, _ACCESS // (step * tensor.element_size()))
+    while cells > 1 and not (extent % cells == 0 and _is_aligned(tensor, step * cells)):
+        cells //= 2
+    return cells
+
+
+def _is_aligned(tensor: torch.Tensor, elements: int) -> bool:
+    """Whether rows are consecutive and begin at multiples of an access of that many elements."""
+    size = tensor.element_size()
+    access = min(elements * size, _ACCESS)
+    *strides, step = tensor.stride()
+    rows = zip(tensor.shape[:-1], strides, strict=True)
+    return (
+        step == 1
+        and tensor.data_ptr() % access == 0
+        and all(stride * size % access == 0 for count, stride in rows if count > 1)
+    )
+
+
+def magic(divisor: int) -> int:
+    """A multiplier and a shift, in one number, that `quotient` divides by a divisor with.
+
+    With s = ceil(log2 d) and m = floor(2**(31 + s) / d) + 1, the quotient n // d is
+    n * m >> (31 + s) for all 0 <= n < 2**31: the error of m is at most d <= 2**s (Granlund and
+    Montgomery 1994). A divisor beyond 31 bits is divided by as it is.
+    """
+    if divisor >= 2**31:
+        return 0
+    shift = (divisor - 1).bit_length()
+    multiplier: int = 2 ** (31 + shift) // divisor + 1
+    return shift << 32 | multiplier
+
+
+def is_narrow(reach: int, grids: Iterable[Sequence[int]], tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether 32 bits are enough for every index: of points, elements, and all in between."""
+    if reach >= _NARROW or any(extent >= _NARROW for each in grids for extent in each):
+        return False
+    return all(_span(tensor) < _NARROW for tensor in tensors)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """How many elements the last one lies behind the first."""
+    span: int = sum(
+        (size - 1) * stride
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if size > 0
+    )
+    return span

@@ -1,0 +1,246 @@
+"""Generated ops through the emulator: on CPU tensors they run the CUDA kernels that a GPU would.
+
+Everything up to CuPy is the way of a call on CUDA tensors, `opgen.runtime.cuda` included, with its
+grids and arguments. In CuPy's place stands the emulator, and every finding is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from unittest import mock
+
+import numpy as np
+import torch
+
+from opgen.runtime import cuda, cuda_grid, evaluation, lookup
+from opgen.testing.cuda_on_cpu.arguments import (
+    Bound,
+    Memory,
+    Parameter,
+    Role,
+    memory_of,
+    packed,
+    pointer,
+)
+from opgen.testing.cuda_on_cpu.kernel import Kernel, Module
+from opgen.testing.cuda_on_cpu.launch import Order, Run
+from opgen.testing.cuda_on_cpu.report import KernelError, Report
+
+_FAULT = "fault"
+"""The parameter of kernels that check indices: three integers that say which was outside."""
+_FAULT_BYTES = 24
+
+
+@dataclass
+class Emulation:
+    """How launches run within `emulated`, and what came of them."""
+
+    order: Order = "forward"
+    trace: bool = False
+    reports: list[Report] = field(default_factory=list)
+
+    @property
+    def kernels(self) -> set[str]:
+        """The names of the kernels that ran."""
+        return {report.kernel for report in self.reports}
+
+
+@contextlib.contextmanager
+def emulated(
+    order: Order = "forward",
+    *,
+    trace: bool = False,
+    threads: int = cuda_grid.THREADS,
+    most_blocks: tuple[int, int, int] = cuda_grid.MOST_BLOCKS,
+) -> Iterator[Emulation]:
+    """Within this block, ops on CPU tensors run their CUDA kernels in the emulator.
+
+    Raises KernelError for what a kernel does wrong, and where no kernel writes an element of an
+    output. `threads` of a block and `most_blocks` along x, y and z: fewer than usual, so that small
+    calls have several blocks, and loops over what a grid leaves out. Launches of other threads of
+    the process must not run at the same time.
+    """
+    emulation = Emulation(order, trace)
+    running: list[_Call] = []
+
+    def run(call: evaluation.Call, operands: Mapping[str, torch.Tensor]) -> bool:
+        running.append(_Call.of(call, operands))
+        try:
+            done = evaluation.run_on_cuda(call, operands)
+            running[-1].check_written()
+        finally:
+            running.pop()
+        return done
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        yield
+
+    stream = type("Stream", (), {"cuda_stream": 0})
+    with contextlib.ExitStack() as stack:
+        for target, name, value in (
+            (torch.cuda, "current_device", lambda: 0),
+            (torch.cuda, "device", device),
+            (torch.cuda, "current_stream", lambda index: stream),
+            (cuda, "_loaded", lambda cupy, source, device: cupy.RawModule(code=source)),
+            (evaluation, "run_on_cpu", run),
+            (cuda_grid, "THREADS", threads),
+            (cuda_grid, "MOST_BLOCKS", most_blocks),
+        ):
+            stack.enter_context(mock.patch.object(target, name, value))
+        stack.enter_context(_imported(_cupy(emulation, running)))
+        stack.enter_context(lookup.suspended())
+        stack.callback(_forget_kernels)
+        _forget_kernels()
+        yield emulation
+
+
+@contextlib.contextmanager
+def _imported(module: ModuleType) -> Iterator[None]:
+    """The module under its name.
+
+    Others that are imported meanwhile stay: torch has some that cannot be imported twice.
+    """
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    try:
+        yield
+    finally:
+        del sys.modules[module.__name__]
+        if before is not None:
+            sys.modules[module.__name__] = before
+
+
+def _forget_kernels() -> None:
+    cuda._kernel.cache_clear()
+    cuda._module.cache_clear()
+
+
+# ---------------------------------------------------------------------------- CuPy's place
+def _cupy(emulation: Emulation, running: list[_Call]) -> ModuleType:
+    """What `opgen.runtime.cuda` asks of CuPy."""
+
+    class RawModule:
+        def __init__(self, *, code: str) -> None:
+            self._module = Module(code, options=cuda.OPTIONS)
+
+        def get_function(self, name: str) -> _Function:
+            return _Function(self._module.get_function(name), emulation, running)
+
+    found = ModuleType("cupy")
+    found.RawModule = RawModule  # type: ignore[attr-defined]
+    return found
+
+
+class _Function:
+    """A kernel that takes addresses, as CuPy's do."""
+
+    def __init__(self, kernel: Kernel, emulation: Emulation, running: list[_Call]) -> None:
+        self._kernel, self._emulation, self._running = kernel, emulation, running
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        """As of CuPy's kernels."""
+        return self._kernel.max_dynamic_shared_size_bytes
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, value: int) -> None:
+        self._kernel.max_dynamic_shared_size_bytes = value
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        arguments: tuple[object, ...],
+        *,
+        shared_mem: int = 0,
+        stream: object = None,
+    ) -> None:
+        kernel, call = self._kernel, self._running[-1]
+        if len(arguments) != len(kernel.parameters):
+            raise TypeError(
+                f"{kernel.name} takes {len(kernel.parameters)} arguments, got {len(arguments)}"
+            )
+        bound = [
+            call.bind(kernel.name, parameter, value)
+            for parameter, value in zip(kernel.parameters, arguments, strict=True)
+        ]
+        run = Run(
+            written=call.written_of(bound),
+            order=self._emulation.order,
+            trace=self._emulation.trace,
+        )
+        report = kernel.launch(grid, block, bound, shared_mem, run)
+        self._emulation.reports.append(report)
+        report.raise_if_errors()
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The memory of one call of an op."""
+
+    name: str
+    memories: Mapping[str, Memory]
+    """Of every operand that is not empty."""
+    written: Mapping[int, np.ndarray]
+    """Of outputs and temporaries, by address: which elements some kernel has written."""
+    outputs: tuple[str, ...]
+
+    @staticmethod
+    def of(call: evaluation.Call, operands: Mapping[str, torch.Tensor]) -> _Call:
+        """For the operands of a call; what the op makes is filled with NaN (all bits set)."""
+        operation = call.operation
+        memories = {
+            name: memory_of(name, tensor) for name, tensor in operands.items() if tensor.numel()
+        }
+        written = {}
+        names = [each.name for each in operation.outputs]
+        for name in (*names, *(each.name for each in operation.temporaries)):
+            memory = memories.get(name)
+            if memory is not None:
+                ctypes.memset(memory.low, 0xFF, memory.extent)
+                written[memory.low] = np.zeros(memory.extent // memory.itemsize, np.bool_)
+        outputs = tuple(name for name in names if name in memories)
+        return _Call(operation.name, memories, written, outputs)
+
+    def bind(self, kernel: str, parameter: Parameter, value: object) -> Bound:
+        """An argument as CuPy is given it: an address for a pointer, else a number."""
+        what = f"{parameter.name} of {kernel}"
+        if parameter.role is Role.VALUE:
+            return Bound(parameter, packed(what, parameter, value), None)
+        if not isinstance(value, int):
+            raise TypeError(f"{what} is {parameter.text}, got {type(value).__name__}")
+        return Bound(parameter, pointer(value), self._memory(parameter.name, value))
+
+    def _memory(self, name: str, address: int) -> Memory | None:
+        """What lies at an address: nothing that may be accessed if no operand does."""
+        if name == _FAULT:
+            return Memory(_FAULT, address, address, _FAULT_BYTES, 8, None)
+        named = self.memories.get(name)
+        if named is not None and named.address == address:
+            return named
+        found = [each for each in self.memories.values() if each.address == address]
+        return max(found, key=lambda each: each.extent, default=None)
+
+    def written_of(self, bound: list[Bound]) -> dict[int | str, np.ndarray]:
+        """By the position of an argument, which elements of its memory are written."""
+        return {
+            position: self.written[each.memory.low]
+            for position, each in enumerate(bound)
+            if each.memory is not None and each.memory.low in self.written
+        }
+
+    def check_written(self) -> None:
+        """KernelError if there are elements of an output that no kernel wrote."""
+        for name in self.outputs:
+            cells = self.written[self.memories[name].low]
+            if not cells.all():
+                raise KernelError(
+                    f"{self.name}: {int((~cells).sum())} of {cells.size} elements of {name} are "
+                    f"written by no kernel, the first at {int(cells.argmin())}"
+                )

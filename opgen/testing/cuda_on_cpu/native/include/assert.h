@@ -1,0 +1,2 @@
+// What this header of CUDA declares is there without it.
+#pragma once

@@ -1,0 +1,108 @@
+"""Predicted costs: counts against hand-made ones, and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from catalogue import SPECS
+from opgen.__main__ import main
+from opgen.cost.kernels import Cost, cost
+from opgen.cost.machines import MACHINES
+from opgen.errors import Source
+from opgen.ir.context import facts_of
+from opgen.ir.notation import DType
+from opgen.lang.read import read
+from opgen.passes.cuda_rows import cuda_rows
+from opgen.passes.gather import gather
+from opgen.passes.schedule import schedule
+
+H200 = MACHINES["h200"]
+
+
+def costs(text: str, sizes: dict[str, int], dtype: DType = DType.F32) -> list[Cost]:
+    op = read(Source(text))[-1]
+    program = schedule(op, gather(op))
+    threads = cuda_rows(program, facts_of(op))
+    return [
+        cost(kernel, launched, program, sizes, dtype, H200)
+        for kernel, launched in zip(program.kernels, threads.kernels, strict=True)
+    ]
+
+
+def test_a_map() -> None:
+    (found,) = costs("op f(x[N], w[N]) -> y[N]\n  y[n] = 2*x[n] + w[n]", {"N": 10**8})
+    assert found.flops == 2 * 10**8
+    assert found.bytes == 3 * 4 * 10**8
+    assert found.limit == "memory"
+    assert found.seconds == pytest.approx(3e-6 + 1.2e9 / 4.3e12)
+    assert found.template.name == "vector map"
+
+
+def test_bytes_follow_the_type() -> None:
+    text = "op f(x[N], id: i32[N], seen: bool[N]) -> y[N]\n  y[n] = x[n] + id[n]  if seen[n]"
+    for dtype, size in ((DType.BF16, 2), (DType.F64, 8)):
+        (found,) = costs(text, {"N": 1000}, dtype)
+        assert found.bytes == 1000 * (2 * size + 4 + 1)
+
+
+def test_a_product_of_matrices() -> None:
+    text = "op f(a[M,K], b[K,N]) -> y[M,N]\n  y[m,n] = sum(k) a[m,k] * b[k,n]"
+    (found,) = costs(text, {"M": 512, "K": 300, "N": 700})
+    assert found.flops == 2 * 512 * 300 * 700
+    assert found.bytes == 4 * (512 * 300 + 300 * 700 + 512 * 700)
+    assert found.limit == "issue"
+    assert found.template.name == "serial sum"
+
+
+def test_a_sum_over_everything() -> None:
+    (found,) = costs("op f(x[N,M]) -> y[1]\n  y[0] = sum(n,m) x[n,m]", {"N": 1000, "M": 2000})
+    assert found.flops == 2 * 10**6
+    assert found.template.name == "team sum"
+
+
+def test_small_work_is_a_launch() -> None:
+    (found,) = costs("op f(x[N]) -> y[N]\n  y[n] = x[n]", {"N": 10})
+    assert (found.limit, found.seconds, found.flops) == ("launch", H200.launch, 0)
+    (found,) = costs("op f(x[N]) -> y[N]\n  y[n] = x[n]", {"N": 0})
+    assert (found.limit, found.bytes) == ("launch", 0)
+
+
+def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = str(SPECS / "conv.op")
+    shapes = ("--shape", "x=64,32,112,112", "weight=32,1,3,3")
+    options = ("--op", "conv2d", "--attribute", "padding=1", "groups=32", "--dtype", "bf16")
+    assert main(["cost", spec, *shapes, *options]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("conv2d, bf16, predicted for NVIDIA H200\n")
+    # 2 bytes for 64*32*112*112 elements of x and of y each, at 4.3 TB/s.
+    assert "moving 102.8 MB once takes 23.9 us" in text
+    assert "conv2d_grad_weight_grad_weight" in text
+    assert "window: neighbours along j are consecutive in memory; 9 terms" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--shape", "x=1,2"), "x has 4 dims, batch dims as one; got 2 in '1,2'"),
+        (("--shape", "x=1,2,a,4"), "the shape of x must be integers, got '1,2,a,4'"),
+        (("--shape", "z=1"), "depth_to_space has no input 'z', only x"),
+        (("--shape", "x"), "expected NAME=VALUE, got 'x'"),
+        (("--shape", "x=1,4,2,2", "--attribute", "q=2"), "has no attribute 'q', only r, mode"),
+        (("--shape", "x=1,3,2,2", "--attribute", "r=2"), "x.shape[1]"),
+        (("--shape", "x=1,4,2,2", "--op", "other"), "defines no op 'other'"),
+    ],
+)
+def test_what_does_not_fit(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cost", str(SPECS / "depth_to_space.op"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_spec_at_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "f.op"
+    spec.write_text("op f(x[N]) -> y[N]\n  y[n] = x[n+1]\n")
+    assert main(["cost", str(spec), "--shape", "x=3"]) == 1
+    assert "error[" in capsys.readouterr().err

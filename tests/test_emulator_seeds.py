@@ -1,0 +1,98 @@
+"""Memory traffic of generated kernels: what reaches the second cache, and how wide accesses are.
+
+Bounds are of what the second cache moves, as a multiple of what the device's memory must: 1.15, and
+1.35 where blocks read the same halo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+
+import pytest
+import torch
+
+import opgen
+from catalogue import SPECS
+from opgen.testing.cuda_on_cpu import Report
+from opgen.testing.cuda_on_cpu.emulated import emulated
+from opgen.testing.cuda_on_cpu.traffic import bank_conflicts, movement, widths
+
+PLAIN, HALO = 1.15, 1.35
+
+
+@cache
+def module(stem: str) -> ModuleType:
+    return opgen.load(SPECS / f"{stem}.op")
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def traced(call: Callable[[], torch.Tensor]) -> list[Report]:
+    """The launches of a call in the emulator, which give what the CPU gives."""
+    with emulated(trace=True) as launches:
+        got = call()
+    torch.testing.assert_close(got, call())
+    return launches.reports
+
+
+def second_cache(report: Report) -> float:
+    """Bytes that reach the second cache, for one of the device's memory."""
+    moved = movement(report)
+    return moved.second_cache / moved.device
+
+
+CASES: dict[str, tuple[Callable[[], torch.Tensor], float]] = {
+    "shift_sum": (
+        lambda: module("shift_sum").shift_sum(random(1, 8, 16, 256), step=2),
+        PLAIN,
+    ),
+    "depth_to_space": (
+        lambda: module("depth_to_space").depth_to_space(random(1, 16, 16, 128), r=2),
+        PLAIN,
+    ),
+    "nearest": (
+        lambda: module("upsample_nearest").upsample_nearest(random(1, 4, 32, 128)),
+        PLAIN,
+    ),
+    "bilinear": (
+        lambda: module("upsample_bilinear").upsample_bilinear(random(1, 4, 32, 128)),
+        HALO,
+    ),
+    "depthwise": (
+        lambda: module("conv").conv2d(
+            random(1, 8, 32, 128), random(8, 1, 3, 3), padding=1, groups=8
+        ),
+        HALO,
+    ),
+    "transposed": (
+        lambda: module("conv_transpose").conv_transpose2d(
+            random(1, 8, 16, 128), random(8, 1, 2, 2), stride=2, groups=8
+        ),
+        PLAIN,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_little_more_than_needed_is_moved(name: str) -> None:
+    call, bound = CASES[name]
+    for report in traced(call):
+        assert second_cache(report) <= bound, (report.kernel, second_cache(report))
+        assert bank_conflicts(report) <= 2
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "shift_sum"])
+def test_one_side_is_16_bytes_wide(name: str) -> None:
+    for report in traced(CASES[name][0]):
+        assert any(16 in found for found in widths(report).values()), report.kernel
+
+
+def test_threads_along_columns_are_noticed() -> None:
+    """Negative control: an input whose rows are not its consecutive memory moves more."""
+    x = random(1, 8, 256, 16).transpose(2, 3)
+    (report,) = traced(lambda: module("shift_sum").shift_sum(x, step=2))
+    assert second_cache(report) > 3

@@ -1,0 +1,161 @@
+"""Machine code of the kernels that matter most: accesses as wide as declared, registers, memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from catalogue import SPECS
+from opgen import compiler
+from opgen.emit.cuda import cuda_source
+from opgen.ir.context import facts_of
+from opgen.ir.loops import Program
+from opgen.passes.cuda_rows import cuda_rows
+from opgen.passes.derive import derive
+from opgen.passes.gather import gather
+from opgen.passes.schedule import schedule
+from opgen.passes.specialise import attributes_of, default_values, specialise
+from opgen.runtime import prelude
+from opgen.testing import nvrtc, sass
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel for particular values, and its accesses by their bytes."""
+
+    stem: str
+    kernel: str
+    shared: str
+    lanes: int
+    loads: dict[int, int]
+    stores: dict[int, int]
+    values: dict[str, int] = field(default_factory=dict)
+
+
+SHUFFLE = {"r": 2}
+CONV = {"K": 3, "L": 3, "padding[0]": 1, "padding[1]": 1, "Ci": 1, "Co": 1, "groups": 32}
+TRANSPOSED = {"K": 2, "L": 2, "stride[0]": 2, "stride[1]": 2, "Ci": 1, "Co": 1, "groups": 32}
+UNFOLD = {f"kernel_size[{at}]": 3 for at in (0, 1)}
+UNFOLD |= {f"{name}[{at}]": 1 for name in ("padding", "stride", "dilation") for at in (0, 1)}
+
+CASES = {
+    # Two rows of input, four cells each; eight elements of output.
+    "shuffle bf16": Case("depth_to_space", "depth_to_space_y", "bf16", 4, {8: 2}, {16: 1}, SHUFFLE),
+    "shuffle f32": Case("depth_to_space", "depth_to_space_y", "f32", 2, {8: 2}, {16: 1}, SHUFFLE),
+    "unshuffle bf16": Case(
+        "depth_to_space", "depth_to_space_grad_x_grad_x", "bf16", 4, {16: 1}, {8: 2}, SHUFFLE
+    ),
+    # Of each of three rows four cells and one at either end; nine weights.
+    "depthwise f32": Case("conv", "conv2d__t1", "f32", 4, {16: 3, 4: 6 + 9}, {16: 1}, CONV),
+    "depthwise bf16": Case("conv", "conv2d__t1", "bf16", 4, {8: 3, 2: 6 + 9}, {16: 1}, CONV),
+    "depthwise backward": Case(
+        "conv", "conv2d_grad_x_grad_x", "f32", 4, {16: 3, 4: 6 + 9}, {16: 1}, CONV
+    ),
+    # Two weights and a bias for one row.
+    "transposed bf16": Case(
+        "conv_transpose", "conv_transpose2d_y", "bf16", 4, {8: 1, 2: 3}, {16: 1}, TRANSPOSED
+    ),
+    "bilinear bf16": Case(
+        "upsample_bilinear", "upsample_bilinear_y", "bf16", 4, {8: 2, 2: 4}, {16: 1},
+        {"scale_factor": 2},
+    ),
+    # One row of six elements, of which three shifted copies are stored.
+    "unfold f32": Case("unfold", "unfold_y", "f32", 4, {16: 1, 4: 2}, {16: 3}, UNFOLD),
+}  # fmt: skip
+
+
+def program(case: Case) -> Program:
+    """The threads of the op that has the kernel, for the values of the case."""
+    ops = compiler.check_source(compiler.read_source(SPECS / f"{case.stem}.op"))
+    for member in derive(ops, 1):
+        known = {*member.op.sizes, *attributes_of(member.op)}
+        values = {**(default_values(member.op) or {}), **case.values}
+        special = specialise(member.op, {n: v for n, v in values.items() if n in known})
+        found = cuda_rows(schedule(special, gather(special)), facts_of(special))
+        if any(kernel.name == case.kernel for kernel in found.kernels):
+            return found
+    raise AssertionError(f"no op has a kernel {case.kernel}")
+
+
+def compiled(case: Case, architecture: str = "sm_90", narrow: bool = True) -> nvrtc.Compilation:
+    text = prelude.cuda(narrow) + prelude.bindings(case.shared, "f32", {})
+    text += f"#define lanes_of_{case.kernel} {case.lanes}\n{cuda_source(program(case))}"
+    return nvrtc.compile_cuda(text, architecture)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_accesses_are_as_wide_as_declared(name: str) -> None:
+    case = CASES[name]
+    found = compiled(case)
+    code = sass.disassemble(found.cubin)[case.kernel]
+    assert code.widths("LDG") == Counter(case.loads)
+    assert code.widths("STG") == Counter(case.stores)
+    assert not code.uses_local_memory
+    (use,) = (each for each in found.kernels if each.name == case.kernel)
+    assert not use.spills
+    assert use.registers <= 64  # four blocks of 256 threads on a multiprocessor
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_100"])
+@pytest.mark.parametrize("name", CASES)
+def test_other_architectures(name: str, architecture: str) -> None:
+    case = CASES[name]
+    code = sass.disassemble(compiled(case, architecture).cubin)[case.kernel]
+    assert max(code.widths("STG")) == max(case.stores)
+    assert max(code.widths("LDG")) == max(case.loads)
+    assert not code.uses_local_memory
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_indices_of_64_bits(name: str) -> None:
+    case = CASES[name]
+    code = sass.disassemble(compiled(case, narrow=False).cubin)[case.kernel]
+    assert code.widths("STG") == Counter(case.stores)
+    assert not code.uses_local_memory
+
+
+def test_multiply_adds_are_fused() -> None:
+    """Nine for each of four cells, and no product by itself."""
+    code = sass.disassemble(compiled(CASES["depthwise f32"]).cubin)["conv2d__t1"]
+    assert (code.count("FFMA"), code.count("FMUL")) == (4 * 9, 0)
+
+
+# ---------------------------------------------------------------------------- the harness
+NARROW = """
+extern "C" __global__ void bytes(const char *x, char *y) { y[threadIdx.x] = x[threadIdx.x]; }
+extern "C" __global__ void words(const uint4 *x, uint4 *y) { y[threadIdx.x] = x[threadIdx.x]; }
+extern "C" __global__ void local(float *x, int n)
+{
+    float values[400];
+    for (int i = 0; i < 400; i++) values[i] = x[i * n];
+    for (int k = 0; k < n; k++)
+        for (int i = 0; i < 400; i++) values[i] = values[i] * values[(i * 7 + k) % 400] + k;
+    for (int i = 0; i < 400; i++) x[i * n] = values[i];
+}
+"""
+
+
+def test_what_is_read_from_machine_code() -> None:
+    """Negative control: narrow accesses and memory of a thread are seen."""
+    found = sass.disassemble(nvrtc.compile_cuda(NARROW, "sm_90").cubin)
+    assert set(found) == {"bytes", "words", "local"}
+    assert found["bytes"].widths("LDG") == Counter({1: 1})
+    assert found["bytes"].widths("STG") == Counter({1: 1})
+    assert found["words"].widths("LDG") == Counter({16: 1})
+    assert found["local"].uses_local_memory
+    assert not found["words"].uses_local_memory
+
+
+def test_one_cell_a_thread_has_narrow_accesses() -> None:
+    case = CASES["shuffle f32"]
+    one = Case(case.stem, case.kernel, case.shared, 1, {}, {}, case.values)
+    code = sass.disassemble(compiled(one).cubin)[case.kernel]
+    assert set(code.widths("LDG")) == {4}
+
+
+def test_what_is_no_machine_code() -> None:
+    with pytest.raises(nvrtc.NvrtcError, match="nvdisasm"):
+        sass.disassemble(b"nonsense")
