@@ -300,6 +300,18 @@ KERNEL void f_y(
     }
 }
 
+ANY_STEPS void f_y_any_steps(
+    int64_t begin, int64_t end, const struct call *call)
+{
+    const int64_t *n = call->integers;
+    (void)n;
+    f_y(
+        call->tensors[0], n[5], n[6], n[7],
+        call->tensors[1], n[8], n[9],
+        n[0], n[1], n[2], n[3], n[4],
+        begin, end);
+}
+
 static void f_y_task(int64_t begin, int64_t end, const struct call *call)
 {
     const int64_t *n = call->integers;
@@ -312,11 +324,7 @@ static void f_y_task(int64_t begin, int64_t end, const struct call *call)
             begin, end);
         return;
     }
-    f_y(
-        call->tensors[0], n[5], n[6], n[7],
-        call->tensors[1], n[8], n[9],
-        n[0], n[1], n[2], n[3], n[4],
-        begin, end);
+    f_y_any_steps(begin, end, call);
 }
 """
 

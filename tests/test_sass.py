@@ -47,9 +47,9 @@ CASES = {
     "unshuffle bf16": Case(
         "depth_to_space", "depth_to_space_grad_x_grad_x", "bf16", 4, {16: 1}, {8: 2}, SHUFFLE
     ),
-    # Of each of three rows four cells and one at either end; nine weights.
-    "depthwise f32": Case("conv", "conv2d__t1", "f32", 4, {16: 3, 4: 6 + 9}, {16: 1}, CONV),
-    "depthwise bf16": Case("conv", "conv2d__t1", "bf16", 4, {8: 3, 2: 6 + 9}, {16: 1}, CONV),
+    # Of each of three rows four cells and one at either end; nine weights and a bias.
+    "depthwise f32": Case("conv", "conv2d_y", "f32", 4, {16: 3, 4: 6 + 9 + 1}, {16: 1}, CONV),
+    "depthwise bf16": Case("conv", "conv2d_y", "bf16", 4, {8: 3, 2: 6 + 9 + 1}, {8: 1}, CONV),
     "depthwise backward": Case(
         "conv", "conv2d_grad_x_grad_x", "f32", 4, {16: 3, 4: 6 + 9}, {16: 1}, CONV
     ),
@@ -119,7 +119,7 @@ def test_indices_of_64_bits(name: str) -> None:
 
 def test_multiply_adds_are_fused() -> None:
     """Nine for each of four cells, and no product by itself."""
-    code = sass.disassemble(compiled(CASES["depthwise f32"]).cubin)["conv2d__t1"]
+    code = sass.disassemble(compiled(CASES["depthwise f32"]).cubin)["conv2d_y"]
     assert (code.count("FFMA"), code.count("FMUL")) == (4 * 9, 0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Final, assert_never
 
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.c_layout import broken
@@ -286,7 +286,7 @@ class Emitter:
         self.write(f"for ({kind} {name} = {lower}; {name} < {end}; {name}++) {{")
         if node.name not in self.members:
             inner.around = None if any(each.is_constant for each in node.upper) else node.name
-        if any(isinstance(each, Lanes) for each in walk(node.body)):
+        if not self.printer.cuda and any(isinstance(each, Lanes) for each in walk(node.body)):
             inner.write("NOT_A_VECTOR;")
         inner.nodes(node.body)
         self.write("}")
@@ -334,9 +334,13 @@ class Emitter:
         if node.upper:
             last = self.scope.fresh(f"{row.axis.name}_end")
             self.write(f"const int64_t {last} = {extreme('least', upper)};")
-        self.fetch_ahead(node, inner, first, last)
-        self.write("INDEPENDENT")
+        few = not self.printer.cuda and _are_few(node, row)
+        if not few:
+            self.fetch_ahead(node, inner, first, last)
+            self.write("INDEPENDENT")
         self.write(f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++) {{")
+        if few:
+            inner.write("NOT_A_VECTOR;")
         inner.nodes(node.body)
         self.write("}")
 
@@ -387,7 +391,8 @@ class Emitter:
         place = size = ""
         for each in self.kernel.stretched:
             first = self.printer.names.symbols[each.first]
-            place += f"[{self.members[each.axis.name]} - {first}]"
+            member = self.members[each.axis.name]
+            place += f"[{member}]" if first == "0" else f"[{member} - {first}]"
             size += f"[{each.width}]"
         return place, size
 
@@ -532,10 +537,27 @@ class Emitter:
         return text
 
 
+FEW: Final = 8
+"""How many lanes are not worth a vector, nor the time that the compiler takes to make one."""
+
+
+def _are_few(node: Lanes, row: Row) -> bool:
+    """Whether the lanes are known to be few, as those at the ends of a longer row are."""
+    if row.axis.extent.is_constant and row.axis.extent.constant <= 2 * FEW:
+        return False
+    lower, upper = (poly(0), *node.lower), (row.axis.extent - 1, *node.upper)
+    counts = (last - first for last in upper for first in lower)
+    return any(count.is_constant and count.constant < FEW for count in counts)
+
+
 def extreme(function: str, texts: Sequence[str]) -> str:
-    """The least or the greatest of several values."""
-    out = texts[0]
-    for text in texts[1:]:
+    """The least or greatest of several integers; those that are literals are compared here."""
+    known = [int(text) for text in texts if text.lstrip("-").isdigit()]
+    others = [text for text in texts if not text.lstrip("-").isdigit()]
+    if known:
+        others.insert(0, str(max(known) if function == "greatest" else min(known)))
+    out, *others = others
+    for text in others:
         out = f"{function}({out}, {text})"
     return out
 

@@ -18,6 +18,7 @@ The last dim of a tensor is taken to be the one with consecutive addresses.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
@@ -65,7 +66,10 @@ Leaf = Accumulate | Start | Store | AtomicAdd
 _MOST_TILES: Final = 2  # sixteen vectors of partial sums
 
 WIDTH: Final = 1024
-"""The most cells of a stretch: their accumulators stay in the first-level cache."""
+"""The most accumulators of a row: they stay in the first-level cache, and on the stack."""
+
+LEAST_WIDTH: Final = 128
+"""The fewest cells of a stretch, several accumulators for each or not."""
 
 _ABSENT_IS_ZERO: Final = (Reducer.ASSIGN, Reducer.MULTIPLY)
 _FREE: Final = LaneBounds()
@@ -138,12 +142,16 @@ def _along(kernel: Kernel, name: str, facts: Facts) -> Kernel:
     (axis,) = (axis for axis in kernel.axes if axis.name == name)
     taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
     taken |= {node.name for body in bodies for node in walk(body) if isinstance(node, Define | For)}
-    row = Row(axis, fresh_name(f"{name}_first", taken), fresh_name(f"{name}_last", taken), WIDTH)
     inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))
     for each in kernel.axes:
         inside = inside.with_bounds(each.name, ZERO, each.extent - 1)
     tiles = tiles_along(kernel, bodies, name, all_shared=True)[-1:]
     tiles = tiles or window_tiles(kernel, bodies, name)
+    copies_of_a_cell = len(bodies) * math.prod(tile.size for tile in tiles)
+    width = max(WIDTH // copies_of_a_cell, LEAST_WIDTH)
+    if axis.extent.is_constant:
+        width = min(width, max(axis.extent.constant, 1))
+    row = Row(axis, fresh_name(f"{name}_first", taken), fresh_name(f"{name}_last", taken), width)
     kernel = tiled(kernel, tiles, bodies, functools.partial(_passes, row, inside))
     axes = tuple(each for each in kernel.axes if each is not axis)
     return grouped(replace(kernel, axes=axes, row=row))

@@ -224,6 +224,12 @@ C = (
 #define FUNCTION __attribute__((unused)) static inline
 /* One copy for each way of calling it: constant steps make better loops. */
 #define KERNEL __attribute__((always_inline)) static inline
+/* Steps in memory that differ from call to call are not worth vectors, which take long to make. */
+#ifdef __clang__
+#define ANY_STEPS __attribute__((noinline)) static
+#else
+#define ANY_STEPS __attribute__((noinline, optimize("no-tree-vectorize"))) static
+#endif
 #define LANE_BYTES 64
 #define FETCH(place) __builtin_prefetch(place, 0, 2)
 #define PRAGMA(text) _Pragma(#text)
@@ -232,7 +238,7 @@ C = (
 #else
 #define INDEPENDENT PRAGMA(GCC ivdep)
 #endif
-/* In the body of a loop around passes over rows: gcc 12 makes vectors of such a loop itself where
+/* Keeps a loop from becoming vectors. Loops around passes over rows must not: gcc 12 does it where
    the passes are short, and then loses all but one of the terms that it adds to a cell. */
 #define NOT_A_VECTOR __asm__ volatile("")
 #define IN_ANY_ORDER(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from opgen.runtime import cuda, cuda_grid, evaluation, lookup
+from opgen.runtime import cuda, cuda_grid, evaluation, library, lookup
 from opgen.testing.cuda_on_cpu.arguments import (
     Bound,
     Memory,
@@ -89,6 +89,7 @@ def emulated(
             (torch.cuda, "current_stream", lambda index: stream),
             (cuda, "_loaded", lambda cupy, source, device: cupy.RawModule(code=source)),
             (evaluation, "run_on_cpu", run),
+            (library, "case_of", lambda call: None),
             (cuda_grid, "THREADS", threads),
             (cuda_grid, "MOST_BLOCKS", most_blocks),
         ):
