@@ -333,6 +333,7 @@ REPRESENTATIVE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", REPRESENTATIVE, ids=lambda row: row.name)
 def test_contenders_of_a_row_agree(row: Row) -> None:
     for direction in row.directions:

@@ -72,7 +72,7 @@ def test_rows_of_many_ops_mean_what_the_notation_means(data: st.DataObject) -> N
 
 @pytest.mark.parametrize("special", ["nothing", "attributes", "sizes"])
 @pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_rows_of_specs_mean_what_the_notation_means(
     special: str, subject: Entry, data: st.DataObject
@@ -99,7 +99,7 @@ IMAGES = [
 
 @pytest.mark.parametrize("special", [False, True], ids=["generic", "special"])
 @pytest.mark.parametrize("subject", IMAGES, ids=repr)
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_channels_may_come_last(special: bool, subject: Entry, data: st.DataObject) -> None:
     """Tensors whose dims stand in another order, against the op in declared order."""
@@ -138,7 +138,7 @@ def specialised(op: Op, call: Call, sizes: bool) -> Op:
 @pytest.mark.parametrize(
     "subject", [entry for entry in CATALOGUE if entry.differentiable], ids=repr
 )
-@settings(max_examples=2)
+@settings(max_examples=1)
 @given(data=st.data())
 def test_rows_of_gradients_mean_what_the_notation_means(
     subject: Entry, data: st.DataObject

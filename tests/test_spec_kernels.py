@@ -60,26 +60,15 @@ def test_forward_and_two_backwards(
     check_two_backwards(subject, data)
 
 
-@each
-@settings(max_examples=1, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_kernels_for_the_sizes_of_a_call(
-    subject: Entry, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
-) -> None:
-    """Attributes, windows and rows are all known to the compiler of C, which then does the most."""
-    monkeypatch.setattr(special, "LARGE", 0)
-    monkeypatch.setattr(special, "MOST_SIZES", 1000)
-    check_two_backwards(subject, data)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("large", [0, special.LARGE], ids=["sizes", "attributes"])
 @each
-@settings(max_examples=4, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_kernels_for_many_calls(
+def test_special_kernels(
     subject: Entry, large: int, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
+    """For attributes alone, and where rows are known as well: then the compiler does the most."""
     monkeypatch.setattr(special, "LARGE", large)
     monkeypatch.setattr(special, "MOST_SIZES", 1000)
     check_two_backwards(subject, data)
