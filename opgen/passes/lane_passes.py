@@ -7,7 +7,7 @@ few at the ends ask for each part whether it is theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from opgen.algebra.condition import Condition
@@ -18,6 +18,21 @@ from opgen.passes.lane_bounds import LaneBounds
 
 def fused(nodes: Sequence[Node], around: LaneBounds, lane: str) -> tuple[Node, ...]:
     """The nodes with as few passes over the row as possible; `around` holds for all lanes."""
+    return _in_runs(nodes, lambda run: _joined(run, around, lane))
+
+
+def together(nodes: Sequence[Node], lane: str) -> tuple[Node, ...]:
+    """The nodes with as few passes over the row as possible, each over all lanes.
+
+    For threads: every lane asks for each part whether it is its own.
+    """
+    return _in_runs(nodes, lambda run: _all_lanes(run, lane))
+
+
+def _in_runs(
+    nodes: Sequence[Node], join: Callable[[Sequence[Lanes]], tuple[Lanes, ...]]
+) -> tuple[Node, ...]:
+    """The nodes with every run of consecutive passes joined."""
     out: list[Node] = []
     run: list[Lanes] = []
     for node in nodes:
@@ -28,34 +43,12 @@ def fused(nodes: Sequence[Node], around: LaneBounds, lane: str) -> tuple[Node, .
             # It depends on no pass before it, so it need not come between two of them.
             out += () if node in out else (node,)
             continue
-        out += _joined(run, around, lane)
+        out += join(run)
         run = []
         if isinstance(node, For | If):
-            node = replace(node, body=fused(node.body, around, lane))
+            node = replace(node, body=_in_runs(node.body, join))
         out.append(node)
-    return (*out, *_joined(run, around, lane))
-
-
-def together(nodes: Sequence[Node], lane: str) -> tuple[Node, ...]:
-    """The nodes with as few passes over the row as possible, each over all lanes.
-
-    For threads: every lane asks for each part whether it is its own.
-    """
-    out: list[Node] = []
-    run: list[Lanes] = []
-    for node in nodes:
-        if isinstance(node, Lanes):
-            run.append(node)
-            continue
-        if isinstance(node, Define):
-            out += () if node in out else (node,)
-            continue
-        out += _all_lanes(run, lane)
-        run = []
-        if isinstance(node, For | If):
-            node = replace(node, body=together(node.body, lane))
-        out.append(node)
-    return (*out, *_all_lanes(run, lane))
+    return (*out, *join(run))
 
 
 def _all_lanes(run: Sequence[Lanes], lane: str) -> tuple[Lanes, ...]:
