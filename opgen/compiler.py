@@ -41,6 +41,7 @@ from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
+from opgen.passes.padded import with_padding
 from opgen.passes.relayout import channels_last, packed, relayout
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
@@ -282,7 +283,10 @@ def special_source(
     op = _derived_op(text, name, path)
     program = rows(schedule(op, gather(op)), facts_of(op))
     orders = channels_last(op, layout)
-    special = _special(relayout(op, orders), program, values, rows)
+    laid_out = relayout(op, orders)
+    special = _special(laid_out, program, values, rows)
+    if special is not program:
+        special = with_padding(specialise(laid_out, values), special)
     return c_source(special, program, {} if special is program else orders)
 
 
