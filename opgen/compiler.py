@@ -10,7 +10,7 @@ import functools
 import os
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opgen import output
@@ -43,6 +43,7 @@ from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import (
     attributes_of,
+    counts_of,
     default_values,
     factors_of,
     lengths_of,
@@ -151,19 +152,18 @@ def _special_kernels(
         sizes.append(tuple(n for n in found if n in program.integers and n not in taken))
         taken.update(found)
     windows, lengths, factors = sizes
+    counts = tuple(name for name in counts_of(public) if name in names)
+    kernels = SpecialKernels(names, windows, factors, lengths, packed(op), counts)
     defaults = default_values(op)
     if not names or defaults is None:
-        return SpecialKernels(names, windows, factors, lengths, packed(op))
-    attributes = (defaults[name] for name in names)
+        return kernels
+    fixed = {n: value for n, value in defaults.items() if n not in counts or value == 1}
+    attributes = (fixed.get(name) for name in names)
     values = (*attributes, *(None for _ in (*windows, *factors, *lengths)), None)
-    return SpecialKernels(
-        names,
-        windows,
-        factors,
-        lengths,
-        packed(op),
-        ((values, _special(op, program, defaults, rows)),),
-        ((values, _special(op, on_gpu, defaults, cuda_rows)),),
+    return replace(
+        kernels,
+        programs=((values, _special(op, program, fixed, rows)),),
+        on_gpu=((values, _special(op, on_gpu, fixed, cuda_rows)),),
     )
 
 

@@ -12,6 +12,9 @@ import torch
 
 import opgen
 from opgen import compiler
+from opgen.errors import Source
+from opgen.lang.read import read
+from opgen.passes.specialise import counts_of
 from opgen.runtime import Operation, generated, special
 
 SPEC = """
@@ -125,7 +128,30 @@ def test_a_factor_of_one_has_a_kernel() -> None:
         x, w = torch.randn(2**14, groups * channels), torch.randn(groups * filters, channels)
         wanted = torch.nn.functional.conv1d(x[..., None], w[..., None], groups=groups)[..., 0]
         torch.testing.assert_close(op(x, w, g=groups), wanted)
-    assert made(op) == {(6, 1, 1, None), (2, None, None, None), (3, None, 1, None)}
+    # Numbers of groups say how often a loop runs: one kernel for all of them but 1.
+    assert made(op) == {(None, 1, 1, None), (None, None, None, None), (None, None, 1, None)}
+    x, w = torch.randn(2**14, 3), torch.randn(2, 3)
+    torch.testing.assert_close(op(x, w, g=1), x @ w.T)
+    assert (1, None, None, None) in made(op)
+
+
+@pytest.mark.parametrize(
+    ("statement", "counted"),
+    [
+        ("y[n,(i d)] = sum(c) x[n,(i c)] * w[(i d),c]", ("g",)),
+        ("y[n,(i d)] = sum(c) x[n,(i c)] * w[(i d),c] * g", ()),  # a value
+        ("y[n,(i d)] = sum(c) x[n,(i c)] * w[(i d),c] if i < g - 1", ()),
+        ("y[n,(i d)] = sum(j,c) x[n,(j c)] * w[(i d),c]", ()),  # terms of a sum
+        ("y[n,(i d)] = sum(c) x[n,i + g*c ?0] * w[(i d),c]", ()),  # a distance
+    ],
+)
+def test_attributes_that_count(statement: str, counted: tuple[str, ...]) -> None:
+    (op,) = read(
+        Source(
+            f"op f(x[N,(g C)], w[(g D),C]; g = 1) -> y[N,(g D)]\n  where g >= 1\n  {statement}\n"
+        )
+    )
+    assert counts_of(op) == counted
 
 
 def test_sizes_need_no_kernels_of_their_own() -> None:

@@ -117,7 +117,10 @@ def packed(
 
 def _split(special: Special, integers: Mapping[str, int]) -> tuple[Values, Values]:
     """The values of attributes and windows, and of other sizes; None for what is left open."""
-    values = [integers[name] for name in special.names]
+    values = [
+        _up_to(1, integers[name]) if name in special.counts else integers[name]
+        for name in special.names
+    ]
     windows = (_up_to(LARGEST_WINDOW, integers[name]) for name in special.windows)
     factors = (_up_to(1, integers[name]) for name in special.factors)
     lengths = (_up_to(LONGEST_ROW, integers[name]) for name in special.lengths)
