@@ -85,8 +85,8 @@ def test_custom_convolution_equals_unfold_and_fold() -> None:
     ("name", "options", "pattern", "bound"),
     [
         ("cassi", "--channels 6 --size 24 --steps 30", r"reproduces the image to (\S+),", 1e-5),
-        ("edsr", "--features 4 --blocks 1 --size 6 --steps 2", r"losses: (\S+)", 1e-4),
-        ("mobilenet", "--width 2 --size 16 --count 8 --steps 2", r"losses: (\S+)", 1e-4),
+        ("edsr", "--features 4 --blocks 1 --size 6 --steps 2 --double", r"losses: (\S+)", 1e-10),
+        ("mobilenet", "--width 2 --size 16 --count 8 --steps 2 --double", r"losses: (\S+)", 1e-10),
         ("custom_convolution", "--size 16 --kernel 3 --steps 1", r"values differ by (\S+),", 1e-5),
     ],
 )
