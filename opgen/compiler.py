@@ -47,6 +47,7 @@ from opgen.passes.specialise import (
     counts_of,
     default_values,
     factors_of,
+    given_sizes,
     lengths_of,
     specialise,
     windows_of,
@@ -149,7 +150,8 @@ def _special_kernels(
     names = attributes_of(op)
     taken: set[str] = set()
     sizes = []
-    for found in (windows_of(public), lengths_of(public), factors_of(public)):
+    windows = (*windows_of(public), *given_sizes(op, public))
+    for found in (windows, lengths_of(public), factors_of(public)):
         sizes.append(tuple(n for n in found if n in program.integers and n not in taken))
         taken.update(found)
     windows, lengths, factors = sizes
