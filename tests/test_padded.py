@@ -144,6 +144,19 @@ def test_near_misses(name: str) -> None:
     assert name == "plain" or changed == ordinary
 
 
+def test_edges_repeated_along_one_dim_alone() -> None:
+    """Zeros beyond the last row, and repeated cells beyond the last column: no copy with zeros."""
+    (op,) = check_source(
+        Source(
+            "op f(x[N,C,H,W], w[C,K]) -> y[N,C,H,W]\n"
+            "  y[n,c,h,v] = sum(k) x[n,c, h + k - 1 ?0, v + k - 1 ?clamp] * w[c,k]\n",
+            "<test>",
+        )
+    )
+    ordinary, changed = padded(op, {"H": 12, "W": 12, "K": 3})
+    assert changed == ordinary
+
+
 def test_a_large_image_is_not_copied() -> None:
     ordinary, changed = padded(CONV["conv2d"], GEOMETRIES["3x3"] | {"H": 56, "W": 56})
     assert changed == ordinary

@@ -71,29 +71,15 @@ def padding(op: Op) -> Padding | None:
     if len(found) != 1:
         return None
     ((statement, access, factor),) = found
-    zero = [axis for axis, index in enumerate(access.indices) if index.boundary is Boundary.ZERO]
-    leading, box = zero[0], extents_of(statement.iterators)
-    sizes = op.extents(access.tensor)[leading:]
-    indices = access.indices[leading:]
+    box = extents_of(statement.iterators)
+    leading = min(at for at, i in enumerate(access.indices) if i.boundary is Boundary.ZERO)
+    indices, sizes = access.indices[leading:], op.extents(access.tensor)[leading:]
     kept = frozenset[str]().union(*(index.value.symbols for index in statement.target.indices))
-    moving = frozenset[str]().union(*(index.value.symbols for index in indices)) & kept
-    factors = frozenset[str]().union(*(index.value.symbols for index in factor.indices))
+    moving = kept & frozenset[str]().union(*(index.value.symbols for index in indices))
     ranges = [index_range(index.value, box) for index in indices]
-    tensors = (op.tensor(access.tensor), op.tensor(factor.tensor))
-    if (
-        not leading
-        or len(indices) > 2
-        or None in ranges
-        or any(not size.is_constant for size in sizes)
-        or not moving.isdisjoint(factors)
-        or factor.tensor == access.tensor
-        or any(index.boundary is not Boundary.NONE for index in factor.indices)
-        or any(not isinstance(each, Tensor) or each.dtype not in _GENERIC for each in tensors)
-        or any(each.name == access.tensor for each in op.temporaries)
-    ):
-        return None
     ends = [each for each in ranges if each is not None]
-    first = tuple(each[0] for each in ends)
+    if len(ends) < len(indices) or not _are_plain(op, access, factor, leading, moving):
+        return None
     spare, step = _spare(indices[-1].value, moving, box)
     extents = [last - start + 1 for start, last in ends]
     extents[-1] += spare * step
@@ -104,23 +90,41 @@ def padding(op: Op) -> Padding | None:
     if math.prod(extents) > MOST_CELLS or any(last < start for start, last in inside):
         return None
     taken = {*known_names(op), *(t.name for t in (*op.inputs, *op.outputs, *op.temporaries))}
-    name = fresh_name(f"{access.tensor}_padded", taken)
-    kept_dims = [Dim(size) for size in op.extents(access.tensor)[:leading]]
-    tensor = Tensor(name, (*kept_dims, *(Dim(poly(size)) for size in extents)))
-    read = Access(
-        name,
-        (
-            *access.indices[:leading],
-            *(Index(index.value - start) for index, start in zip(indices, first, strict=True)),
-        ),
-    )
+    name, first = fresh_name(f"{access.tensor}_padded", taken), tuple(each[0] for each in ends)
+    dims = (*op.extents(access.tensor)[:leading], *map(poly, extents))
+    moved = (Index(index.value - start) for index, start in zip(indices, first, strict=True))
+    read = Access(name, (*access.indices[:leading], *moved))
     changed = replace(statement, body=_with_read(statement.body, access, read))
     padded = replace(
         op,
-        temporaries=(*op.temporaries, tensor),
+        temporaries=(*op.temporaries, Tensor(name, tuple(map(Dim, dims)))),
         statements=tuple(changed if each is statement else each for each in statements),
     )
     return Padding(padded, name, access.tensor, factor.tensor, leading, first, inside, spare)
+
+
+def _are_plain(
+    op: Op, access: Access, factor: Access, leading: int, moving: frozenset[str]
+) -> bool:
+    """Whether images are small and apart, and the factor is the same for all cells of one.
+
+    `moving` are the iterators of the cells that choose what is read of an image.
+    """
+    images = op.extents(access.tensor)[leading:]
+    beyond = {index.boundary for index in access.indices[leading:]}
+    inside = {index.boundary for index in factor.indices}
+    symbols = frozenset[str]().union(*(index.value.symbols for index in factor.indices))
+    tensors = [each for each in op.inputs if each.name in (access.tensor, factor.tensor)]
+    return (
+        leading >= 1
+        and len(images) <= 2
+        and all(size.is_constant for size in images)
+        and beyond <= {Boundary.NONE, Boundary.ZERO}
+        and inside <= {Boundary.NONE}
+        and moving.isdisjoint(symbols)
+        and len(tensors) == 2
+        and all(each.dtype in _GENERIC for each in tensors)
+    )
 
 
 def _spare(value: Poly, kept: frozenset[str], extents: Mapping[str, Poly]) -> tuple[int, int]:
@@ -198,7 +202,9 @@ def _solved(op: Op, statement: Statement, axis: int, name: str, own: str) -> Sta
     target = statement.target
     linear = target.indices[axis].value.linear_in(symbol_atom(name))
     uses = [(access, at) for access in reads(statement.body) for at in _axes_with(access, name)]
-    if linear is None or linear[0] != 1 or statement.guards or len(uses) != 1:
+    if linear is None or linear[0] != 1 or name in linear[1].symbols:
+        return None
+    if statement.guards or len(uses) != 1:
         return None
     if list(_axes_with(target, name)) != [axis]:
         return None
