@@ -569,7 +569,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     growth = "\n".join(tables.marks(tables.GROWTH))
     readme.write_text(f"before\n{begin}\nold figures\n{end}\n{growth}\nafter\n")
     files = ("--json", folder / "b.json", "--plot", folder / "b.svg", "--write-readme", readme)
-    arguments = ["bench", "--tiny", "--rows", "shift_sum A, 28*", *map(str, files)]
+    arguments = ["bench", "--tiny", "--rows", "bilinear [[]8,2048,8,8]", *map(str, files)]
     assert main(arguments) == 0
     return folder
 
@@ -580,7 +580,7 @@ def test_tables_are_written_between_the_marks(written: Path) -> None:
     growth = "\n".join(tables.marks(tables.GROWTH))
     assert text.startswith(f"before\n{begin}\n* date: ") and "old figures" not in text
     assert text.endswith(f"\n{end}\n{growth}\nafter\n")
-    lines = [line for line in text.splitlines() if line.startswith("| shift_sum A")]
+    lines = [line for line in text.splitlines() if line.startswith("| bilinear")]
     assert len(lines) == 2
     columns = next(line for line in text.splitlines() if line.startswith("| row |")).count("|")
     assert {line.count("|") for line in lines} == {columns}
@@ -645,9 +645,9 @@ def test_what_limits_a_row() -> None:
 def test_the_plot_has_a_dot_for_every_row(written: Path) -> None:
     picture = ElementTree.parse(written / "b.svg").getroot()
     dots = picture.findall(".//{http://www.w3.org/2000/svg}circle")
-    assert len(dots) == 4
+    assert len(dots) == 2
     titles = [dot[0].text for dot in dots]
-    assert all(title is not None and title.startswith("shared filter") for title in titles)
+    assert all(title is not None and title.startswith("bilinear") for title in titles)
 
 
 def test_growth_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
