@@ -1,6 +1,6 @@
 """The kernels of the research's workloads as calls launch them, and what a thread of them executes.
 
-    python tests/seed_kernels.py
+    python tests/seed_kernels.py [NAME...]
 
 prints for every kernel, forward and backward: instructions that an inner thread executes for one
 element it stores, the goal, bytes that reach the second cache for one that is needed, registers.
@@ -8,7 +8,8 @@ element it stores, the goal, bytes that reach the second cache for one that is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -18,7 +19,7 @@ import torch
 
 import opgen
 from catalogue import SPECS
-from opgen.runtime import cuda, evaluation, library, lookup
+from opgen.runtime import cuda, cuda_grid, evaluation, library, lookup
 from opgen.testing import nvrtc, sass
 from opgen.testing.cuda_on_cpu import Report
 from opgen.testing.cuda_on_cpu.emulated import emulated
@@ -80,7 +81,7 @@ Launched = tuple[str, cuda.KernelLaunch]
 
 
 def launched(workload: Workload, dtype: torch.dtype) -> list[Launched]:
-    """What a call would launch; nothing is run."""
+    """What a call would launch, with as many rows for a thread as a large one; nothing is run."""
     found: list[Launched] = []
 
     def noting(source: str, device: torch.device, launches: list[cuda.KernelLaunch]) -> None:
@@ -90,6 +91,7 @@ def launched(workload: Workload, dtype: torch.dtype) -> list[Launched]:
         mock.patch.object(cuda, "launch", noting),
         mock.patch.object(evaluation, "run_on_cpu", evaluation.run_on_cuda),
         mock.patch.object(library, "case_of", return_value=None),
+        mock.patch.object(cuda_grid, "LEAST_THREADS", 1),
         lookup.suspended(),
     ):
         workload.call(*(random(*shape).to(dtype) for shape in workload.shapes))
@@ -149,10 +151,10 @@ def measured(found: Launched, itemsize: int) -> Measured:
     )
 
 
-def table() -> Iterator[str]:
+def table(names: Iterable[str]) -> Iterator[str]:
     """The lines of the table."""
     yield f"{'kernel':42} {'type':8} {'instructions':>12} {'goal':>6} {'L2':>5} {'registers':>9}"
-    for workload in WORKLOADS.values():
+    for workload in map(WORKLOADS.__getitem__, names):
         for dtype in (torch.float32, torch.bfloat16):
             kind = str(dtype).removeprefix("torch.")
             for number, (found, report) in enumerate(traced(workload, dtype)):
@@ -165,5 +167,5 @@ def table() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    for text in table():
+    for text in table(sys.argv[1:] or list(WORKLOADS)):
         print(text, flush=True)

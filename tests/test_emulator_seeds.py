@@ -95,4 +95,4 @@ def test_threads_along_columns_are_noticed() -> None:
     """Negative control: an input whose rows are not its consecutive memory moves more."""
     x = random(1, 8, 256, 16).transpose(2, 3)
     (report,) = traced(lambda: module("shift_sum").shift_sum(x, step=2))
-    assert second_cache(report) > 3
+    assert second_cache(report) > 1.5

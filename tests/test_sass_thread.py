@@ -14,16 +14,16 @@ from opgen.testing.sass_thread import executed
 from seed_kernels import ARCHITECTURE, WORKLOADS, launched, measured
 
 # ---------------------------------------------------------------------------- generated kernels
-# Instructions of an inner thread for an element of the result.
+# Instructions of an inner thread for an element of the result. Goals are in WORKLOADS;
+# shift_sum and transposed miss theirs.
 LIMITS = {
-    ("shift_sum", torch.float32): 200,
-    ("shift_sum", torch.bfloat16): 215,
-    ("depth_to_space", torch.bfloat16): 14,
-    ("depthwise", torch.float32): 66,
-    ("depthwise", torch.bfloat16): 53,
-    ("transposed", torch.bfloat16): 24,
-    ("bilinear", torch.bfloat16): 32,
-    ("unfold", torch.bfloat16): 6.6,
+    ("shift_sum", torch.float32): 121,
+    ("depth_to_space", torch.bfloat16): 2.7,
+    ("depthwise", torch.float32): 25,
+    ("depthwise", torch.bfloat16): 25,
+    ("transposed", torch.bfloat16): 4.8,
+    ("bilinear", torch.bfloat16): 8.4,
+    ("unfold", torch.bfloat16): 1.9,
 }
 
 

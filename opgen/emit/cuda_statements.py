@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import ZERO, Kind, Poly, split_quotient, symbol, symbol_atom
-from opgen.emit.cuda_runs import Access, Run, load_runs, store_runs
+from opgen.emit.cuda_runs import Access, Run, fixed_loads, load_runs, store_runs
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
 from opgen.emit.statements import Emitter, extreme
 from opgen.ir import loops
-from opgen.ir.loops import Accumulate, Axis, For, Lanes, Node, Operand, Start, Store, walk
+from opgen.ir.loops import (
+    Accumulate,
+    Axis,
+    For,
+    Kernel,
+    Lanes,
+    Node,
+    Operand,
+    Row,
+    Start,
+    Store,
+    walk,
+)
 from opgen.ir.map_loops import symbols_of
 from opgen.ir.notation import Reducer
 from opgen.ir.primitives import Level
@@ -25,11 +37,15 @@ INDEX = "index_t"
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The cells of one thread: cell `lane` is the value `first + lane` of a row of that extent."""
+    """Values of an axis that are one thread's: `first + lane`, for `count` lanes from 0 on.
+
+    The count is a macro, LANES or ROWS.
+    """
 
     name: str
     extent: Poly
     lane: str
+    count: str
 
     def hint(self, value: Poly) -> str | None:
         """A condition on the lane alone under which `value >= 0` for sure; None if there is none.
@@ -53,8 +69,8 @@ class Stretch:
         if factor == 0 or not slack.is_constant:
             return None
         if factor == -1:
-            return f"{self.lane} < {_lanes(1, slack.constant)}"
-        return f"{-factor} * ({self.lane} - LANES + 1) <= {slack.constant}"
+            return f"{self.lane} < {_times(1, self.count, slack.constant)}"
+        return f"{-factor} * ({self.lane} - {self.count} + 1) <= {slack.constant}"
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,7 @@ class CudaPrinter(Printer):
     """
 
     wide: set[str] = field(default_factory=set)
-    stretch: Stretch | None = None
+    stretches: tuple[Stretch, ...] = ()
     registers: dict[Access, str] = field(default_factory=dict)
 
     def scalar(self, value: loops.Scalar) -> Text:
@@ -94,7 +110,7 @@ class CudaPrinter(Printer):
 
     def inside(self, index: Poly, extent: Poly) -> Text:
         """Whether an index is inside of its dim."""
-        if self.stretch is None or self.stretch.name not in index.symbols:
+        if not any(stretch.name in index.symbols for stretch in self.stretches):
             return super().inside(index, extent)
         both = [self.condition(Condition(value)) for value in (index, extent - 1 - index)]
         return Text(" && ".join(each.at(Level.EQUALITY) for each in both), Level.AND)
@@ -116,10 +132,11 @@ class CudaPrinter(Printer):
         return None
 
     def _hinted(self, value: Poly, text: Text) -> Text:
-        hint = None if self.stretch is None else self.stretch.hint(value)
-        if hint is None:
-            return text
-        return Text(f"{hint} || {text.at(Level.AND)}", Level.OR)
+        for stretch in self.stretches:
+            hint = stretch.hint(value)
+            if hint is not None:
+                return Text(f"{hint} || {text.at(Level.AND)}", Level.OR)
+        return text
 
 
 @dataclass
@@ -141,76 +158,148 @@ class CudaEmitter(Emitter):
             self.printer.wide.add(name)
 
     # ------------------------------------------------------------ stretches
-    def begin_stretch(self, part: str) -> None:
-        """Name the cells of this thread."""
-        row = self.kernel.row
-        assert row is not None
+    def begin_stretches(self, parts: Sequence[str]) -> None:
+        """Name the cells of this thread; `parts` are the numbers of its stretches."""
         names = self.printer.names.symbols
-        names[row.first], names[row.last] = map(self.scope.fresh, (row.first, row.last))
-        self.write(f"const {INDEX} {names[row.first]} = {part} * LANES;")
-        if row.last in symbols_of(*self.kernel.body):
-            self.write(f"const {INDEX} {names[row.last]} = {names[row.first]} + LANES - 1;")
-        lane = self.scope.fresh("lane")
-        self.members[row.axis.name] = lane
-        self.printer = replace(self.printer, stretch=Stretch(row.axis.name, row.axis.extent, lane))
+        for row, part in zip(self.kernel.stretched, parts, strict=True):
+            count = "LANES" if row is self.kernel.row else "ROWS"
+            names[row.first], names[row.last] = map(self.scope.fresh, (row.first, row.last))
+            self.write(f"const {INDEX} {names[row.first]} = {part} * {count};")
+            if row.last in symbols_of(*_without_rows(self.kernel)):
+                self.write(f"const {INDEX} {names[row.last]} = {names[row.first]} + {count} - 1;")
+            self.members[row.axis.name] = self.scope.fresh("lane" if count == "LANES" else "row")
+            stretch = Stretch(row.axis.name, row.axis.extent, self.members[row.axis.name], count)
+            self.printer = replace(self.printer, stretches=(*self.printer.stretches, stretch))
         self.declare_lane_accumulators()
 
     def lane_place(self) -> tuple[str, str]:
-        return f"[{self.lane}]", "[LANES]"
+        group = self.kernel.group
+        if group is None:
+            return f"[{self.lane}]", "[LANES]"
+        return f"[{self.members[group.axis.name]}][{self.lane}]", "[ROWS][LANES]"
 
     def lanes(self, node: Lanes) -> None:
-        """What is loaded for the whole stretch, a loop over its cells, what is stored for it."""
-        row, program = self.kernel.row, self.printer.program
+        """What is loaded for all cells, loops over them, what is stored for them."""
+        row, group, program = self.kernel.row, self.kernel.group, self.printer.program
         assert row is not None and not node.lower and not node.upper
         block = self.inner()
         assert isinstance(block, CudaEmitter)
         block.printer = replace(block.printer, registers=dict(block.printer.registers))
-        loads = load_runs(node, row.axis.name, program)
-        stores = store_runs(node, row.axis.name, program)
+        across = None if group is None else group.axis.name
+        loads = load_runs(node, row.axis.name, across, program)
+        stores = store_runs(node, row.axis.name, across, program)
         self.write("{")
+        for load in fixed_loads(node, frozenset(each.axis.name for each in self.kernel.stretched)):
+            block.load_once(load)
         for run in loads:
             block.load(run)
         block.outputs = dict(self.outputs)
-        stored = [block.begin_store(run) for run in stores]
-        inner = block.inner()
-        cell = inner.scope.fresh(row.axis.name)
-        inner.printer.names.symbols[row.axis.name] = cell
-        inner.printer.bounded.add((symbol(row.axis.name), row.axis.extent))
-        first = self.printer.names.symbols[row.first]
-        block.write("UNROLL")
-        block.write(f"for (int {self.lane} = 0; {self.lane} < LANES; {self.lane}++) {{")
+        registers = [block.begin_store(run) for run in stores]
+        cells = block
+        for each in self.kernel.stretched:
+            cells = cells.begin_members(each)
         before = len(self.lines)
-        inner.nodes(node.body)
-        if any(re.search(rf"\b{cell}\b", line) for line in self.lines[before:]):
-            line = f"const {INDEX} {cell} = {first} + {self.lane};"
-            self.lines.insert(before, "    " * inner.depth + line)
-        block.write("}")
-        for statement in stored:
-            block.write(statement)
+        cells.nodes(node.body)
+        cells.name_members(before)
+        for _ in self.kernel.stretched:
+            cells.depth -= 1
+            cells.write("}")
+        for run, (name, flags) in zip(stores, registers, strict=True):
+            block.store(run, name, flags)
         self.write("}")
+
+    def load_once(self, load: loops.Load) -> None:
+        """Load what is the same for all cells, if its indices are inside for sure."""
+        printer = self.printer
+        operand = next((o for o in printer.program.operands if o.name == load.tensor), None)
+        if operand is None:
+            return
+        for index, extent in zip(load.indices, operand.extents, strict=True):
+            known = index.is_constant and extent.is_constant
+            is_inside = known and 0 <= index.constant < extent.constant
+            if not is_inside and (index, extent) not in printer.bounded:
+                return
+        name = self.scope.fresh(f"{load.tensor}_element")
+        self.write(
+            f"const {type_name(operand)} {name} = {printer.cell(load.tensor, load.indices)};"
+        )
+        printer.registers[load.tensor, load.indices] = name
+
+    def begin_members(self, row: Row) -> CudaEmitter:
+        """A loop over the values of a stretch; gives the emitter of what is inside."""
+        member = self.members[row.axis.name]
+        count = "LANES" if row is self.kernel.row else "ROWS"
+        self.write("UNROLL")
+        self.write(f"for (int {member} = 0; {member} < {count}; {member}++) {{")
+        inner = _inside(self)
+        inner.printer.names.symbols[row.axis.name] = inner.scope.fresh(row.axis.name)
+        inner.printer.bounded.add((symbol(row.axis.name), row.axis.extent))
+        return inner
+
+    def name_members(self, before: int) -> None:
+        """Define the values of stretches that the lines since then use."""
+        names = self.printer.names.symbols
+        for row in self.kernel.stretched:
+            name = names[row.axis.name]
+            if any(re.search(rf"\b{name}\b", line) for line in self.lines[before:]):
+                value = f"{names[row.first]} + {self.members[row.axis.name]}"
+                line = f"const {INDEX} {name} = {value};"
+                self.lines.insert(before, "    " * self.depth + line)
 
     def declare(self, run: Run, suffix: str) -> tuple[str, dict[Access, str]]:
         """Registers for a run: their name, and where each of its elements is behind it."""
         operand = self.printer.program.operand(run.tensor)
         name = self.scope.fresh(f"{run.tensor}_{suffix}")
         self.walked[run.tensor] = max(run.step, self.walked.get(run.tensor, 1))
-        self.write(f"{type_name(operand)} {name}[{_count(run)}];")
-        lane = self.lane if run.step == 1 else f"{run.step} * {self.lane}"
-        shifts = {access: offset - run.begin for access, offset in run.accesses.items()}
+        self.write(f"{type_name(operand)} {name}{_size(run)};")
         places = {
-            access: f"[{lane} + {shift}]" if shift else f"[{lane}]"
-            for access, shift in shifts.items()
+            access: self.row_of(run, row) + _place(run.step, self.lane, offset - run.begin)
+            for access, (row, offset) in run.accesses.items()
         }
         return name, places
 
+    def row_of(self, run: Run, offset: int) -> str:
+        """Where the row of a member is in the registers of a run."""
+        group = self.kernel.group
+        if group is None or not run.moves:
+            return ""
+        return _place(1, self.members[group.axis.name], offset - run.top)
+
     def load(self, run: Run) -> None:
         """Fill registers with a run."""
+        name, places = self.declare(run, "run")
+        self.printer.registers.update({access: name + at for access, at in places.items()})
+        self.for_rows(run, name, lambda row, registers: row.load_row(run, registers))
+
+    def for_rows(self, run: Run, name: str, write: Callable[[CudaEmitter, str], None]) -> None:
+        """Write something for every row of a run, given its registers."""
+        group = self.kernel.group
+        if group is None or not run.moves:
+            write(self, name)
+            return
+        at = self.scope.fresh("at")
+        self.write("UNROLL")
+        end = _plus("ROWS", run.bottom)
+        self.write(f"for (int {at} = {run.top}; {at} < {end}; {at}++) {{")
+        inner = _inside(self)
+        names, printer = inner.printer.names.symbols, inner.printer
+        member = names[group.axis.name] = inner.scope.fresh(group.axis.name)
+        first = names[group.first]
+        inner.write(f"const {INDEX} {member} = {first} + {at};")
+        others = (each for each in printer.stretches if each.name != group.axis.name)
+        own = Stretch(group.axis.name, group.axis.extent, at, "ROWS")
+        inner.printer = replace(printer, stretches=(*others, own))
+        if run.top == run.bottom == 0:
+            inner.printer.bounded.add((symbol(group.axis.name), group.axis.extent))
+        write(inner, f"{name}[{_plus(at, -run.top)}]")
+        self.write("}")
+
+    def load_row(self, run: Run, name: str) -> None:
+        """Fill the registers of one row of a run."""
         operand = self.printer.program.operand(run.tensor)
         extent = operand.extents[-1]
         row = self.kernel.row
         assert row is not None
-        name, places = self.declare(run, "run")
-        self.printer.registers.update({access: name + at for access, at in places.items()})
         begin, end = f"{run.begin}", _lanes(run.step, run.end)
         if run.certain and not run.clamped:
             known = (begin, end)
@@ -237,20 +326,32 @@ class CudaEmitter(Emitter):
             ]
         self.write(f"if ({' && '.join(tests)}) {call};" if tests else f"{call};")
 
-    def begin_store(self, run: Run) -> str:
-        """Registers for what the cells write; gives the statement that stores them."""
+    def begin_store(self, run: Run) -> tuple[str, str]:
+        """Registers for what the cells write, and those that say which do; "" where all do."""
         row = self.kernel.row
         assert row is not None
         name, places = self.declare(run, "out")
         flags = ""
         if not run.certain:
             flags = self.scope.fresh(f"{run.tensor}_is_out")
-            self.write(f"bool {flags}[{_count(run)}] = {{}};")
+            self.write(f"bool {flags}{_size(run)} = {{}};")
         for access, at in places.items():
             self.outputs[access] = name + at, flags and flags + at
+        return name, flags
+
+    def store(self, run: Run, name: str, flags: str) -> None:
+        """Store what the cells have written."""
+        row = self.kernel.row
+        assert row is not None
         options = (f"{run.begin}", _lanes(run.step, run.end), _vector(run, row.axis.extent))
-        arguments = self.row_arguments(run, name) + (f", {flags}" if flags else "")
-        return f"store_run<{', '.join(options)}>({arguments});"
+
+        def write(emitter: CudaEmitter, registers: str) -> None:
+            arguments = emitter.row_arguments(run, registers)
+            if flags:
+                arguments += f", {flags}{registers.removeprefix(name)}"
+            emitter.write(f"store_run<{', '.join(options)}>({arguments});")
+
+        self.for_rows(run, name, write)
 
     def row_arguments(self, run: Run, name: str) -> str:
         """Registers, where the row begins, where the run does, and the step of the row."""
@@ -293,6 +394,10 @@ class CudaEmitter(Emitter):
     def loop(self, node: For) -> None:
         if any(map(self.printer.is_wide, (*node.lower, *node.upper))):
             self.printer.wide.add(node.name)
+        group = self.kernel.group
+        if group is not None and node.name == group.axis.name:
+            self.nodes(node.body)  # lanes are loops over the rows of the group, too
+            return
         if not node.any_order:
             super().loop(node)
             return
@@ -350,21 +455,21 @@ class CudaEmitter(Emitter):
         self.write("}")
 
     # ------------------------------------------------------------ points
-    def grid(self, axes: Sequence[Axis], magic: Sequence[str], stretches: bool) -> CudaEmitter:
+    def grid(self, axes: Sequence[Axis], magic: Sequence[str]) -> CudaEmitter:
         """Loops over the points of this thread; gives the emitter of what is inside of them.
 
         Threads are neighbours along x in the last axis and along y in the one before; all others
         together are z. A grid may be smaller than its axes, hence loops. `magic` are the
         parameters with which `quotient` divides, for all of the z axes but the first. The last
-        axis counts `stretches`, or cells.
+        axes count stretches where the kernel has any.
         """
         names = [self.scope.fresh(axis.name) for axis in axes]
         extents = [self.printer.poly(axis.extent) for axis in axes]
         for axis, name in zip(axes, names, strict=True):
             self.printer.names.symbols[axis.name] = name
             self.printer.bounded.add((symbol(axis.name), axis.extent))
-        if stretches:
-            extents[-1] = Text(f"{extents[-1].at(Level.MULTIPLICATIVE)} / LANES")
+        for at, count in ((-1, "LANES"), (-2, "ROWS"))[: len(self.kernel.stretched)]:
+            extents[at] = Text(f"{extents[at].at(Level.MULTIPLICATIVE)} / {count}")
         if not axes:
             names, extents = [self.scope.fresh("point")], [Text("1")]
         emitter: CudaEmitter = self
@@ -420,13 +525,37 @@ def product(extents: Sequence[Text]) -> str:
 
 def _lanes(step: int, more: int) -> str:
     """A multiple of the number of lanes, and a few more."""
-    text = "LANES" if step == 1 else f"{step} * LANES"
+    return _times(step, "LANES", more)
+
+
+def _times(step: int, count: str, more: int) -> str:
+    """A multiple of a variable, and a few more."""
+    return _plus(count if step == 1 else f"{step} * {count}", more)
+
+
+def _plus(text: str, more: int) -> str:
     return text if more == 0 else f"{text} {'-' if more < 0 else '+'} {abs(more)}"
 
 
-def _count(run: Run) -> str:
-    """The number of elements of a run."""
-    return _lanes(run.step, run.end - run.begin)
+def _place(step: int, member: str, shift: int) -> str:
+    """The element of an array for a member."""
+    return f"[{_times(step, member, shift)}]"
+
+
+def _size(run: Run) -> str:
+    """The size of an array for a run."""
+    size = f"[{_lanes(run.step, run.end - run.begin)}]"
+    return f"[{_plus('ROWS', run.bottom - run.top)}]{size}" if run.moves else size
+
+
+def _without_rows(kernel: Kernel) -> tuple[Node, ...]:
+    """The body, with what is done to the rows of a group in place of loops over them."""
+    group = kernel.group
+    out: list[Node] = []
+    for node in kernel.body:
+        is_group = isinstance(node, For) and group is not None and node.name == group.axis.name
+        out += node.body if isinstance(node, For) and is_group else (node,)
+    return tuple(out)
 
 
 def _vector(run: Run, row: Poly) -> str:

@@ -17,6 +17,9 @@ THREADS = 256
 
 Size = tuple[int, int, int]
 
+LEAST_THREADS = 2**16
+"""The fewest threads that several rows for each are worth: half of what a large GPU holds."""
+
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 """The most blocks along x, y and z."""
 
@@ -28,11 +31,12 @@ _NARROW = 2**30  # half of what 32 bits hold: loops count one step past their en
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Blocks, threads of a block, and what `quotient` divides by."""
+    """Blocks, threads of a block, what `quotient` divides by, whether every point has a thread."""
 
     blocks: Size
     threads: Size
     magic: tuple[int, ...]
+    whole: bool
 
 
 def grid(extents: Sequence[int]) -> Grid | None:
@@ -46,12 +50,10 @@ def grid(extents: Sequence[int]) -> Grid | None:
     along = min(y, THREADS // across)
     deep = min(z, THREADS // (across * along), _MOST_ALONG_Z)
     threads = (across, along, deep)
-    blocks = tuple(
-        min(-(-extent // count), most)
-        for extent, count, most in zip((x, y, z), threads, MOST_BLOCKS, strict=True)
-    )
-    divisors = extents[1:-2]
-    return Grid((blocks[0], blocks[1], blocks[2]), threads, tuple(map(magic, divisors)))
+    needed = tuple(-(-extent // count) for extent, count in zip((x, y, z), threads, strict=True))
+    blocks = tuple(map(min, needed, MOST_BLOCKS))
+    divisors = tuple(map(magic, extents[1:-2]))
+    return Grid((blocks[0], blocks[1], blocks[2]), threads, divisors, blocks == needed)
 
 
 def team_grid(extents: Sequence[int], outer: int, inner: int) -> Grid | None:
@@ -69,7 +71,8 @@ def team_grid(extents: Sequence[int], outer: int, inner: int) -> Grid | None:
     along = min(THREADS // across, _power(outer))
     deep = min(cells, THREADS // (across * along), _MOST_ALONG_Z)
     blocks = min(-(-cells // deep), MOST_BLOCKS[0])
-    return Grid((blocks, 1, 1), (across, along, deep), tuple(map(magic, extents[1:])))
+    whole = blocks * deep >= cells
+    return Grid((blocks, 1, 1), (across, along, deep), tuple(map(magic, extents[1:])), whole)
 
 
 def _power(value: int) -> int:
@@ -85,6 +88,17 @@ def lanes(extents: Sequence[int], walked: Iterable[tuple[torch.Tensor, int]]) ->
     these tensors with the elements from one cell to the next.
     """
     return min((_cells(extents[-1], tensor, step) for tensor, step in walked), default=1)
+
+
+def rows(extents: Sequence[int]) -> int:
+    """How many neighbours along the last axis but one are one thread's: 1, 2 or 4.
+
+    They share what does not depend on them, and rows that several of them read. The axis is a
+    multiple of them, and there are threads enough left.
+    """
+    threads = math.prod(extents)
+    fits = (n for n in (4, 2) if extents[-2] % n == 0 and threads >= n * LEAST_THREADS)
+    return next(fits, 1)
 
 
 def _cells(extent: int, tensor: torch.Tensor, step: int) -> int:

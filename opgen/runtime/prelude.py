@@ -73,12 +73,18 @@ FUNCTION float bf16_to_f32(bf16 value)
 /* Rounds to nearest, ties to even; a NaN stays one. */
 FUNCTION bf16 bf16_from_f32(float value)
 {
+#if !defined OPGEN_HOST_EMU && defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
+    bf16 rounded;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded.bits) : "f"(value));
+    return rounded;
+#else
     union { float value; uint32_t bits; } in;
     bf16 out;
     in.value = value;
     if (value != value) out.bits = 0x7fc0;
     else out.bits = (uint16_t)((in.bits + 0x7fff + (in.bits >> 16 & 1)) >> 16);
     return out;
+#endif
 }
 
 FUNCTION int64_t gcd(int64_t a, int64_t b)
@@ -469,10 +475,18 @@ template <class A> FUNCTION A team_sum(A value, A *partial)
     return total;
 }
 
-/* The points along one dimension of the grid that are this thread's. */
+/* The points along one dimension of the grid that are this thread's: one at most, if the grids of a
+   call leave out none. */
+#define THREAD(dimension) \
+    (blockIdx.dimension * (index_t)blockDim.dimension + threadIdx.dimension)
+#ifdef WHOLE_GRIDS
 #define EACH(dimension, name, extent) \
-    for (index_t name = blockIdx.dimension * (index_t)blockDim.dimension + threadIdx.dimension; \
-         name < (extent); name += gridDim.dimension * (index_t)blockDim.dimension)
+    if (const index_t name = THREAD(dimension); name < (extent))
+#else
+#define EACH(dimension, name, extent) \
+    for (index_t name = THREAD(dimension); name < (extent); \
+         name += gridDim.dimension * (index_t)blockDim.dimension)
+#endif
 """
     + _FAULT
     + r"""
@@ -494,9 +508,13 @@ _INTEGER_FUNCTIONS = """
 """
 
 
-def cuda(narrow: bool) -> str:
-    """The prelude of CUDA sources. Indices have 32 bits if `narrow`, else 64."""
-    return f"#define index_t {'int32_t' if narrow else 'int64_t'}\n{_CUDA}"
+def cuda(narrow: bool, whole: bool = False) -> str:
+    """The prelude of CUDA sources. Indices have 32 bits if `narrow`, else 64.
+
+    If `whole`, every grid has a thread for each of its points.
+    """
+    macros = "#define WHOLE_GRIDS\n" if whole else ""
+    return f"#define index_t {'int32_t' if narrow else 'int64_t'}\n{macros}{_CUDA}"
 
 
 def _lanes(shared: str) -> Iterable[str]:

@@ -106,19 +106,14 @@ _WITHOUT_RESULT: Final = frozenset(
 
 
 def _targets(kind: str, parts: Sequence[str], operands: Sequence[str]) -> list[str]:
-    """What an instruction may set: predicates and the first register, as many as are loaded.
-
-    Predicates behind the register may be those of carries, or be read: those are forgotten, too.
-    """
-    found = []
+    """What an instruction may set: predicates, a register, as many as are loaded, and carries."""
+    found: list[str] = []
+    registers: list[str] = []
     for text in operands:
-        match = _REGISTER.fullmatch(text)
-        if match is None or match["sign"]:
-            continue
-        if match["name"].lstrip("U")[0] == "P":
-            found.append(match["name"])
-    registers = [match["name"] for text in operands[:3] if (match := _REGISTER.fullmatch(text))]
-    registers = [name for name in registers if name.lstrip("U")[0] == "R"][:1]
+        match = re.fullmatch(r"U?(?P<kind>[RP])(?:\d+|Z|T)", text)
+        if match is None or (match["kind"] == "R" and registers):
+            break
+        (registers if match["kind"] == "R" else found).append(text)
     count = 4 if "128" in parts else 2 if {"64", "WIDE", "U64", "S64"} & {*parts} else 1
     if kind in ("CS2R", "DADD", "DMUL", "DFMA"):
         count = 2
