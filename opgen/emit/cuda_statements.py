@@ -315,8 +315,9 @@ class CudaEmitter(Emitter):
             _vector(run, row.axis.extent),
             "true" if run.clamped else "false",
         )
-        arguments = f"{self.row_arguments(run, name)}, {self.text(extent)}"
-        call = f"load_run<{', '.join(options)}>({arguments})"
+        place, first, step = self.run_place(run)
+        arguments = (name, place, first.text, step, self.text(extent))
+        call = f"load_run<{', '.join(options)}>({', '.join(arguments)})"
         tests = []
         if not run.certain:
             tests = [
@@ -346,23 +347,24 @@ class CudaEmitter(Emitter):
         options = (f"{run.begin}", _lanes(run.step, run.end), _vector(run, row.axis.extent))
 
         def write(emitter: CudaEmitter, registers: str) -> None:
-            arguments = emitter.row_arguments(run, registers)
+            place, _, step = emitter.run_place(run)
+            arguments = [registers, place, step]
             if flags:
-                arguments += f", {flags}{registers.removeprefix(name)}"
-            emitter.write(f"store_run<{', '.join(options)}>({arguments});")
+                arguments.append(f"{flags}{registers.removeprefix(name)}")
+            emitter.write(f"store_run<{', '.join(options)}>({', '.join(arguments)});")
 
         self.for_rows(run, name, write)
 
-    def row_arguments(self, run: Run, name: str) -> str:
-        """Registers, where the row begins, where the run does, and the step of the row."""
+    def run_place(self, run: Run) -> tuple[str, Text, str]:
+        """Where a run begins in memory, where in its row, and the step of the row."""
         operand = self.printer.program.operand(run.tensor)
-        steps = self.printer.names.strides
-        row = Printer.cell(self.printer, run.tensor, (*run.rows, ZERO))
-        kernel_row = self.kernel.row
-        assert kernel_row is not None
-        first = symbol(kernel_row.first) * run.step + run.rest
-        step = f"LANES > 1 ? 1 : {steps[run.tensor, operand.rank - 1]}"
-        return f"{name}, &{row}, {self.text(first)}, {step}"
+        row = Printer.cell(self.printer, run.tensor, (*run.rows, ZERO)).removesuffix("]")
+        assert self.kernel.row is not None
+        first = self.printer.poly(symbol(self.kernel.row.first) * run.step + run.rest)
+        stride = self.printer.names.strides[run.tensor, operand.rank - 1]
+        step = f"(LANES > 1 ? 1 : {stride})"
+        # One index in all: each by itself would be converted to an address.
+        return f"&{row} + {first.at(Level.MULTIPLICATIVE)} * {step}]", first, step
 
     def node(self, node: Node) -> None:
         match node:
@@ -418,7 +420,7 @@ class CudaEmitter(Emitter):
         self.write(f"const {kind} {end} = {upper};")
         name = inner.scope.fresh(node.name)
         inner.printer.names.symbols[node.name] = name
-        if node.lower == (ZERO,):
+        if ZERO in node.lower:
             inner.printer.bounded.update((symbol(node.name), bound + 1) for bound in node.upper)
         start = f"{lower} + ({kind}){first}"
         self.write(f"for ({kind} {name} = {start}; {name} < {end}; {name} += {step}) {{")
@@ -469,7 +471,7 @@ class CudaEmitter(Emitter):
             self.printer.names.symbols[axis.name] = name
             self.printer.bounded.add((symbol(axis.name), axis.extent))
         for at, count in ((-1, "LANES"), (-2, "ROWS"))[: len(self.kernel.stretched)]:
-            extents[at] = Text(f"{extents[at].at(Level.MULTIPLICATIVE)} / {count}")
+            extents[at] = Text(f"parts({extents[at].text}, {count})")
         if not axes:
             names, extents = [self.scope.fresh("point")], [Text("1")]
         emitter: CudaEmitter = self
