@@ -39,6 +39,13 @@ def traced(call: Callable[[], torch.Tensor]) -> list[Report]:
     return launches.reports
 
 
+def gradient(call: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> torch.Tensor:
+    """The gradient for a tensor of that shape, where that of the result is random."""
+    x = random(*shape).requires_grad_()
+    y = call(x)
+    return torch.autograd.grad(y, x, random(*y.shape))[0]
+
+
 def second_cache(report: Report) -> float:
     """Bytes that reach the second cache, for one of the device's memory."""
     moved = movement(report)
@@ -74,6 +81,18 @@ CASES: dict[str, tuple[Callable[[], torch.Tensor], float]] = {
         ),
         PLAIN,
     ),
+    "unfold": (
+        lambda: module("unfold").unfold(random(1, 4, 32, 128), kernel_size=3, padding=1),
+        HALO,
+    ),
+    "shift_sum backward": (
+        lambda: gradient(lambda x: module("shift_sum").shift_sum(x, step=2), 1, 8, 16, 256),
+        PLAIN,
+    ),
+    "depth_to_space backward": (
+        lambda: gradient(lambda x: module("depth_to_space").depth_to_space(x, r=2), 1, 16, 16, 128),
+        PLAIN,
+    ),
 }
 
 
@@ -85,7 +104,7 @@ def test_little_more_than_needed_is_moved(name: str) -> None:
         assert bank_conflicts(report) <= 2
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "shift_sum"])
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("shift_sum")])
 def test_one_side_is_16_bytes_wide(name: str) -> None:
     for report in traced(CASES[name][0]):
         assert any(16 in found for found in widths(report).values()), report.kernel

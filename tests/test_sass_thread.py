@@ -14,16 +14,16 @@ from opgen.testing.sass_thread import executed
 from seed_kernels import ARCHITECTURE, WORKLOADS, launched, measured
 
 # ---------------------------------------------------------------------------- generated kernels
-# Instructions of an inner thread for an element of the result. Goals are in WORKLOADS;
-# shift_sum and transposed miss theirs.
+# Instructions of an inner thread for an element of the result. Goals are in WORKLOADS; transposed
+# misses its own by a tenth.
 LIMITS = {
-    ("shift_sum", torch.float32): 121,
-    ("depth_to_space", torch.bfloat16): 2.7,
-    ("depthwise", torch.float32): 25,
-    ("depthwise", torch.bfloat16): 25,
-    ("transposed", torch.bfloat16): 4.8,
-    ("bilinear", torch.bfloat16): 8.4,
-    ("unfold", torch.bfloat16): 1.9,
+    ("shift_sum", torch.float32): 82,
+    ("depth_to_space", torch.bfloat16): 2.4,
+    ("depthwise", torch.float32): 22.5,
+    ("depthwise", torch.bfloat16): 23.5,
+    ("transposed", torch.bfloat16): 4.6,
+    ("bilinear", torch.bfloat16): 7.7,
+    ("unfold", torch.bfloat16): 1.7,
 }
 
 
