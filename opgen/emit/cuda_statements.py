@@ -199,6 +199,7 @@ class CudaEmitter(Emitter):
         for each in self.kernel.stretched:
             cells = cells.begin_members(each)
         before = len(self.lines)
+        cells.declare_guarded(node)
         cells.nodes(node.body)
         cells.name_members(before)
         for _ in self.kernel.stretched:
@@ -207,6 +208,20 @@ class CudaEmitter(Emitter):
         for run, (name, flags) in zip(stores, registers, strict=True):
             block.store(run, name, flags)
         self.write("}")
+
+    def declare_guarded(self, node: Lanes) -> None:
+        """Declare the accumulators of a cell that are started inside of a condition.
+
+        Others join them, or read them, inside of the same condition further on.
+        """
+        outside = {each.accumulator for each in node.body if isinstance(each, Start)}
+        for start in walk(node.body):
+            if isinstance(start, Start) and start.accumulator not in outside | self.arrays:
+                names = self.accumulator_names(start)
+                for kind, name in names.declared:
+                    self.write(f"{kind} {name};")
+                self.adopt(start.accumulator, names)
+                self.arrays.add(start.accumulator)
 
     def load_once(self, load: loops.Load) -> None:
         """Load what is the same for all cells, if its indices are inside for sure."""

@@ -8,8 +8,8 @@ that is the same for all cells of a stretch is done once; a term that only some 
 asked for cell by cell.
 
 How many cells a stretch has is left to the launch, which knows alignments and element types. It
-divides the row, so no stretch is partial. Sums along consecutive memory are shared out instead, see
-`cuda_teams`.
+divides the row, so no stretch is partial. A thread may have several such rows, see `cuda_tiles`.
+Sums along consecutive memory are shared out instead, see `cuda_teams`.
 """
 
 from __future__ import annotations
