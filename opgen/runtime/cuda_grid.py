@@ -24,6 +24,8 @@ MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 """The most blocks along x, y and z."""
 
 _MOST_ALONG_Z = 64
+_MOST_ACROSS = 64
+"""The most threads of a block in a row of several: what neighbouring rows share is read once."""
 _WARP = 32
 _ACCESS = 16  # bytes of the widest load and store
 _NARROW = 2**30  # half of what 32 bits hold: loops count one step past their end
@@ -46,7 +48,8 @@ def grid(extents: Sequence[int]) -> Grid | None:
     x, y, *_ = *reversed(extents[-2:]), 1, 1
     z = math.prod(extents[:-2])
     # As many threads as a row needs, so that none of them is idle at its end.
-    across = -(-x // -(-x // THREADS))
+    most = THREADS if y == 1 else min(THREADS, _MOST_ACROSS)
+    across = -(-x // -(-x // most))
     along = min(y, THREADS // across)
     deep = min(z, THREADS // (across * along), _MOST_ALONG_Z)
     threads = (across, along, deep)
