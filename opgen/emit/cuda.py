@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly
 from opgen.emit.c_layout import spec_comment, wrapped
+from opgen.emit.cuda_points import CudaEmitter
+from opgen.emit.cuda_printer import INDEX, CudaPrinter
 from opgen.emit.cuda_reach import reach
-from opgen.emit.cuda_statements import INDEX, CudaEmitter, CudaPrinter
 from opgen.emit.function import Signature, declare_names, pointer, signature_of, strides_of
 from opgen.emit.names import CNames, function_name, identifier, python_names
 from opgen.emit.polynomial import python_text

@@ -1,4 +1,4 @@
-"""Nodes of the loops as CUDA statements, and where in the grid a thread finds its points."""
+"""Nodes of the loops as the CUDA statements of one thread."""
 
 from __future__ import annotations
 
@@ -6,141 +6,23 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from opgen.algebra.condition import Condition, Relation
-from opgen.algebra.poly import ZERO, Kind, Poly, split_quotient, symbol, symbol_atom
+from opgen.algebra.poly import ZERO, Poly, split_quotient, symbol
+from opgen.emit.cuda_printer import INDEX, CudaPrinter, Stretch, plus, times
 from opgen.emit.cuda_runs import Access, Run, fixed_loads, load_runs, store_runs
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
 from opgen.emit.statements import Emitter, extreme
 from opgen.ir import loops
-from opgen.ir.loops import (
-    Accumulate,
-    Axis,
-    For,
-    Kernel,
-    Lanes,
-    Node,
-    Operand,
-    Row,
-    Start,
-    Store,
-    walk,
-)
+from opgen.ir.loops import Accumulate, For, Kernel, Lanes, Node, Row, Start, Store, walk
 from opgen.ir.map_loops import symbols_of
 from opgen.ir.notation import Reducer
 from opgen.ir.primitives import Level
 
-INDEX = "index_t"
-"""The type of indices: 32 bits where a launch proves that these are enough, else 64."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Values of an axis that are one thread's: `first + lane`, for `count` lanes from 0 on.
-
-    The count is a macro, LANES or ROWS.
-    """
-
-    name: str
-    extent: Poly
-    lane: str
-    count: str
-
-    def hint(self, value: Poly) -> str | None:
-        """A condition on the lane alone under which `value >= 0` for sure; None if there is none.
-
-        Once a loop over lanes is written out it is a constant. From `0 <= first` and
-        `first + LANES <= extent`:
-
-            a*cell + c >= 0     if a*lane + c >= 0
-            r - b*cell >= 0     if b*(lane - LANES + 1) <= r - b*(extent - 1)
-        """
-        linear = value.linear_in(symbol_atom(self.name))
-        if linear is None or not linear[0].is_constant or self.name in linear[1].symbols:
-            return None
-        factor, rest = linear[0].constant, linear[1]
-        if factor > 0:
-            if not rest.is_constant:
-                return None
-            times = "" if factor == 1 else f"{factor} * "
-            return f"{times}{self.lane} >= {-rest.constant}"
-        slack = rest + factor * (self.extent - 1)
-        if factor == 0 or not slack.is_constant:
-            return None
-        if factor == -1:
-            return f"{self.lane} < {_times(1, self.count, slack.constant)}"
-        return f"{-factor} * ({self.lane} - {self.count} + 1) <= {slack.constant}"
-
-
-@dataclass(frozen=True)
-class CudaPrinter(Printer):
-    """Prints expressions of a CUDA kernel; `wide` are the integers that may need 64 bits.
-
-    `registers` says where the elements of runs are kept.
-    """
-
-    wide: set[str] = field(default_factory=set)
-    stretches: tuple[Stretch, ...] = ()
-    registers: dict[Access, str] = field(default_factory=dict)
-
-    def scalar(self, value: loops.Scalar) -> Text:
-        """A number. Integers are computed with in 64 bits, wherever they come from."""
-        text = super().scalar(value)
-        if isinstance(value, loops.Integer) and not value.value.is_constant:
-            return Text(f"(int64_t){text.at(Level.UNARY)}", Level.UNARY)
-        return text
-
-    def is_wide(self, value: Poly) -> bool:
-        """Whether an integer was read from memory, where it may be anything."""
-        return not self.wide.isdisjoint(value.symbols) or any(
-            atom.kind is Kind.LOAD for atom in value.all_atoms()
-        )
-
-    def cell(self, name: str, indices: Sequence[Poly]) -> str:
-        """The stored element at an index, as an lvalue."""
-        return self.registers.get((name, tuple(indices))) or super().cell(name, indices)
-
-    def condition(self, condition: Condition) -> Text:
-        """A comparison, which costs nothing for the cells for which it holds anyway."""
-        text = super().condition(condition)
-        if condition.relation is not Relation.GE:
-            return text
-        return self._hinted(condition.value, text)
-
-    def inside(self, index: Poly, extent: Poly) -> Text:
-        """Whether an index is inside of its dim."""
-        if not any(stretch.name in index.symbols for stretch in self.stretches):
-            return super().inside(index, extent)
-        both = [self.condition(Condition(value)) for value in (index, extent - 1 - index)]
-        return Text(" && ".join(each.at(Level.EQUALITY) for each in both), Level.AND)
-
-    def copied(self, value: loops.Scalar, target: Operand) -> str | None:
-        """What is stored in a tensor where it is an element of the same type, or 0; else None."""
-        match value:
-            case loops.Load(tensor=name, indices=indices):
-                found = self._tensor(name)
-                if isinstance(found, Operand) and type_name(found) == type_name(target):
-                    return self.cell(name, indices)
-            case loops.Choose(test=test, then=then, otherwise=loops.Number(value=0)):
-                element = self.copied(then, target)
-                if element is not None:
-                    zero = self.stored(target, Text("0"))
-                    return f"{self.test(test).at(Level.OR)} ? {element} : {zero}"
-            case _:
-                pass
-        return None
-
-    def _hinted(self, value: Poly, text: Text) -> Text:
-        for stretch in self.stretches:
-            hint = stretch.hint(value)
-            if hint is not None:
-                return Text(f"{hint} || {text.at(Level.AND)}", Level.OR)
-        return text
-
 
 @dataclass
-class CudaEmitter(Emitter):
+class CudaStatements(Emitter):
     """Prints nodes as statements of one thread."""
 
     printer: CudaPrinter
@@ -182,8 +64,7 @@ class CudaEmitter(Emitter):
         """What is loaded for all cells, loops over them, what is stored for them."""
         row, group, program = self.kernel.row, self.kernel.group, self.printer.program
         assert row is not None and not node.lower and not node.upper
-        block = self.inner()
-        assert isinstance(block, CudaEmitter)
+        block = inside(self)
         block.printer = replace(block.printer, registers=dict(block.printer.registers))
         across = None if group is None else group.axis.name
         loads = load_runs(node, row.axis.name, across, program)
@@ -240,13 +121,13 @@ class CudaEmitter(Emitter):
         )
         printer.registers[load.tensor, load.indices] = name
 
-    def begin_members(self, row: Row) -> CudaEmitter:
+    def begin_members(self, row: Row) -> CudaStatements:
         """A loop over the values of a stretch; gives the emitter of what is inside."""
         member = self.members[row.axis.name]
         count = "LANES" if row is self.kernel.row else "ROWS"
         self.write("UNROLL")
         self.write(f"for (int {member} = 0; {member} < {count}; {member}++) {{")
-        inner = _inside(self)
+        inner = inside(self)
         inner.printer.names.symbols[row.axis.name] = inner.scope.fresh(row.axis.name)
         inner.printer.bounded.add((symbol(row.axis.name), row.axis.extent))
         return inner
@@ -286,7 +167,7 @@ class CudaEmitter(Emitter):
         self.printer.registers.update({access: name + at for access, at in places.items()})
         self.for_rows(run, name, lambda row, registers: row.load_row(run, registers))
 
-    def for_rows(self, run: Run, name: str, write: Callable[[CudaEmitter, str], None]) -> None:
+    def for_rows(self, run: Run, name: str, write: Callable[[CudaStatements, str], None]) -> None:
         """Write something for every row of a run, given its registers."""
         group = self.kernel.group
         if group is None or not run.moves:
@@ -294,9 +175,9 @@ class CudaEmitter(Emitter):
             return
         at = self.scope.fresh("at")
         self.write("UNROLL")
-        end = _plus("ROWS", run.bottom)
+        end = plus("ROWS", run.bottom)
         self.write(f"for (int {at} = {run.top}; {at} < {end}; {at}++) {{")
-        inner = _inside(self)
+        inner = inside(self)
         names, printer = inner.printer.names.symbols, inner.printer
         member = names[group.axis.name] = inner.scope.fresh(group.axis.name)
         first = names[group.first]
@@ -306,7 +187,7 @@ class CudaEmitter(Emitter):
         inner.printer = replace(printer, stretches=(*others, own))
         if run.top == run.bottom == 0:
             inner.printer.bounded.add((symbol(group.axis.name), group.axis.extent))
-        write(inner, f"{name}[{_plus(at, -run.top)}]")
+        write(inner, f"{name}[{plus(at, -run.top)}]")
         self.write("}")
 
     def load_row(self, run: Run, name: str) -> None:
@@ -361,7 +242,7 @@ class CudaEmitter(Emitter):
         assert row is not None
         options = (f"{run.begin}", _lanes(run.step, run.end), _vector(run, row.axis.extent))
 
-        def write(emitter: CudaEmitter, registers: str) -> None:
+        def write(emitter: CudaStatements, registers: str) -> None:
             place, _, step = emitter.run_place(run)
             arguments = [registers, place, step]
             if flags:
@@ -428,8 +309,7 @@ class CudaEmitter(Emitter):
         kind = self.integer_type(*node.lower, *node.upper)
         lower = extreme("greatest", [self.text(bound) for bound in node.lower])
         upper = extreme("least", [self.text(bound + 1) for bound in node.upper])
-        inner = self.inner()
-        assert isinstance(inner, CudaEmitter)
+        inner = inside(self)
         inner.is_shared = True
         end = self.scope.fresh(f"{node.name}_end")
         self.write(f"const {kind} {end} = {upper};")
@@ -442,127 +322,21 @@ class CudaEmitter(Emitter):
         inner.nodes(node.body)
         self.write("}")
 
-    def team(self, axes: Sequence[Axis], magic: Sequence[str]) -> None:
-        """The whole body of a kernel whose cells are sums that a team of threads adds up."""
-        start, *terms, store = self.kernel.body
-        assert isinstance(start, Start) and isinstance(store, Store)
-        names = [self.scope.fresh(axis.name) for axis in axes]
-        extents = [self.printer.poly(axis.extent) for axis in axes]
-        for axis, name in zip(axes, names, strict=True):
-            self.printer.names.symbols[axis.name] = name
-            self.printer.bounded.add((symbol(axis.name), axis.extent))
-        count = product(extents)
-        first, point = self.scope.fresh("first"), self.scope.fresh("point")
-        kind = self.printer.types.of_accumulator(start.tensor, start.accumulator, self.kernel.body)
-        partial = self.scope.fresh("partial")
-        self.write(f"__shared__ {kind.value} {partial}[THREADS];")
-        head = f"{INDEX} {first} = blockIdx.x * ({INDEX})blockDim.z"
-        step = f"gridDim.x * ({INDEX})blockDim.z"
-        self.write(f"for ({head}; {first} < {count}; {first} += {step}) {{")
-        inner = _inside(self)
-        inner.write(f"const {INDEX} {point} = {first} + threadIdx.z;")
-        inner.digits_of(point, names, extents, magic)
-        inner.start(start)
-        total = inner.printer.names.accumulators[start.accumulator]
-        if start.value is not None:
-            inner.write(f"if (MEMBER != 0) {total} = 0;")
-        inner.block(f"if ({point} < {count})", terms)
-        inner.write(f"{total} = team_sum({total}, {partial});")
-        inner.block(f"if ({point} < {count} && MEMBER == 0)", (store,))
-        self.write("}")
-
-    # ------------------------------------------------------------ points
-    def grid(self, axes: Sequence[Axis], magic: Sequence[str]) -> CudaEmitter:
-        """Loops over the points of this thread; gives the emitter of what is inside of them.
-
-        Threads are neighbours along x in the last axis and along y in the one before; all others
-        together are z. A grid may be smaller than its axes, hence loops. `magic` are the
-        parameters with which `quotient` divides, for all of the z axes but the first. The last
-        axes count stretches where the kernel has any.
-        """
-        names = [self.scope.fresh(axis.name) for axis in axes]
-        extents = [self.printer.poly(axis.extent) for axis in axes]
-        for axis, name in zip(axes, names, strict=True):
-            self.printer.names.symbols[axis.name] = name
-            self.printer.bounded.add((symbol(axis.name), axis.extent))
-        for at, count in ((-1, "LANES"), (-2, "ROWS"))[: len(self.kernel.stretched)]:
-            extents[at] = Text(f"parts({extents[at].text}, {count})")
-        if not axes:
-            names, extents = [self.scope.fresh("point")], [Text("1")]
-        emitter: CudaEmitter = self
-        if len(axes) > 2:
-            emitter = emitter.outer(names[:-2], extents[:-2], magic)
-        inner = list(zip(names, extents, strict=True))[-2:]
-        for letter, (name, extent) in zip("yx"[-len(inner) :], inner, strict=True):
-            emitter.write(f"EACH({letter}, {name}, {extent.text}) {{")
-            emitter = _inside(emitter)
-        return emitter
-
-    def outer(
-        self, names: Sequence[str], extents: Sequence[Text], magic: Sequence[str]
-    ) -> CudaEmitter:
-        """The loop over the z axes."""
-        if len(names) == 1:
-            self.write(f"EACH(z, {names[0]}, {extents[0].text}) {{")
-            return _inside(self)
-        point = self.scope.fresh("outer")
-        self.write(f"EACH(z, {point}, {product(extents)}) {{")
-        emitter = _inside(self)
-        emitter.digits_of(point, names, extents, magic)
-        return emitter
-
-    def digits_of(
-        self, point: str, names: Sequence[str], extents: Sequence[Text], magic: Sequence[str]
-    ) -> None:
-        """Name the digits of a number, the last one fastest; `magic` is for all but the first."""
-        rest = point
-        for at in reversed(range(1, len(names))):
-            extent = extents[at]
-            above = names[0] if at == 1 else self.scope.fresh("outer")
-            self.write(f"const {INDEX} {above} = quotient({rest}, {extent.text}, {magic[at - 1]});")
-            self.write(f"const {INDEX} {names[at]} = {rest} - {above} * {extent.at(Level.UNARY)};")
-            rest = above
-        if len(names) == 1:
-            self.write(f"const {INDEX} {names[0]} = {rest};")
-
-    def close(self, outermost: CudaEmitter) -> None:
-        """Close the loops that were opened since."""
-        for depth in range(self.depth - 1, outermost.depth - 1, -1):
-            self.lines.append("    " * depth + "}")
-
-
-def product(extents: Sequence[Text]) -> str:
-    """The product of extents, 1 for none."""
-    factors = (
-        extent.at(Level.MULTIPLICATIVE if at == 0 else Level.UNARY)
-        for at, extent in enumerate(extents)
-    )
-    return " * ".join(factors) or "1"
-
 
 def _lanes(step: int, more: int) -> str:
     """A multiple of the number of lanes, and a few more."""
-    return _times(step, "LANES", more)
-
-
-def _times(step: int, count: str, more: int) -> str:
-    """A multiple of a variable, and a few more."""
-    return _plus(count if step == 1 else f"{step} * {count}", more)
-
-
-def _plus(text: str, more: int) -> str:
-    return text if more == 0 else f"{text} {'-' if more < 0 else '+'} {abs(more)}"
+    return times(step, "LANES", more)
 
 
 def _place(step: int, member: str, shift: int) -> str:
     """The element of an array for a member."""
-    return f"[{_times(step, member, shift)}]"
+    return f"[{times(step, member, shift)}]"
 
 
 def _size(run: Run) -> str:
     """The size of an array for a run."""
     size = f"[{_lanes(run.step, run.end - run.begin)}]"
-    return f"[{_plus('ROWS', run.bottom - run.top)}]{size}" if run.moves else size
+    return f"[{plus('ROWS', run.bottom - run.top)}]{size}" if run.moves else size
 
 
 def _without_rows(kernel: Kernel) -> tuple[Node, ...]:
@@ -582,8 +356,11 @@ def _vector(run: Run, row: Poly) -> str:
     return f"aligned(LANES, {run.step if rows == 0 else 1}, {divisor})"
 
 
-def _inside(emitter: CudaEmitter) -> CudaEmitter:
+_E = TypeVar("_E", bound=Emitter)
+
+
+def inside(emitter: _E) -> _E:
     """The emitter one level further in; names stay known."""
     inner = emitter.inner()
-    assert isinstance(inner, CudaEmitter)
+    assert isinstance(inner, type(emitter))
     return inner
