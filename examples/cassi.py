@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from photograph import photograph
 from torch import Tensor
 
 import opgen
@@ -33,16 +34,12 @@ class Result:
     consistency: float
 
 
-def scene(channels: int, size: int, generator: torch.Generator) -> Tensor:
-    """A cube in [0, 1]: coloured discs on a shaded background, spectra smooth in the channel."""
-    rows, columns = torch.meshgrid(*[torch.linspace(-1, 1, size)] * 2, indexing="ij")
-    wavelength = torch.linspace(0, 1, channels)[:, None, None]
-    cube = 0.2 + 0.1 * rows * wavelength + 0.1 * columns * (1 - wavelength)
-    for _ in range(12):
-        x, y, radius, peak, width = torch.rand(5, generator=generator).tolist()
-        inside = (rows - 2 * y + 1).hypot(columns - 2 * x + 1) < 0.1 + 0.3 * radius
-        spectrum = torch.exp(-((wavelength - peak) ** 2) / (0.1 + 0.4 * width))
-        cube = torch.where(inside, 0.15 + 0.8 * spectrum, cube)
+def scene(channels: int, size: int) -> Tensor:
+    """The photograph as [1,channels,size,size] in [0, 1]: smooth spectra of its three colours."""
+    wavelength = torch.linspace(450, 650, channels)  # nm
+    peaks = torch.tensor([620.0, 540.0, 460.0])[:, None]  # of red, green and blue
+    spectra = torch.exp(-(((wavelength - peaks) / 50) ** 2))
+    cube = torch.einsum("ck,cij->kij", spectra / spectra.sum(dim=0), photograph(size))
     return cube[None].contiguous()
 
 
@@ -71,7 +68,7 @@ def reconstruct(channels: int = 28, size: int = 256, steps: int = 60) -> Result:
     """Measure a scene, reconstruct it in two ways, and compare."""
     generator = torch.Generator().manual_seed(0)
     ops = opgen.load(SPEC)
-    truth = scene(channels, size, generator)
+    truth = scene(channels, size)
     mask = 0.05 + 0.95 * (torch.rand(1, 1, size, size, generator=generator) < 0.5).float()
 
     def measured(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from photograph import photograph
 from torch import Tensor
 
 import opgen
@@ -65,18 +66,10 @@ class Result:
     last: float
 
 
-def picture(size: int) -> Tensor:
-    """A shaded disc on stripes."""
-    rows, columns = torch.meshgrid(*[torch.linspace(-1, 1, size)] * 2, indexing="ij")
-    stripes = 0.5 + 0.3 * (12 * (rows + 0.5 * columns)).sin()
-    disc = 0.9 - 0.5 * rows
-    return torch.where(rows.hypot(columns) < 0.6, disc, stripes)[None, None].contiguous()
-
-
 def run(size: int = 128, kernel: int = 6, steps: int = 5) -> Result:
-    """Compare both ways, then train patterns and thresholds on a noisy picture."""
+    """Compare both ways, then train patterns and thresholds on a noisy photograph."""
     denoise: Denoise = opgen.compile(SPEC).denoise
-    clean = picture(size)
+    clean = photograph(size).mean(dim=0)[None, None]
     noise = 0.1 * torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
     noisy = clean + noise
     # At the border fewer patches overlap: compare what lies inside.
@@ -123,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args(arguments)
     size, kernel = options.size, options.kernel
-    print(f"a picture of {size} x {size}, {kernel * kernel} patterns of {kernel} x {kernel}")
+    print(f"a photograph of {size} x {size}, {kernel * kernel} patterns of {kernel} x {kernel}")
     result = run(size, kernel, options.steps)
     print(
         f"against F.unfold and F.fold: values differ by {result.value_difference:.1e}, "

@@ -2,7 +2,8 @@
 
 A stage is a convolution, a pixel shuffle and a leaky ReLU of slope 0.1. Framework code runs three
 ops and writes the tensor with r*r times the channels; the spec below writes pixels straight away.
-The net is trained twice from the same weights, with this op and with PyTorch's own ops.
+The net is trained twice from the same weights on pieces of a photograph, with this op and with
+PyTorch's own ops.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from photograph import patches
 from torch import Tensor, nn
 
 import opgen
@@ -78,18 +80,6 @@ def network(features: int, blocks: int, stage: Stage) -> nn.Sequential:
     )
 
 
-def images(count: int, size: int) -> Tensor:
-    """Images of overlapping coloured waves, different in each."""
-    generator = torch.Generator().manual_seed(1)
-    rows, columns = torch.meshgrid(*[torch.linspace(0, 1, size)] * 2, indexing="ij")
-    waves = torch.rand(count, 3, 6, 3, generator=generator)
-    frequency, angle, phase = 20 * waves[..., 0], 6.3 * waves[..., 1], 6.3 * waves[..., 2]
-    along = (
-        angle.cos()[..., None, None] * rows + angle.sin()[..., None, None] * columns
-    ) * frequency[..., None, None]
-    return 0.5 + 0.08 * (along + phase[..., None, None]).sin().sum(dim=2)
-
-
 @dataclass(frozen=True)
 class Result:
     """The losses of every step."""
@@ -111,7 +101,7 @@ def train(
     dtype: torch.dtype = torch.float32,
 ) -> Result:
     """Train both nets on the same batches."""
-    fine = images(4, 4 * size).to(dtype)
+    fine = patches(4, 4 * size).to(dtype)
     coarse = F.interpolate(fine, scale_factor=0.25, mode="bicubic", antialias=True)
 
     def losses(stage: Stage) -> list[float]:
@@ -140,7 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     dtype = torch.float64 if options.double else torch.float32
     size = options.size
-    print(f"4 images from {size} x {size} to {4 * size} x {4 * size}, {options.features} features")
+    print(f"4 pieces of a photograph: {size} x {size} to {4 * size} x {4 * size}, ", end="")
+    print(f"{options.features} features")
     result = train(options.features, options.blocks, size, options.steps, dtype)
     for name, losses in (("opgen", result.opgen), ("torch", result.torch)):
         print(f"{name}: loss {losses[0]:.6f} -> {losses[-1]:.6f} in {len(losses)} steps")

@@ -1,7 +1,8 @@
 """A MobileNet-style classifier: depthwise and pointwise convolutions of specs/conv.op.
 
-The net is trained twice from the same weights and on the same batches, once with `conv2d` of opgen
-and once with PyTorch's; the losses of all steps must agree.
+The net learns by how many right angles pieces of a photograph were turned. It is trained twice
+from the same weights and on the same batches, once with `conv2d` of opgen and once with PyTorch's;
+the losses of all steps must agree.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from photograph import patches
 from torch import Tensor, nn
 
 import opgen
@@ -60,14 +62,10 @@ def network(width: int, convolution: Convolution) -> nn.Sequential:
 
 
 def batch(count: int, size: int) -> tuple[Tensor, Tensor]:
-    """Noisy gratings; the class is their direction."""
-    generator = torch.Generator().manual_seed(1)
+    """Pieces of a photograph; the class is by how many right angles each is turned."""
     labels = torch.arange(count) % CLASSES
-    rows, columns = torch.meshgrid(*[torch.arange(size, dtype=torch.float32)] * 2, indexing="ij")
-    angle = (labels * torch.pi / CLASSES)[:, None, None]
-    wave = ((angle.cos() * rows + angle.sin() * columns) * 0.8).sin()
-    noise = torch.randn(count, 3, size, size, generator=generator)
-    return wave[:, None] + 0.5 * noise, labels
+    turned = [p.rot90(int(k), (1, 2)) for p, k in zip(patches(count, size), labels, strict=True)]
+    return torch.stack(turned), labels
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--double", action="store_true", help="train in double precision")
     options = parser.parse_args(arguments)
     dtype = torch.float64 if options.double else torch.float32
-    print(f"{options.count} images of {options.size} x {options.size} in {CLASSES} classes")
+    print(f"{options.count} pieces of {options.size} x {options.size}, turned in {CLASSES} ways")
     result = train(options.width, options.size, options.count, options.steps, dtype)
     for name, losses in (("opgen", result.opgen), ("torch", result.torch)):
         print(f"{name}: loss {losses[0]:.6f} -> {losses[-1]:.6f} in {len(losses)} steps")

@@ -1,11 +1,12 @@
 """Import the module that `opgen build specs/shift_sum.op` wrote, and use it.
 
 Prints the toy of the shift-and-sum thread, its gradient, and how fast it is beside the loop of
-slices that PyTorch users write, on a batch of 16 cubes of 28 x 256 x 256.
+slices that PyTorch users write, on a batch of cubes of 28 x 256 x 256.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import statistics
 import sys
@@ -41,6 +42,9 @@ def slices(x: torch.Tensor, step: int) -> torch.Tensor:
 
 def main() -> None:
     """Result, gradient, comparison."""
+    parser = argparse.ArgumentParser(description="Use the module of specs/shift_sum.op.")
+    parser.add_argument("--cubes", type=int, default=16, help="how many make a batch")
+    cubes = parser.parse_args().cubes
     if not MODULE.exists():
         sys.exit(f"{MODULE} is missing: run `opgen build specs/shift_sum.op` first")
     ops = imported(MODULE)
@@ -53,7 +57,7 @@ def main() -> None:
     assert x.grad is not None
     print("gradient of sum(y * [0,1,2,3,4]):      ", x.grad.reshape(3, 3).tolist())
 
-    cube = torch.rand(16, 28, 256, 256, requires_grad=True)
+    cube = torch.rand(cubes, 28, 256, 256, requires_grad=True)
     ours, theirs = ops.shift_sum(cube, step=2), slices(cube, 2)
     torch.testing.assert_close(ours, theirs)
     cotangent = torch.rand_like(theirs)
@@ -62,7 +66,7 @@ def main() -> None:
         return torch.autograd.grad(y, cube, cotangent, retain_graph=True)[0]
 
     torch.testing.assert_close(backward(ours), backward(theirs))
-    print("a [16,28,256,256] cube, step 2: equal to the loop of slices, forward and backward")
+    print(f"[{cubes},28,256,256], step 2: equal to the loop of slices, forward and backward")
     pixels = cube.detach()
     compare("forward ", lambda: ops.shift_sum(pixels, step=2), lambda: slices(pixels, 2))
     compare("backward", lambda: backward(ours), lambda: backward(theirs))

@@ -6,22 +6,19 @@ text -> syntax -> notation -> adjoint -> loops -> threads -> cuda, module
 
 from __future__ import annotations
 
-import builtins
 import functools
-import hashlib
-import linecache
 import os
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opgen import output
 from opgen.algebra.facts import Facts
+from opgen.emit import torch_module
 from opgen.emit.c import c_source
 from opgen.emit.cuda import cuda_kernels, cuda_source
-from opgen.emit.torch_module import SpecialKernels, Unit, module_source
+from opgen.emit.torch_module import SpecialKernels, Unit
 from opgen.errors import Source
 from opgen.ir.certificate import Trials
 from opgen.ir.context import facts_of
@@ -46,13 +43,14 @@ from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import (
     attributes_of,
+    counts_of,
     default_values,
     factors_of,
     lengths_of,
     specialise,
     windows_of,
 )
-from opgen.runtime import Gradient, Operation
+from opgen.runtime import Operation, generated
 
 ORDERS = 2
 """How many times the ops of a written module are differentiated."""
@@ -124,7 +122,7 @@ def stages(
     convolutions = [convolution(member.op) for member in members]
     units = tuple(map(Unit, members, programs, on_cpu, on_gpu, traits, specials, convolutions))
     proved = certificate(members, fibres, trials)
-    module = module_source(units, source.text, source.name, proved, runtime)
+    module = torch_module.module_source(units, source.text, source.name, proved, runtime)
     yield Stage("module", module, lambda: module)
 
 
@@ -154,19 +152,18 @@ def _special_kernels(
         sizes.append(tuple(n for n in found if n in program.integers and n not in taken))
         taken.update(found)
     windows, lengths, factors = sizes
+    counts = tuple(name for name in counts_of(public) if name in names)
+    kernels = SpecialKernels(names, windows, factors, lengths, packed(op), counts)
     defaults = default_values(op)
     if not names or defaults is None:
-        return SpecialKernels(names, windows, factors, lengths, packed(op))
-    attributes = (defaults[name] for name in names)
+        return kernels
+    fixed = {n: value for n, value in defaults.items() if n not in counts or value == 1}
+    attributes = (fixed.get(name) for name in names)
     values = (*attributes, *(None for _ in (*windows, *factors, *lengths)), None)
-    return SpecialKernels(
-        names,
-        windows,
-        factors,
-        lengths,
-        packed(op),
-        ((values, _special(op, program, defaults, rows)),),
-        ((values, _special(op, on_gpu, defaults, cuda_rows)),),
+    return replace(
+        kernels,
+        programs=((values, _special(op, program, fixed, rows)),),
+        on_gpu=((values, _special(op, on_gpu, fixed, cuda_rows)),),
     )
 
 
@@ -203,7 +200,7 @@ def check_source(source: Source) -> tuple[Op, ...]:
 # ---------------------------------------------------------------------------- products
 def compile(text: str, name: str = "<spec>") -> types.ModuleType:  # noqa: A001  # opgen.compile
     """A module with a function and a class for every op of a spec; gradients follow on demand."""
-    return _loaded(_module_text(Source(text, name), orders=0), name)
+    return generated.load(generated.source("module_source", text, name), name)
 
 
 def load(path: str | os.PathLike[str]) -> types.ModuleType:
@@ -244,32 +241,23 @@ def _module_text(
     return last.text()
 
 
-def _loaded(text: str, name: str) -> types.ModuleType:
-    """The module of a generated text; its lines are known to tracebacks."""
-    stem = "".join(c if c.isalnum() else "_" for c in Path(name).stem)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    filename = f"<opgen {digest} {stem}>"
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    module = types.ModuleType(f"opgen_module_{stem}_{digest}")
-    module.__file__ = filename
-    # torch.compile and pickle find what belongs to a module by importing it.
-    sys.modules[module.__name__] = module
-    exec(builtins.compile(text, filename, "exec"), module.__dict__)
-    return module
-
-
 # ---------------------------------------------------------------------------- derivatives on demand
-def derived(text: str, name: str, path: tuple[str, ...]) -> tuple[Operation, Gradient]:
-    """The op at the end of a path of differentiations, and how the one before it calls it.
+def module_source(text: str, name: str) -> str:
+    """The module of a spec without derivatives."""
+    return _module_text(Source(text, name), orders=0)
 
-    `opgen.runtime` comes here for a derivative that a module does not hold.
+
+def derived_source(text: str, name: str, path: tuple[str, ...]) -> str:
+    """A module of the op at the end of a path of differentiations.
+
+    Its `LINK` says how the op before it on the path calls it, see `opgen.runtime.Gradient`.
     """
     ops = _checked(text, name)
-    op = ops[path[0]]
-    for step in path[1:]:
-        derivative = adjoint(op, step, ops)
-        op = derivative.op
-    return operation(op, path, text, name, ops), Gradient(op.name, sources(derivative))
+    *before, last = path
+    derivative = adjoint(_derived_op(text, name, tuple(before)), last, ops)
+    link = (derivative.op.name, sources(derivative))
+    module = _operation_source(derivative.op, path, text, name, ops)
+    return f"{module}\nLINK = {link}\n"
 
 
 def special_source(
@@ -310,17 +298,24 @@ def operation(
     ops: Mapping[str, Op] | None = None,
 ) -> Operation:
     """One op of the notation as something to call; `ops` are those of its file by name."""
+    module = generated.load(_operation_source(op, path, text, name, ops or {}), name)
+    found: Operation = module.FAMILY.operations[op.name]
+    return found
+
+
+def _operation_source(
+    op: Op, path: tuple[str, ...], text: str, name: str, ops: Mapping[str, Op]
+) -> str:
+    """A module of one op."""
     member = Member(op, path or (op.name,), ())
     program = schedule(op, gather(op))
     on_cpu, on_gpu = rows(program, facts_of(op)), cuda_rows(program, facts_of(op))
     kernels = None  # without a spec nothing can be made later
     if text and len(member.path) <= 2:
-        kernels = _special_kernels(op, on_cpu, on_gpu, (ops or {}).get(member.path[0], op))
-    traits = _traits(op, ops or {})
+        kernels = _special_kernels(op, on_cpu, on_gpu, ops.get(member.path[0], op))
+    traits = _traits(op, ops)
     unit = Unit(member, program, on_cpu, on_gpu, traits, kernels, convolution(op))
-    module = _loaded(module_source((unit,), text, name), name)
-    found: Operation = module.FAMILY.operations[op.name]
-    return found
+    return torch_module.module_source((unit,), text, name)
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 for _name, _examples, _repeatable in (
     ("ci", 10, True),
-    ("fuzz", 80, True),
+    ("fuzz", 40, True),
     ("explore", 300, False),
 ):
     settings.register_profile(

@@ -116,8 +116,9 @@ def test_forms_of_derivatives(tmp_path: Path) -> None:
 
 
 def test_forms_are_those_of_the_fibres() -> None:
-    """For every derivative of every spec, and the README's claim for its example."""
-    for path in sorted(SPECS.glob("*.op")):
+    """For the derivatives of specs of every kind, and the README's claim for its example."""
+    for stem in ("conv", "embedding", "pool", "shift_sum", "softmax", "upsample_bilinear"):
+        path = SPECS / f"{stem}.op"
         stages = {s.name: s.value for s in compiler.stages(compiler.read_source(path), 1)}
         members = [m for m in stages["adjoint"] if not m.is_public]  # type: ignore[attr-defined]
         tree = ast.parse(str(stages["module"]))

@@ -118,7 +118,7 @@ def test_build_and_the_example(tmp_path: Path) -> None:
     """What the README calls the main job, in a fresh directory."""
     commands = (
         [sys.executable, "-m", "opgen", "build", str(SPECS / "shift_sum.op")],
-        [sys.executable, str(ROOT / "examples" / "shift_sum.py")],
+        [sys.executable, str(ROOT / "examples" / "shift_sum.py"), "--cubes", "1"],
     )
     for command in commands:
         done = subprocess.run(
@@ -136,7 +136,7 @@ def test_same_bytes_under_two_hash_seeds(tmp_path: Path) -> None:
         directory = tmp_path / seed
         script = (
             "import sys; from opgen.__main__ import main\n"
-            "names = ['conv', 'local_attention', 'upsample_bilinear', 'pool', 'pad']\n"
+            "names = ['shift_sum', 'pool', 'pad']\n"
             f"names = names if {seed} == 1 else names[::-1]\n"
             f"[main(['build', f'{SPECS}/{{n}}.op', '-o', {str(directory)!r}]) for n in names]\n"
         )
@@ -150,7 +150,7 @@ def test_same_bytes_under_two_hash_seeds(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         outputs.append({p.name: p.read_bytes() for p in sorted(directory.glob("*.py"))})
-    assert len(outputs[0]) == 5
+    assert len(outputs[0]) == 3
     assert outputs[0] == outputs[1]
 
 

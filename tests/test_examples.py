@@ -17,6 +17,12 @@ from catalogue import SPECS
 EXAMPLES = SPECS.parent / "examples"
 
 
+@pytest.fixture(autouse=True)
+def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They import each other as scripts do, whose directory is on the path."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+
 @cache
 def example(name: str) -> ModuleType:
     found = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
@@ -85,8 +91,8 @@ def test_custom_convolution_equals_unfold_and_fold() -> None:
     ("name", "options", "pattern", "bound"),
     [
         ("cassi", "--channels 6 --size 24 --steps 30", r"reproduces the image to (\S+),", 1e-5),
-        ("edsr", "--features 4 --blocks 1 --size 6 --steps 2", r"losses: (\S+)", 1e-4),
-        ("mobilenet", "--width 2 --size 16 --count 8 --steps 2", r"losses: (\S+)", 1e-4),
+        ("edsr", "--features 4 --blocks 1 --size 6 --steps 2 --double", r"losses: (\S+)", 1e-10),
+        ("mobilenet", "--width 2 --size 16 --count 8 --steps 2 --double", r"losses: (\S+)", 1e-10),
         ("custom_convolution", "--size 16 --kernel 3 --steps 1", r"values differ by (\S+),", 1e-5),
     ],
 )
@@ -123,4 +129,19 @@ def test_mistakes_in_a_kernel_are_found() -> None:
 
 def test_every_example_is_tested() -> None:
     tested = {"cassi", "edsr", "mobilenet", "custom_convolution", "raw_kernel", "shift_sum"}
+    tested.add("photograph")  # by what it gives to the others, and below
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
+
+
+def test_the_photograph() -> None:
+    whole = example("photograph").photograph()
+    assert whole.shape == (3, 256, 256)
+    assert 0 <= whole.min() < 0.1 < 0.9 < whole.max() <= 1
+    # A photograph: neighbours are alike, and what is far apart is not.
+    near, far = (whole.diff(dim=2)).abs().mean(), (whole - whole.roll(64, 2)).abs().mean()
+    assert near < 0.25 * far
+    pieces = example("photograph").patches(3, 16)
+    assert pieces.shape == (3, 3, 16, 16)
+    windows = whole.unfold(1, 16, 1).unfold(2, 16, 1)
+    for piece in pieces:
+        assert ((windows - piece[:, None, None]).abs().amax((0, 3, 4)) == 0).any()

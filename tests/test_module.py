@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -104,11 +105,15 @@ def test_several_outputs_are_a_tuple(module: ModuleType) -> None:
 
 # ---------------------------------------------------------------------------- standing alone
 def run_without(packages: str, program: str, path: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program in a fresh interpreter in which some packages cannot be imported."""
+    """Run a program in a fresh interpreter in which some packages cannot be imported.
+
+    Nothing is in the cache: a derivative that was made before needs no opgen any more.
+    """
     head = f"import sys\nfor name in {packages.split()!r}: sys.modules[name] = None\n"
     return subprocess.run(
         [sys.executable, "-c", head + program],
         cwd=path.parent,
+        env={**os.environ, "OPGEN_CACHE": str(path.parent / "cache")},
         capture_output=True,
         text=True,
         check=False,
@@ -161,6 +166,14 @@ def test_orders_beyond_two_say_so_where_opgen_is_not(tmp_path: Path) -> None:
     result = run_without("lark", THIRD, written(tmp_path, CUBE))
     assert result.stdout.split() == ["32.0", "48.0"]
     assert "is not part of the generated module, and opgen, which would derive it" in result.stderr
+
+
+def test_a_derivative_is_derived_once(tmp_path: Path) -> None:
+    path = written(tmp_path, CUBE)
+    before = run_without("", THIRD, path)
+    after = run_without("lark opgen.compiler", THIRD, path)
+    assert after.returncode == 0, after.stderr
+    assert after.stdout == before.stdout
 
 
 def test_a_family_that_closes_needs_no_third_order(tmp_path: Path) -> None:

@@ -70,7 +70,13 @@ def failed(found: dict[str, Outcome]) -> set[str]:
 
 
 # ---------------------------------------------------------------------------- right ops
-@pytest.mark.parametrize("spec", ["shift_sum", "embedding", "pool", "softmax", "unfold", "norm"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("embedding", "shift_sum", "softmax", "unfold"),
+        *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("norm", "pool")),
+    ],
+)
 def test_ops_of_every_kind_pass(spec: str) -> None:
     for each in subjects(SPECS / f"{spec}.op"):
         assert each.loops is not None

@@ -12,7 +12,10 @@ import torch
 
 import opgen
 from opgen import compiler
-from opgen.runtime import Operation, special
+from opgen.errors import Source
+from opgen.lang.read import read
+from opgen.passes.specialise import counts_of
+from opgen.runtime import Operation, generated, special
 
 SPEC = """
 op {name}(x[N,W], k[K]; stride = 1, padding = 0) -> y[N,V]
@@ -125,7 +128,30 @@ def test_a_factor_of_one_has_a_kernel() -> None:
         x, w = torch.randn(2**14, groups * channels), torch.randn(groups * filters, channels)
         wanted = torch.nn.functional.conv1d(x[..., None], w[..., None], groups=groups)[..., 0]
         torch.testing.assert_close(op(x, w, g=groups), wanted)
-    assert made(op) == {(6, 1, 1, None), (2, None, None, None), (3, None, 1, None)}
+    # Numbers of groups say how often a loop runs: one kernel for all of them but 1.
+    assert made(op) == {(None, 1, 1, None), (None, None, None, None), (None, None, 1, None)}
+    x, w = torch.randn(2**14, 3), torch.randn(2, 3)
+    torch.testing.assert_close(op(x, w, g=1), x @ w.T)
+    assert (1, None, None, None) in made(op)
+
+
+@pytest.mark.parametrize(
+    ("statement", "counted"),
+    [
+        ("y[n,(i d)] = sum(c) x[n,(i c)] * w[(i d),c]", ("g",)),
+        ("y[n,(i d)] = sum(c) x[n,(i c)] * w[(i d),c] * g", ()),  # a value
+        ("y[n,(i d)] = sum(c) x[n,(i c)] * w[(i d),c] if i < g - 1", ()),
+        ("y[n,(i d)] = sum(j,c) x[n,(j c)] * w[(i d),c]", ()),  # terms of a sum
+        ("y[n,(i d)] = sum(c) x[n,i + g*c ?0] * w[(i d),c]", ()),  # a distance
+    ],
+)
+def test_attributes_that_count(statement: str, counted: tuple[str, ...]) -> None:
+    (op,) = read(
+        Source(
+            f"op f(x[N,(g C)], w[(g D),C]; g = 1) -> y[N,(g D)]\n  where g >= 1\n  {statement}\n"
+        )
+    )
+    assert counts_of(op) == counted
 
 
 def test_sizes_need_no_kernels_of_their_own() -> None:
@@ -167,14 +193,13 @@ def test_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_source_is_made_once(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
     op = fresh("filtered_once")
     call(op, 2, 1, 3)
-    assert len(list(own_cache.glob("*.c"))) == 1
+    (entry,) = own_cache.glob("*.c")
 
     def fails(*_: object) -> str:
         raise AssertionError("made again")
 
     monkeypatch.setattr(compiler, "special_source", fails)
     source = special.source_of(op.operation, (2, 1, 3, None))
-    (entry,) = own_cache.glob("*.c")
     assert source == entry.read_text()
     entry.write_text(source + "int broken;")
     with pytest.raises(AssertionError, match="made again"):
@@ -185,7 +210,7 @@ def test_a_source_is_made_once(monkeypatch: pytest.MonkeyPatch, own_cache: Path)
 def test_a_module_alone_uses_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without opgen: kernels for the default attributes, and those for all."""
     op = fresh("filtered_6")
-    monkeypatch.setattr(special, "_generator", lambda: None)
+    monkeypatch.setattr(generated, "_generator", lambda: None)
     operation = op.operation
     names = (operation.special.names, operation.special.windows)
     assert names == (("stride", "padding"), ("K",))

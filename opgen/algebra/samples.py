@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, assert_never
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import Atom, Kind, Monomial, Poly, symbol_atom
@@ -162,9 +162,9 @@ class Samples:
             found = self.value(condition.value)
             if found is None:
                 continue
-            test = _TESTS[condition.relation]
-            passed = sum(1 << k for k, number in enumerate(found[0]) if test(number))
-            alive &= found[1] & passed
+            alive &= found[1] & _mask(condition.relation, found[0])
+            if not alive:
+                break
         return Samples(self.count, alive, dict(self._values))
 
     def _child(self, alive: int, name: str, column: Column) -> Samples:
@@ -251,6 +251,20 @@ def _solved_symbols(names: list[str], conditions: list[Condition]) -> dict[str, 
     return solved
 
 
+def _mask(relation: Relation, column: Column) -> int:
+    """The bit mask of the points at which a value has a relation to zero."""
+    match relation:
+        case Relation.GE:
+            passed = ["1" if number >= 0 else "0" for number in column]
+        case Relation.EQ:
+            passed = ["1" if number == 0 else "0" for number in column]
+        case Relation.NE:
+            passed = ["0" if number == 0 else "1" for number in column]
+        case _:
+            assert_never(relation)
+    return int("".join(reversed(passed)) or "0", 2)
+
+
 def _ceilings(conditions: Iterable[Condition]) -> dict[str, int]:
     """The constant upper bounds of single symbols."""
     ceilings: dict[str, int] = {}
@@ -314,13 +328,6 @@ def _pick(low: int | None, high: int | None, position: int, number: int) -> int:
             return high
         case _:
             return low + (number >> 4) % (high - low + 1)
-
-
-_TESTS: Final[dict[Relation, Callable[[int], bool]]] = {
-    Relation.GE: lambda number: number >= 0,
-    Relation.EQ: lambda number: number == 0,
-    Relation.NE: lambda number: number != 0,
-}
 
 
 def _evaluate(atom: Atom, args: tuple[int, ...]) -> int | None:

@@ -47,6 +47,7 @@ class SpecialKernels:
     factors: tuple[str, ...] = ()
     lengths: tuple[str, ...] = ()
     packed: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
     programs: tuple[tuple[Values, Program], ...] = ()
     on_gpu: tuple[tuple[Values, Program], ...] = ()
 
@@ -383,6 +384,7 @@ def _special(
         factors=strings(special.factors) if special.factors else None,
         lengths=strings(special.lengths) if special.lengths else None,
         packed=strings(special.packed) if special.packed else None,
+        counts=strings(special.counts) if special.counts else None,
         sources=pairs(special.programs, sources),
         cuda=pairs(special.on_gpu, cuda),
     )

@@ -56,6 +56,34 @@ def default_values(op: Op) -> dict[str, int] | None:
     return values
 
 
+def counts_of(op: Op) -> tuple[str, ...]:
+    """Attributes that only say how often loops over outputs run, as the groups of a convolution.
+
+    Nothing is gained by a kernel for each of their values, but for 1.
+    """
+    return tuple(
+        name
+        for name in attributes_of(op)
+        if not any(name in let.value.symbols for let in op.lets)
+        and all(_only_counts(name, statement) for statement in op.statements)
+    )
+
+
+def _only_counts(name: str, statement: Statement) -> bool:
+    """Whether a symbol is the extent of iterators of the output, and nothing else."""
+    kept = frozenset[str]().union(*(i.value.symbols for i in statement.target.indices))
+    for iterator, extent in extents_of(statement.iterators).items():
+        if name in extent.symbols and (extent.symbol != name or iterator not in kept):
+            return False
+    other = {name: symbol("another")}
+    return (
+        substitute_access(statement.target, other) == statement.target
+        and substitute_expression(statement.body, other) == statement.body
+        and not any(name in guard.value.symbols for guard in statement.guards)
+        and (statement.position is None or name not in statement.position.symbols)
+    )
+
+
 def windows_of(op: Op) -> tuple[str, ...]:
     """The sizes of windows that slide over another dim, such as the extents of a filter.
 

@@ -28,7 +28,7 @@ from pathlib import Path
 LARGEST = 2**29
 """How many bytes the entries of a directory may have together."""
 
-_ENTRY = re.compile(r"([0-9a-f]{32}|host)-[0-9a-f]{32}\.(so|c|cubin)")
+_ENTRY = re.compile(r"([0-9a-f]{32}|host)-[0-9a-f]{32}\.(so|c|py|cubin)")
 _SCRATCH = re.compile(r"[0-9a-f]{32}-[^.]*")
 _HOUR = 3600.0
 
@@ -97,9 +97,9 @@ def find(place: Path, key: str) -> ctypes.CDLL | None:
     return None
 
 
-def find_source(place: Path, key: str) -> str | None:
+def find_source(place: Path, key: str, suffix: str) -> str | None:
     """The source of a key, if an entry holds it; damaged entries are removed."""
-    for entry in sorted(place.glob(f"{key}-*.c")):
+    for entry in sorted(place.glob(f"{key}-*{suffix}")):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if _is_whole(entry):
                 return entry.read_text(encoding="utf-8")
@@ -152,6 +152,14 @@ def add(built: Path, place: Path, key: str) -> Path:
     built.replace(entry)
     _shrink(place, entry)
     return entry
+
+
+def add_source(text: str, place: Path, key: str, suffix: str) -> None:
+    """Make a text an entry; OSError if that is not possible."""
+    with scratch(place, key) as directory:
+        file = directory / f"source{suffix}"
+        file.write_text(text, encoding="utf-8")
+        add(file, place, key)
 
 
 def _digest(file: Path) -> str:

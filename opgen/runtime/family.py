@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, field
 
+from opgen.runtime import generated
 from opgen.runtime.description import Gradient
 from opgen.runtime.operation import Operation
 
@@ -44,11 +44,12 @@ class Family:
     def _derive(self, operation: Operation, path: tuple[str, ...]) -> tuple[Operation, Gradient]:
         """Derive an op with opgen itself, which a module does not need for anything else."""
         try:
-            compiler = importlib.import_module("opgen.compiler")
+            text = generated.source("derived_source", self.spec, self.spec_name, path)
         except ImportError as error:
             raise RuntimeError(
                 f"{operation.name}: its gradient with respect to '{path[-1]}' is not part of the "
                 f"generated module, and opgen, which would derive it, cannot be imported ({error})"
             ) from error
-        derived: tuple[Operation, Gradient] = compiler.derived(self.spec, self.spec_name, path)
-        return derived
+        module = generated.load(text, self.spec_name)
+        link = Gradient(*module.LINK)
+        return module.FAMILY.operations[link.op], link

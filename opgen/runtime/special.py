@@ -12,20 +12,15 @@ always runs on the same kernel, so that it always gives the same bits.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import hashlib
-import importlib.util
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import cache, checks
+from opgen.runtime import checks, generated
 from opgen.runtime.description import (
     LARGEST_WINDOW,
     LONGEST_ROW,
@@ -122,7 +117,10 @@ def packed(
 
 def _split(special: Special, integers: Mapping[str, int]) -> tuple[Values, Values]:
     """The values of attributes and windows, and of other sizes; None for what is left open."""
-    values = [integers[name] for name in special.names]
+    values = [
+        _up_to(1, integers[name]) if name in special.counts else integers[name]
+        for name in special.names
+    ]
     windows = (_up_to(LARGEST_WINDOW, integers[name]) for name in special.windows)
     factors = (_up_to(1, integers[name]) for name in special.factors)
     lengths = (_up_to(LONGEST_ROW, integers[name]) for name in special.lengths)
@@ -207,51 +205,12 @@ def _attributes_alone(special: Special, values: Values) -> Values:
 
 def _made(operation: Operation, special: Special, values: Values, maker: str) -> str | None:
     """A source made now by that function of `opgen.compiler`; None where opgen is not installed."""
-    generator = _generator()
-    if generator is None:
-        return None
-    key = _key(operation, values, f"{generator} {maker}")
-    known = cache.find_source(cache.directory(), key)
-    if known is not None:
-        return known
-    try:
-        compiler = importlib.import_module("opgen.compiler")
-    except ImportError:
-        return None
     *integers, layout = values
     pairs = zip(special.integers, integers, strict=True)
     given = {name: value for name, value in pairs if value is not None}
-    family = operation.family
-    make = getattr(compiler, maker)
+    family, path = operation.family, operation.path
     layouts = () if layout is None else (layout,)
-    source: str = make(family.spec, family.spec_name, operation.path, given, *layouts)
-    _keep(source, key)
-    return source
-
-
-def _key(operation: Operation, values: Values, generator: str) -> str:
-    """What the source of a special kernel is made from, as a name of the cache."""
-    parts = (generator, operation.family.spec, *operation.path, repr(values))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-
-
-@functools.cache
-def _generator() -> str | None:
-    """A name for the opgen that is installed, which changes with its files; None if none is."""
-    found = importlib.util.find_spec("opgen")
-    if found is None or not found.submodule_search_locations:
+    try:
+        return generated.source(maker, family.spec, family.spec_name, path, given, *layouts)
+    except ImportError:
         return None
-    files = hashlib.sha256()
-    for place in found.submodule_search_locations:
-        for path in sorted((*Path(place).rglob("*.py"), *Path(place).rglob("*.j2"))):
-            status = path.stat()
-            files.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return files.hexdigest()
-
-
-def _keep(source: str, key: str) -> None:
-    """Put a source into the cache; where there is no room, it is made again another time."""
-    with contextlib.suppress(OSError), cache.scratch(cache.directory(), key) as scratch:
-        text = scratch / "op.c"
-        text.write_text(source, encoding="utf-8")
-        cache.add(text, cache.directory(), key)

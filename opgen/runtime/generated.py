@@ -1,0 +1,80 @@
+"""Texts that opgen makes while a program runs: kept on disk until a file of opgen changes.
+
+Proofs and derivations take longer than anything else here, and give the same text every time.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import linecache
+import sys
+import types
+from pathlib import Path
+
+from opgen.runtime import cache
+
+MAKERS = {
+    "module_source": ".py",
+    "derived_source": ".py",
+    "special_source": ".c",
+    "special_cuda": ".py",
+}
+"""Functions of `opgen.compiler` that make texts, and what these are."""
+
+
+def source(maker: str, *given: object) -> str:
+    """The text that a function of `opgen.compiler` returns for arguments that their repr tells.
+
+    ImportError where opgen is not installed; what the function raises if it refuses.
+    """
+    generator = _generator()
+    if generator is None:
+        raise ModuleNotFoundError("No module named 'opgen'")
+    made_from = "\0".join((generator, maker, *map(repr, given)))
+    key = hashlib.sha256(made_from.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    suffix = MAKERS[maker]
+    known = cache.find_source(cache.directory(), key, suffix)
+    if known is not None:
+        return known
+    text: str = getattr(importlib.import_module("opgen.compiler"), maker)(*given)
+    with contextlib.suppress(OSError):  # where there is no room, it is made again another time
+        cache.add_source(text, cache.directory(), key, suffix)
+    return text
+
+
+def load(text: str, name: str) -> types.ModuleType:
+    """The module of a generated text; its lines are known to tracebacks.
+
+    It is found by importing it, as `torch.compile` and `pickle` do with what belongs to a module.
+    """
+    stem = "".join(c if c.isalnum() else "_" for c in Path(name).stem)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    filename = f"<opgen {digest} {stem}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    module = types.ModuleType(f"opgen_module_{stem}_{digest}")
+    module.__file__ = filename
+    sys.modules[module.__name__] = module
+    exec(builtins.compile(text, filename, "exec"), module.__dict__)
+    return module
+
+
+@functools.cache
+def _generator() -> str | None:
+    """A name for the opgen that is installed, which changes with its files; None if none is."""
+    found = importlib.util.find_spec("opgen")
+    if found is None or not found.submodule_search_locations:
+        return None
+    files = hashlib.sha256()
+    for place in map(Path, found.submodule_search_locations):
+        # In a checkout the grammar and the templates lie beside the package.
+        for folder in (place, place.parent / "grammar", place.parent / "templates"):
+            for path in sorted(folder.rglob("*")):
+                if path.suffix in (".py", ".j2", ".lark"):
+                    status = path.stat()
+                    files.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return files.hexdigest()
