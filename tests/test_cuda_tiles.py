@@ -52,20 +52,23 @@ def test_which_axis_has_several_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extents", "rows"),
+    ("extents", "values", "rows"),
     [
-        ((8, 64, 2**14), 4),
-        ((8, 62, 2**14), 2),
-        ((8, 63, 2**14), 1),
-        ((1, 4, 2**16), 4),
-        ((1, 4, 2**15), 2),
-        ((1, 4, 2**14), 1),
-        ((0, 4, 2**14), 1),
+        ((8, 64, 2**14), 8, 4),
+        ((8, 62, 2**14), 8, 2),
+        ((8, 63, 2**14), 8, 1),
+        ((1, 4, 2**16), 8, 4),
+        ((1, 4, 2**15), 8, 2),
+        ((1, 4, 2**14), 8, 1),
+        ((0, 4, 2**14), 8, 1),
+        ((8, 64, 2**14), 32, 4),
+        ((8, 64, 2**14), 33, 2),
+        ((8, 64, 2**14), 65, 1),
     ],
 )
-def test_how_many_rows(extents: tuple[int, ...], rows: int) -> None:
-    """As many as divide the axis, and leave 2**16 threads."""
-    assert cuda_grid.rows(extents) == rows
+def test_how_many_rows(extents: tuple[int, ...], values: int, rows: int) -> None:
+    """As many as divide the axis, leave 2**16 threads, and have 128 values."""
+    assert cuda_grid.rows(extents, values) == rows
 
 
 # ---------------------------------------------------------------------------- against PyTorch

@@ -10,6 +10,7 @@ from opgen.emit.c_layout import spec_comment, wrapped
 from opgen.emit.cuda_points import CudaEmitter
 from opgen.emit.cuda_printer import INDEX, CudaPrinter
 from opgen.emit.cuda_reach import reach
+from opgen.emit.cuda_runs import values_of_cell
 from opgen.emit.function import Signature, declare_names, pointer, signature_of, strides_of
 from opgen.emit.names import CNames, function_name, identifier, python_names
 from opgen.emit.polynomial import python_text
@@ -50,7 +51,7 @@ class Function:
     reach: Poly
     written: str
     lanes: str | None  # the macro for the cells of a thread
-    rows: str | None  # and that for its rows
+    rows: tuple[str, int] | None  # that for its rows, and how many values a cell has
     walked: tuple[tuple[str, int], ...]  # tensors that these walk along, and their steps
 
 
@@ -135,7 +136,7 @@ def _function(
         reach(kernel),
         kernel.written,
         None if row is None else _macro("lanes", kernel),
-        None if kernel.group is None else _macro("rows", kernel),
+        None if kernel.group is None else (_macro("rows", kernel), values_of_cell(kernel)),
         tuple(emitter.walked.items()),
     )
 
@@ -201,6 +202,10 @@ def cuda_kernels(program: Program, name: str, called_as: Program | None = None) 
 
 def _launch(kernel: Function, program: Program) -> Group:
     signature = kernel.signature
+    rows = None
+    if kernel.rows is not None:
+        macro, values = kernel.rows
+        rows = tuple_of([quoted(macro), str(values)])
     workspaces = {workspace.output: workspace.name for workspace in program.workspaces}
     source = workspaces.get(kernel.written)
     return call(
@@ -211,7 +216,7 @@ def _launch(kernel: Function, program: Program) -> Group:
         converts=None if source is None else strings((source, kernel.written)),
         teams="True" if kernel.teams else None,
         lanes=None if kernel.lanes is None else quoted(kernel.lanes),
-        rows=None if kernel.rows is None else quoted(kernel.rows),
+        rows=rows,
         walked=dict_of({name: str(step) for name, step in kernel.walked}) if kernel.lanes else None,
     )
 

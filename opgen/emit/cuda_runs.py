@@ -29,15 +29,18 @@ from opgen.ir.loops import (
     Define,
     Either,
     If,
+    Kernel,
     Lanes,
     Load,
     Node,
     Nonzero,
     Program,
     Scalar,
+    Start,
     Store,
     Test,
     node_scalars,
+    walk,
 )
 
 LARGEST_STEP: Final = 4
@@ -199,6 +202,22 @@ def _join(
     run.top, run.bottom = min(run.top, member), max(run.bottom, member)
     run.certain = run.certain and certain
     run.accesses[tensor, indices] = member, offset
+
+
+def values_of_cell(kernel: Kernel) -> int:
+    """About how many values a thread keeps for a cell: those of rows it reads, accumulators."""
+    assert kernel.row is not None
+    read: set[tuple[object, ...]] = set()
+    count = 0
+    for node in walk(kernel.body):
+        if isinstance(node, Start):
+            count += 3 if node.reducer.is_argument else 1
+        if isinstance(node, Lanes):
+            for load, _ in _loads(node.body, True):
+                *rows, last = load.indices or (ZERO,)
+                if kernel.row.axis.name in last.symbols:
+                    read.add((load.tensor, *rows))
+    return count + len(read)
 
 
 # ---------------------------------------------------------------------------- traversal

@@ -44,8 +44,9 @@ def launches(
             macros.append(f"#define {launch.lanes} {lanes}\n")
             axes = (*axes[:-1], axes[-1] // lanes)
         if launch.rows is not None:
-            rows = cuda_grid.rows(axes)
-            macros.append(f"#define {launch.rows} {rows}\n")
+            macro, values = launch.rows
+            rows = cuda_grid.rows(axes, lanes * values)
+            macros.append(f"#define {macro} {rows}\n")
             axes = (*axes[:-2], axes[-2] // rows, axes[-1])
         grid = cuda_grid.team_grid(axes[:-2], *axes[-2:]) if launch.teams else cuda_grid.grid(axes)
         if grid is None:

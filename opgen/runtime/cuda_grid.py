@@ -24,6 +24,8 @@ MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 """The most blocks along x, y and z."""
 
 _MOST_ALONG_Z = 64
+_MOST_VALUES = 128
+"""The most values that a thread keeps: of the 255 registers many hold addresses."""
 _MOST_ACROSS = 64
 """The most threads of a block in a row of several: what neighbouring rows share is read once."""
 _WARP = 32
@@ -93,15 +95,19 @@ def lanes(extents: Sequence[int], walked: Iterable[tuple[torch.Tensor, int]]) ->
     return min((_cells(extents[-1], tensor, step) for tensor, step in walked), default=1)
 
 
-def rows(extents: Sequence[int]) -> int:
+def rows(extents: Sequence[int], values: int) -> int:
     """How many neighbours along the last axis but one are one thread's: 1, 2 or 4.
 
     They share what does not depend on them, and rows that several of them read. The axis is a
-    multiple of them, and there are threads enough left.
+    multiple of them, there are threads enough left, and `values` that are kept for each fit into
+    registers.
     """
     threads = math.prod(extents)
-    fits = (n for n in (4, 2) if extents[-2] % n == 0 and threads >= n * LEAST_THREADS)
-    return next(fits, 1)
+    for count in (4, 2):
+        fits = extents[-2] % count == 0 and count * values <= _MOST_VALUES
+        if fits and threads >= count * LEAST_THREADS:
+            return count
+    return 1
 
 
 def _cells(extent: int, tensor: torch.Tensor, step: int) -> int:
