@@ -38,6 +38,7 @@ from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
+from opgen.passes.padded import with_padding
 from opgen.passes.relayout import channels_last, packed, relayout
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
@@ -46,6 +47,7 @@ from opgen.passes.specialise import (
     counts_of,
     default_values,
     factors_of,
+    given_sizes,
     lengths_of,
     specialise,
     windows_of,
@@ -148,7 +150,8 @@ def _special_kernels(
     names = attributes_of(op)
     taken: set[str] = set()
     sizes = []
-    for found in (windows_of(public), lengths_of(public), factors_of(public)):
+    windows = (*windows_of(public), *given_sizes(op, public))
+    for found in (windows, lengths_of(public), factors_of(public)):
         sizes.append(tuple(n for n in found if n in program.integers and n not in taken))
         taken.update(found)
     windows, lengths, factors = sizes
@@ -270,7 +273,10 @@ def special_source(
     op = _derived_op(text, name, path)
     program = rows(schedule(op, gather(op)), facts_of(op))
     orders = channels_last(op, layout)
-    special = _special(relayout(op, orders), program, values, rows)
+    laid_out = relayout(op, orders)
+    special = _special(laid_out, program, values, rows)
+    if special is not program:
+        special = with_padding(specialise(laid_out, values), special)
     return c_source(special, program, {} if special is program else orders)
 
 

@@ -26,6 +26,21 @@ def found(spec: str) -> Convolution | None:
     return convolution(op)
 
 
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For every convolution called: whether the library computed it."""
+    heard: list[bool] = []
+    convolve = library.convolve
+
+    def listening(case: library.Case, call: evaluation.Call) -> Tensor | None:
+        out = convolve(case, call)
+        heard.append(out is not None)
+        return out
+
+    monkeypatch.setattr(library, "convolve", listening)
+    return heard
+
+
 # ---------------------------------------------------------------------------- what is found
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_the_convolutions_of_the_specs(rank: int) -> None:
@@ -73,7 +88,7 @@ NEAR_MISSES = {
     "a maximum": SUM.replace("sum", "max").replace(" ?0", " ?clamp"),
     "edges repeated": SUM.replace("?0", "?clamp"),
     "edges of another value": SUM.replace("?0", "?(1)"),
-    "another order of groups": SUM.replace("x[n,(i c)", "x[n, c*g + i"),
+    "channels shared by groups": SUM.replace("x[n,(i c)", "x[n, i + c"),
     "a flipped filter": SUM.replace("sum(c,k)", "sum(c, k in K)").replace(",c,k]", ",c, K-1-k]"),
     "a sum": SUM.replace("x[n", "(x[n").replace("* w[(i o),c,k]", "+ w[(i o),c,k])"),
     "a guard": SUM.replace("sum(c,k)", "sum(c,k if k < 2)"),
@@ -92,9 +107,21 @@ def test_near_misses(name: str) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        # The channels of x and y are not those of the weight.
-        "op f(x[N,C,W], w[C,D,K]) -> y[N,D,V]\n  let V = W - K + 1\n"
-        "  y[n,o,v] = sum(c,k) x[n,c, v + k] * w[c,o,k]\n",
+        # All pixels of a block are the same.
+        "op f(x[N,C,W], w[D,C,K]) -> y[N,D,(V 2)]\n  let V = W - K + 1\n"
+        "  y[n,d,(v a)] += x[n,c, v + k] * w[d,c,k]\n",
+        # Only a part of a block is written.
+        "op f(x[N,C,W], w[(D 2),C,K]) -> y[N,D,(V 3)]\n  let V = W - K + 1\n"
+        "  y[n,d, 3*v + a] += x[n,c, v + k] * w[(d a),c,k]  for v in V\n",
+        # What is handed on is used twice.
+        "op f(x[N,C,W], w[D,C,K]) -> y[N,D,V]\n  let V = W - K + 1\n  tmp t[N,D,V]\n"
+        "  t[n,o,v] = sum(c,k) x[n,c, v + k] * w[o,c,k]\n  y[n,o,v] = t[n,o,v] + t[n,o,v]\n",
+        # What is handed on comes back mirrored.
+        "op f(x[N,C,W], w[D,C,K]) -> y[N,D,V]\n  let V = W - K + 1\n  tmp t[N,D,V]\n"
+        "  t[n,o,v] = sum(c,k) x[n,c, v + k] * w[o,c,k]\n  y[n,o,v] = t[n,o, V - 1 - v]\n",
+        # Columns of another tensor are copied over some of them.
+        "op f(x[N,C,W], w[D,C,K]) -> y[N,D,V]\n  let V = W - K + 1\n  tmp t[N,(C K),V]\n"
+        "  t[n,(c k),v] = 1\n  y[n,o,v] = sum(c,k) w[o,c,k] * t[n,(c k),v]\n",
         # A filter for each image.
         "op f(x[N,C,W], w[N,C,K]) -> y[N,N,V]\n  let V = W - K + 1\n"
         "  y[n,o,v] = sum(c,k) x[n,c, v + k] * w[n,c,k]  for o in N\n",
@@ -116,22 +143,114 @@ def test_near_misses_of_whole_ops(spec: str) -> None:
     assert found(spec) is None
 
 
+# ---------------------------------------------------------------------------- other dims
+def reference_blocks(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Loops over the taps; blocks of 2 by 3 pixels for channels, taken apart by slices."""
+    out, _, rows, columns = w.shape
+    height, width = x.shape[2] - rows + 3, x.shape[3] - columns + 3
+    wide = x.new_zeros(*x.shape[:2], x.shape[2] + 2, x.shape[3] + 2)
+    wide[:, :, 1:-1, 1:-1] = x
+    full = x.new_zeros(x.shape[0], out, height, width)
+    for k in range(rows):
+        for m in range(columns):
+            part = wide[:, :, k : k + height, m : m + width]
+            full = full + torch.einsum("nchw,oc->nohw", part, w[:, :, k, m])
+    if bias is not None:
+        full = full + bias[:, None, None]
+    y = x.new_zeros(x.shape[0], out // 6, 2 * height, 3 * width)
+    for a in range(2):
+        for b in range(3):
+            y[:, :, a::2, b::3] = full[:, 3 * a + b :: 6]
+    return y
+
+
+BLOCKS = (
+    "op blocks(x[N,C,H,W], w[(D 2 3),C,K,L], bias[(D 2 3)] = 0) -> y[N,D,(OH 2),(OW 3)]\n"
+    "  let OH = H - K + 3, OW = W - L + 3\n"
+    "  y[n,d,(i a),(j b)] = bias[(d a b)]"
+    " + sum(c,k,l) x[n,c, i + k - 1 ?0, j + l - 1 ?0] * w[(d a b),c,k,l]\n"
+)
+"""A convolution whose channels are written as blocks of pixels."""
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_channels_may_be_blocks_of_pixels(
+    layout: torch.memory_format, with_bias: bool, answers: list[bool]
+) -> None:
+    module = opgen.compile(BLOCKS)
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 5, 6).contiguous(memory_format=layout).requires_grad_()
+    w, bias = torch.randn(12, 8, 3, 3, requires_grad=True), torch.randn(12, requires_grad=True)
+    inputs = (x, w, bias) if with_bias else (x, w)
+    got, wanted = module.blocks(*inputs), reference_blocks(*inputs)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    assert got.is_contiguous(memory_format=layout)
+    cotangent = torch.randn_like(wanted).contiguous(memory_format=layout)
+    mine = torch.autograd.grad(got, inputs, cotangent)
+    theirs = torch.autograd.grad(wanted, inputs, cotangent)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
+    assert answers == [True, True, True]
+
+
+ORDERS = {
+    "groups behind channels": SUM.replace("x[n,(i c)", "x[n, c*g + i"),
+    "images behind channels": SUM.replace("x[n,(i c)", "x[(i c),n").replace(
+        "y[n,(i o),v]", "y[(i o),v,n]"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_dims_may_stand_in_any_order(name: str, answers: list[bool]) -> None:
+    head = GROUPED
+    if name == "images behind channels":
+        head = head.replace("x[N,(g C),W]", "x[(g C),N,W]").replace("y[N,(g D),V]", "y[(g D),V,N]")
+    module = opgen.compile(head + WHERE + ORDERS[name])
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 16, 9), torch.randn(32, 8, 3)
+    wanted = F.conv1d(x, w, stride=2, padding=1, groups=2)
+    if name == "groups behind channels":
+        given = x.view(3, 2, 8, 9).transpose(1, 2).reshape(3, 16, 9)
+        got = module.f(given, w, g=2, s=2, p=1)
+    else:
+        got = module.f(x.transpose(0, 1), w, g=2, s=2, p=1).permute(2, 0, 1)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    assert answers == [True]
+
+
+def test_a_filter_with_its_dims_in_another_order(answers: list[bool]) -> None:
+    module = opgen.compile(
+        "op f(x[N,C,W], w[C,D,K]) -> y[N,D,V]\n  let V = W - K + 1\n"
+        "  y[n,o,v] = sum(c,k) x[n,c, v + k] * w[c,o,k]\n"
+    )
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 8, 9), torch.randn(8, 16, 3)
+    wanted = F.conv1d(x, w.transpose(0, 1))
+    torch.testing.assert_close(module.f(x, w), wanted, rtol=1e-4, atol=1e-4)
+    assert answers == [True]
+
+
+unfold_conv = opgen.load(SPECS / "unfold_conv.op")
+
+
+def test_columns_between_image_and_filter_need_not_exist(answers: list[bool]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 9, 10, requires_grad=True)
+    w = torch.randn(16, 8, 3, 2, requires_grad=True)
+    attributes = {"stride": (2, 1), "padding": (1, 0), "dilation": (1, 2)}
+    got, wanted = unfold_conv.unfold_conv(x, w, **attributes), F.conv2d(x, w, **attributes)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    cotangent = torch.randn_like(wanted)
+    mine = torch.autograd.grad(got, (x, w), cotangent)
+    theirs = torch.autograd.grad(wanted, (x, w), cotangent)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
+    assert answers == [True, True, True]
+
+
 # ---------------------------------------------------------------------------- who computes
-@pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For every convolution called: whether the library computed it."""
-    heard: list[bool] = []
-    convolve = library.convolve
-
-    def listening(case: library.Case, call: evaluation.Call) -> Tensor | None:
-        out = convolve(case, call)
-        heard.append(out is not None)
-        return out
-
-    monkeypatch.setattr(library, "convolve", listening)
-    return heard
-
-
 conv = opgen.load(SPECS / "conv.op")
 transpose = opgen.load(SPECS / "conv_transpose.op")
 GEOMETRIES = (

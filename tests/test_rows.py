@@ -19,6 +19,7 @@ from opgen.ir.notation import BATCH, Op
 from opgen.ir.show_loops import show_kernel, show_program
 from opgen.ir.verify import verify
 from opgen.passes.gather import gather
+from opgen.passes.padded import with_padding
 from opgen.passes.relayout import channels_last, relayout
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
@@ -51,7 +52,8 @@ def narrow(program: Program, width: int = 3) -> Program:
 
 def scheduled(op: Op, special: Op | None = None) -> Program:
     special = special or op
-    return narrow(rows(schedule(special, gather(special)), facts_of(special)))
+    program = rows(schedule(special, gather(special)), facts_of(special))
+    return narrow(with_padding(special, program))
 
 
 @settings(max_examples=60)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import opgen
+from catalogue import SPECS
 from opgen import compiler
 from opgen.errors import Source
 from opgen.lang.read import read
@@ -219,3 +220,20 @@ def test_a_module_alone_uses_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> N
     assert special.source_of(operation, (2, 0, 3, None)) == operation.sources.c
     call(op, 1, 0, 3)
     call(op, 2, 1, 3)
+
+
+def test_a_window_that_an_attribute_gives_is_one_in_the_gradient_as_well() -> None:
+    module = opgen.load(SPECS / "unfold.op")
+    x = torch.randn(2, 3, 7, 9, requires_grad=True)
+    for size in (2, 3):
+        inputs = {"kernel_size": size, "stride": 2}
+        y = module.unfold(x, **inputs)
+        wanted = torch.nn.functional.unfold(x, **inputs)
+        cotangent = torch.randn_like(wanted)
+        (got,) = torch.autograd.grad(y, x, cotangent)
+        torch.testing.assert_close(got, *torch.autograd.grad(wanted, x, cotangent))
+    gradient, _ = module.FAMILY.operations["unfold"].gradient("x")
+    assert gradient.special is not None
+    assert gradient.special.windows == ("K", "L")
+    at = len(gradient.special.names)
+    assert {(2, 2), (3, 3)} <= {values[at : at + 2] for _, values in gradient.compiled}

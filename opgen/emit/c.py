@@ -7,6 +7,7 @@ import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from opgen.algebra.poly import Poly, poly
 from opgen.emit.c_layout import broken, wrapped
@@ -80,12 +81,12 @@ def c_source(
         "cpu.c.j2",
         Source(
             title,
-            helper_lines(helpers),
+            (*helper_lines(helpers), *_are_finite(program)),
             table_lines(program),
             tuple(
                 map(functools.partial(_task, called_as, orders or {}), program.kernels, functions)
             ),
-            _entry(program, called_as, functions),
+            _entry(program, called_as, orders or {}, functions),
         ),
     )
 
@@ -106,6 +107,15 @@ def _stride_positions(program: Program) -> dict[str, int]:
     return positions
 
 
+def _strides(
+    program: Program, orders: Mapping[str, tuple[int, ...]], tensor: str
+) -> tuple[int, ...]:
+    """Where the strides of a tensor are among the integers of a call."""
+    first = _stride_positions(program)[tensor]
+    axes = orders.get(tensor, range(program.operand(tensor).rank))
+    return tuple(first + axis for axis in axes)
+
+
 def _task(
     called_as: Program,
     orders: Mapping[str, tuple[int, ...]],
@@ -115,14 +125,8 @@ def _task(
     """How a kernel is called."""
     signature = function.signature
     order = [operand.name for operand in called_as.operands]
-    positions = _stride_positions(called_as)
     walked = _walked(kernel)
-    strides = {
-        name: [
-            positions[name] + axis for axis in orders.get(name, range(called_as.operand(name).rank))
-        ]
-        for name in signature.tensors
-    }
+    strides = {name: _strides(called_as, orders, name) for name in signature.tensors}
 
     def arguments(steps: Mapping[str, int]) -> tuple[str, ...]:
         lines = []
@@ -153,7 +157,12 @@ def _task(
 
 def _walked(kernel: Kernel) -> frozenset[str]:
     """The tensors through whose last dim the innermost loop walks."""
-    names = {node.name for node in walk(kernel.body) if isinstance(node, For) and node.any_order}
+    loops = [node for node in walk(kernel.body) if isinstance(node, For)]
+    names = {
+        node.name
+        for node in loops
+        if node.any_order or all(isinstance(each, Store) for each in node.body)
+    }
     if kernel.row is not None:
         names.add(kernel.row.axis.name)
     found: set[str] = set()
@@ -180,6 +189,39 @@ def _walked(kernel: Kernel) -> frozenset[str]:
 
 
 # ---------------------------------------------------------------------------- entry
+_ARE_FINITE: Final = """
+/* Whether all elements of a tensor are finite; dims that lie one behind the other count as one. */
+static int are_finite(const T *data, int rank, const int64_t *sizes, const int64_t *steps)
+{
+    int64_t size = 1, step = 1, rows = 1;
+    int finite = 1;
+    if (rank > 0) size = sizes[--rank], step = steps[rank];
+    while (rank > 0 && steps[rank - 1] == size * step) size *= sizes[--rank];
+    for (int axis = 0; axis < rank; axis++) rows *= sizes[axis];
+    for (int64_t row = 0; row < rows; row++) {
+        const T *first = data;
+        int64_t rest = row;
+        for (int axis = rank - 1; axis >= 0; axis--) {
+            first += rest % sizes[axis] * steps[axis];
+            rest /= sizes[axis];
+        }
+        if (step == 1)
+            for (int64_t at = 0; at < size; at++) finite &= from_T(first[at]) * 0 == 0;
+        else
+            for (int64_t at = 0; at < size; at++) finite &= from_T(first[at * step]) * 0 == 0;
+    }
+    return finite;
+}
+"""
+
+
+def _are_finite(program: Program) -> tuple[str, ...]:
+    """The function that looks at a tensor, where a kernel asks for it."""
+    if all(kernel.only is None for kernel in program.kernels):
+        return ()
+    return tuple(_ARE_FINITE.rstrip().split("\n"))
+
+
 def _written(program: Program) -> list[tuple[str, Poly]]:
     """The tensors that kernels write, with the number of their cells."""
     names = dict.fromkeys(kernel.written for kernel in program.kernels)
@@ -189,13 +231,24 @@ def _written(program: Program) -> list[tuple[str, Poly]]:
     ]
 
 
-def _entry(program: Program, called_as: Program, functions: tuple[Function, ...]) -> Entry:
+def _entry(
+    program: Program,
+    called_as: Program,
+    orders: Mapping[str, tuple[int, ...]],
+    functions: tuple[Function, ...],
+) -> Entry:
     """Run the kernels in order, each over all of its points."""
     scope = CNames({function.name for function in functions} | {"call", "n"})
     order = [operand.name for operand in called_as.operands]
     workspaces = {workspace.output: workspace.name for workspace in program.workspaces}
     counts = [(points(kernel), work(kernel, program.integers)) for kernel in program.kernels]
     sizes = [size for _, size in _written(program)]
+    sizes += [
+        extent
+        for kernel in program.kernels
+        if kernel.only is not None
+        for extent in program.operand(kernel.only.tensor).extents
+    ]
     used = frozenset[str]().union(
         *(value.symbols for value in (*itertools.chain.from_iterable(counts), *sizes))
     )
@@ -211,7 +264,18 @@ def _entry(program: Program, called_as: Program, functions: tuple[Function, ...]
         place = order.index(name)
         kind = type_name(program.operand(name))
         lines += broken(f"will_be_written(call->tensors[{place}], {size} * sizeof({kind}));")
+    checked = dict.fromkeys(kernel.only.tensor for kernel in program.kernels if kernel.only)
+    flags = {tensor: scope.fresh(f"{tensor}_is_finite") for tensor in checked}
+    for tensor, flag in flags.items():
+        dims = [printer.poly(extent).text for extent in program.operand(tensor).extents]
+        steps = [f"n[{position}]" for position in _strides(called_as, orders, tensor)]
+        arguments = f"call->tensors[{order.index(tensor)}], {len(dims)}"
+        lines += broken(f"const int64_t {flag}_sizes[] = {{{', '.join(dims)}}};")
+        lines += broken(f"const int64_t {flag}_steps[] = {{{', '.join(steps)}}};")
+        lines += broken(f"const int {flag} = are_finite({arguments}, {flag}_sizes, {flag}_steps);")
     for kernel, function, (count, each) in zip(program.kernels, functions, counts, strict=True):
+        if kernel.only is not None:
+            lines.append(f"if ({'' if kernel.only.holds else '!'}{flags[kernel.only.tensor]})")
         source = workspaces.get(kernel.written)
         if source is not None:
             # A workspace of the output's own type is the output itself.

@@ -41,8 +41,8 @@ def type_name(operand: Operand) -> str:
 class Names:
     """The identifiers of one C function."""
 
-    tensors: Mapping[str, str] = field(default_factory=dict)
-    strides: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    tensors: dict[str, str] = field(default_factory=dict)
+    strides: dict[tuple[str, int], str] = field(default_factory=dict)
     symbols: dict[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
     accumulators: dict[str, str] = field(default_factory=dict)

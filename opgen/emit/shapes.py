@@ -157,6 +157,7 @@ class _Shapes:
             outputs=tuple_of([self._shape(tensor.dims) for tensor in op.outputs]),
             temporaries=tuple_of(temporaries),
             geometry=self._geometry(),
+            parts=self._parts(),
         )
 
     def _geometry(self) -> Group | None:
@@ -165,6 +166,17 @@ class _Shapes:
             return None
         values = ((found.groups,), found.stride, found.padding, found.dilation)
         return tuple_of([tuple_of([self._poly(value) for value in each]) for each in values])
+
+    def _parts(self) -> Group | None:
+        """The parts of the dims of tensors that a convolution takes in another order."""
+        if self.convolution is None or not self.convolution.arrangements:
+            return None
+        return dict_of(
+            {
+                name: tuple_of([tuple_of([self._poly(part) for part in dim]) for dim in each.parts])
+                for name, each in self.convolution.arrangements.items()
+            }
+        )
 
     # ------------------------------------------------------------ pieces
     def _tensor(self, name: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
@@ -206,9 +207,21 @@ class Emitter:
                 first = self.printer.names.symbols.get(row.first, "")
                 self.printer.names.symbols[name] = own
                 self.write(f"const int64_t {own} = {value.format(first)};")
+        for name in self.kernel.local:
+            self.declare_local(name)
         if self.kernel.row is not None:
             self.declare_lane_accumulators()
         self.nodes(self.kernel.body)
+
+    def declare_local(self, name: str) -> None:
+        """An array for a tensor of which every point has its own."""
+        operand = self.printer.program.operand(name)
+        sizes = [extent.constant for extent in operand.extents]
+        own = self.scope.fresh(name)
+        self.printer.names.tensors[name] = own
+        for axis in range(operand.rank):
+            self.printer.names.strides[name, axis] = str(math.prod(sizes[axis + 1 :]))
+        self.write(f"{type_name(operand)} {own}[{math.prod(sizes)}];")
 
     # ------------------------------------------------------------ nodes
     def nodes(self, nodes: Sequence[Node]) -> None:

@@ -394,10 +394,15 @@ def _convolution(found: Convolution | None) -> Group | None:
     if found is None:
         return None
     names = {role: getattr(found, role.value) for role in Role}
+    orders: dict[str, Node] = {
+        name: tuple_of([tuple_of([str(part) for part in dim]) for dim in each.order])
+        for name, each in found.arrangements.items()
+    }
     return call(
         "Convolution",
         [quoted(name) for name in (names[found.target], *names.values())],
         bias=None if found.bias is None else quoted(found.bias),
+        orders=dict_of(orders) if orders else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,10 +24,23 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Arrangement:
+    """How a tensor becomes one of a convolution: dims taken apart, and parts joined to other dims.
+
+    `parts` are the extents of the parts of each dim. All parts are numbered in that order; `order`
+    says which of them each dim of the convolution's tensor is made of, slowest first.
+    """
+
+    parts: tuple[tuple[Poly, ...], ...]
+    order: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Convolution:
     """The names of tensors in their roles, which of them is computed, and the geometry.
 
-    `bias` is added to what is computed, one number for each channel.
+    `bias` is added to what is computed, one number for each channel. `arrangements` are those of
+    tensors whose dims are not already the dims of the convolution.
     """
 
     target: Role
@@ -38,3 +52,4 @@ class Convolution:
     stride: tuple[Poly, ...]
     padding: tuple[Poly, ...]
     dilation: tuple[Poly, ...]
+    arrangements: Mapping[str, Arrangement]

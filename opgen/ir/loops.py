@@ -229,6 +229,14 @@ Node = Define | For | Lanes | If | Start | Accumulate | Store | AtomicAdd
 
 # ---------------------------------------------------------------------------- kernels
 @dataclass(frozen=True, slots=True)
+class Finite:
+    """Whether all elements of a tensor are finite; where `holds` is false, whether some is not."""
+
+    tensor: str
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Axis:
     """A parallel index over `[0, extent)`."""
 
@@ -275,6 +283,9 @@ class Kernel:
     A `group` are several rows of one parallel point: a second axis that is shared out likewise. The
     body has loops over its values, and accumulators are those of one cell of one row.
 
+    `local` names unstored operands of constant extents of which every point has its own. A kernel
+    with `only` is passed over in calls where that is not so.
+
     `written` is the tensor it writes; `prologue` holds what is the same for every point; `spec`
     are the spec lines it computes.
     """
@@ -287,6 +298,8 @@ class Kernel:
     spec: tuple[str, ...] = field(default=(), compare=False)
     row: Row | None = None
     group: Row | None = None
+    local: tuple[str, ...] = ()
+    only: Finite | None = None
 
     @property
     def stretched(self) -> tuple[Row, ...]:
@@ -322,7 +335,7 @@ class Program:
 
     `operands` are inputs, outputs, temporaries, workspaces; `integers` are the symbols of sizes,
     lets and attributes, `numbers` the float attributes, in the order in which a call passes them.
-    `unstored` are temporaries whose cells live in accumulators alone.
+    `unstored` are temporaries whose cells live in accumulators alone, or in a kernel's own memory.
     """
 
     name: str

@@ -24,6 +24,10 @@ def show_kernel(kernel: Kernel) -> str:
         stretch = f"{row.first} .. {row.last} of {row.axis.name} < {row.axis.extent}"
         axes = f"{axes}, {stretch}" if axes else stretch
     lines.append(f"    parallel {axes or 'one point'}")
+    if kernel.only is not None:
+        state = "is finite" if kernel.only.holds else "is not finite"
+        lines.append(f"    only if {kernel.only.tensor} {state}")
+    lines += [f"      local {name}" for name in kernel.local]
     lines += _nodes(kernel.body, "      ")
     return "\n".join(lines) + "\n"
 

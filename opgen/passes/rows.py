@@ -58,8 +58,8 @@ from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solv
 from opgen.passes.lane_choice import Choice, Way, choose
 from opgen.passes.lane_passes import fused
 from opgen.passes.peel import Peeling
-from opgen.passes.tile import tiled, tiles_along, window_tiles
-from opgen.passes.unroll import LONGEST, unrolled
+from opgen.passes.tile import Tile, tiled, tiles_along, window_tiles
+from opgen.passes.unroll import LONGEST, MOST, unrolled
 
 Leaf = Accumulate | Start | Store | AtomicAdd
 
@@ -86,7 +86,7 @@ def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
     kernel = replace(kernel, body=direct(kernel.body))
     match choose(kernel):
         case Choice(way=Way.ROW, name=name):
-            return _along(kernel, name, facts)
+            return along_row(kernel, name, facts)
         case Choice(way=Way.SUM, name=name):
             return _in_any_order(kernel, name)
         case Choice(way=Way.POINTS):
@@ -135,8 +135,14 @@ def _in_any_order(kernel: Kernel, name: str) -> Kernel:
 
 
 # ---------------------------------------------------------------------------- rows
-def _along(kernel: Kernel, name: str, facts: Facts) -> Kernel:
-    """The kernel with the axis of that name as its row."""
+def along_row(
+    kernel: Kernel, name: str, facts: Facts, most: int = MOST, jammed_too: Sequence[Tile] = ()
+) -> Kernel:
+    """The kernel with the axis of that name as its row.
+
+    Loops with up to `most` terms in all are written out. The tiles in `jammed_too` are jammed
+    beside those that share what they load with each other.
+    """
     copies = copies_along(kernel, name)
     kernel, bodies = copies.kernel, copies.bodies
     (axis,) = (axis for axis in kernel.axes if axis.name == name)
@@ -146,25 +152,27 @@ def _along(kernel: Kernel, name: str, facts: Facts) -> Kernel:
     for each in kernel.axes:
         inside = inside.with_bounds(each.name, ZERO, each.extent - 1)
     tiles = tiles_along(kernel, bodies, name, all_shared=True)[-1:]
-    tiles = tiles or window_tiles(kernel, bodies, name)
+    tiles = [*jammed_too, *(tiles or window_tiles(kernel, bodies, name))]
     copies_of_a_cell = len(bodies) * math.prod(tile.size for tile in tiles)
     width = max(WIDTH // copies_of_a_cell, LEAST_WIDTH)
     if axis.extent.is_constant:
         width = min(width, max(axis.extent.constant, 1))
     row = Row(axis, fresh_name(f"{name}_first", taken), fresh_name(f"{name}_last", taken), width)
-    kernel = tiled(kernel, tiles, bodies, functools.partial(_passes, row, inside))
+    kernel = tiled(kernel, tiles, bodies, functools.partial(_passes, row, inside, most))
     axes = tuple(each for each in kernel.axes if each is not axis)
     return grouped(replace(kernel, axes=axes, row=row))
 
 
-def _passes(row: Row, inside: Facts, copies: Sequence[tuple[Node, ...]]) -> tuple[Node, ...]:
+def _passes(
+    row: Row, inside: Facts, most: int, copies: Sequence[tuple[Node, ...]]
+) -> tuple[Node, ...]:
     """Bodies that do not depend on each other as passes over the row."""
     name = row.axis.name
-    bodies = tuple(map(unrolled, copies))
+    bodies = tuple(unrolled(body, most) for body in copies)
     middle = Peeling(name, inside).peeled(bodies)
     rewriter = Rewriter(row, inside)
     scope = Scope(bounds=middle.bounds.needed(row.axis.extent, inside))
-    rewritten = [tuple(rewriter.nodes(unrolled(body), scope)) for body in middle.bodies]
+    rewritten = [tuple(rewriter.nodes(unrolled(body, most), scope)) for body in middle.bodies]
     whole = tuple(node for body in bodies for node in body)
     return (
         *(Lanes(bounds.lower, bounds.upper, whole) for bounds in middle.before),

@@ -128,6 +128,20 @@ def _windows_written(statement: Statement, op: Op) -> Iterable[str]:
                 yield size
 
 
+def given_sizes(op: Op, public: Op) -> tuple[str, ...]:
+    """Sizes of an op that attributes alone decide in the op of the spec it was derived from.
+
+    With `let K = kernel_size[0]` the gradient of an unfolding is given K, of few values as well.
+    """
+    attributes = set(attributes_of(public))
+    decided = [
+        let.name for let in public.lets if let.value.symbols and let.value.symbols <= attributes
+    ]
+    given = {each.name for each in op.attributes if each.type is AttributeType.SIZE}
+    given.update(op.sizes)
+    return tuple(name for name in decided if name in given)
+
+
 def factors_of(op: Op) -> tuple[str, ...]:
     """Sizes that are factors of composite dims: the channels of a group, say."""
     parts = (

@@ -25,9 +25,9 @@ MOST: Final = 32
 """The most terms of all loops together."""
 
 
-def unrolled(body: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The body without innermost loops that have few terms for every cell."""
-    return _unrolled(short_inside(body), MOST)
+def unrolled(body: tuple[Node, ...], most: int = MOST) -> tuple[Node, ...]:
+    """The body without innermost loops that have few terms for every cell, `most` in all."""
+    return _unrolled(short_inside(body), most)
 
 
 def short_inside(body: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -52,6 +52,9 @@ class Convolution:
     """That an op is a convolution: `target`, one of the names in their roles, is what it computes.
 
     result[n,(g o),i] = sum(c,k) image[n,(g c), i*s - p + k*d] * weight[(g o),c,k]
+
+    `orders` is for tensors with other dims: they are taken apart as `Shapes.parts` says, and every
+    dim of the convolution's tensor is made of the parts with these numbers.
     """
 
     target: str
@@ -59,6 +62,7 @@ class Convolution:
     image: str
     weight: str
     bias: str | None = None
+    orders: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,8 @@ class Shapes:
     """What a generated shape function returns.
 
     `integers` are the arguments of the kernels, `optional` the shapes of optional inputs.
-    `geometry` is that of a convolution: groups, strides, paddings, dilations.
+    `geometry` is that of a convolution: groups, strides, paddings, dilations; `parts` are the
+    extents of the parts of each dim of tensors that have other dims than those of a convolution.
     """
 
     integers: dict[str, int]
@@ -175,6 +180,7 @@ class Shapes:
     outputs: tuple[Shape, ...]
     temporaries: tuple[Shape, ...]
     geometry: tuple[tuple[int, ...], ...] | None = None
+    parts: Mapping[str, tuple[Shape, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

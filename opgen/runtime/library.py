@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from opgen.runtime.arrangement import Arrangement
+from opgen.runtime.layout import memory_format
+
 if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call
 
@@ -75,9 +78,10 @@ def case_of(call: Call) -> Case | None:
         return None
     if call.device.type != "cpu" or not torch._C._has_mkldnn:
         return None
-    given = dict(zip((each.name for each in call.operation.inputs), call.tensors, strict=True))
-    shapes = {name: tensor.shape for name, tensor in given.items() if tensor is not None}
-    shapes[call.operation.outputs[0].name] = torch.Size(call.shapes.outputs[0])
+    declared = zip(call.operation.inputs, call.tensors, strict=True)
+    shapes: dict[str, Sizes] = {each.name: t.shape for each, t in declared if t is not None}
+    shapes[call.operation.outputs[0].name] = call.shapes.outputs[0]
+    shapes |= {name: each.shape for name, each in _arrangements(call).items()}
     roles = (names.result, names.image, names.weight)
     (groups,), stride, padding, dilation = geometry
     case = Case(groups, stride, padding, dilation, *(shapes[name] for name in roles))
@@ -90,7 +94,11 @@ def convolve(case: Case, call: Call) -> torch.Tensor | None:
     """The output of the call; None where the library may not be right."""
     names = call.operation.convolution
     assert names is not None
-    given = dict(zip((each.name for each in call.operation.inputs), call.tensors, strict=True))
+    arrangements = _arrangements(call)
+    given = {
+        each.name: _arranged(tensor, arrangements.get(each.name), call)
+        for each, tensor in zip(call.operation.inputs, call.tensors, strict=True)
+    }
     result, image, weight = map(given.get, (names.result, names.image, names.weight))
     bias = None if names.bias is None else given[names.bias]
     found = None
@@ -100,7 +108,27 @@ def convolve(case: Case, call: Call) -> torch.Tensor | None:
         found = _image(case, result, weight, bias, call.operation.is_public)
     elif result is not None and image is not None:
         found = _weight(case, result, image)
-    return None if found is None else _in_format(found, call)
+    if found is None:
+        return None
+    arrangement = arrangements.get(names.target)
+    if arrangement is not None:
+        found = arrangement.restored(found, call.format_of(len(arrangement.parts)))
+    return _in_format(found, call)
+
+
+def _arrangements(call: Call) -> dict[str, Arrangement]:
+    """How tensors become those of a convolution, of those that are not already."""
+    names = call.operation.convolution
+    orders = {} if names is None else names.orders
+    return {name: Arrangement(call.shapes.parts[name], order) for name, order in orders.items()}
+
+
+def _arranged(
+    tensor: torch.Tensor | None, arrangement: Arrangement | None, call: Call
+) -> torch.Tensor | None:
+    if tensor is None or arrangement is None:
+        return tensor
+    return arrangement.arranged(tensor, call.format_of(len(arrangement.order)))
 
 
 def _result(
@@ -131,11 +159,11 @@ def _image(
         found: torch.Tensor = torch.ops.aten.convolution(result, weight, bias, *geometry)
         return found
     assert bias is None
-    return _gradient(case, result, result.new_empty(1).expand(case.image), weight, 0)
+    return _gradient(case, result, _unread(case.image, result), weight, 0)
 
 
 def _weight(case: Case, result: torch.Tensor, image: torch.Tensor) -> torch.Tensor | None:
-    found = _gradient(case, result, image, result.new_empty(1).expand(case.weight), 1)
+    found = _gradient(case, result, image, _unread(case.weight, result), 1)
     # A number that is not finite may come from a zero of the padding.
     return None if any(case.padding) and not _is_finite(found) else found
 
@@ -151,6 +179,15 @@ def _gradient(
         result, image, weight, None, *geometry, wanted
     )[which]
     return found
+
+
+def _unread(shape: Sizes, like: torch.Tensor) -> torch.Tensor:
+    """Memory that nobody touches, for a tensor of which the library looks at shape and format.
+
+    Strides of 0 would make it copy them all.
+    """
+    format_ = memory_format(like.dim(), (like,))
+    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=format_)
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

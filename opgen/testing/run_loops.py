@@ -8,6 +8,7 @@ and asserts that no cell outside of a tensor and none that was not written is re
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, assert_never
@@ -94,6 +95,8 @@ class _Runner:
                 values[define.name] = self.integer(define.value, values)
             except (ZeroDivisionError, ValueError):
                 values[define.name] = 0  # it has no meaning in this call, and is not used
+        if kernel.only is not None and self.is_finite(kernel.only.tensor) != kernel.only.holds:
+            return
         ranges = [range(self.integer(axis.extent, values)) for axis in kernel.axes]
         groups, stretches = (self.stretches(row, values) for row in (kernel.group, kernel.row))
         self.row = kernel.row
@@ -103,7 +106,17 @@ class _Runner:
         ):
             names = (axis.name for axis in kernel.axes)
             at = dict(zip(names, point, strict=True))
+            for local in kernel.local:
+                extents = self.program.operand(local).extents
+                shape = tuple(extent.evaluate(values) for extent in extents)
+                self.tensors[local] = Cells(shape, False)
             self.nodes(kernel.body, {**values, **at, **group, **stretch})
+
+    def is_finite(self, tensor: str) -> bool:
+        """Whether all elements of an input are."""
+        cells = self.tensors[tensor]
+        places = itertools.product(*map(range, cells.shape))
+        return all(math.isfinite(cells[place]) for place in places)
 
     def place(self, accumulator: str, values: Environment) -> tuple[str, int, int]:
         """The accumulator of this lane of this row."""

@@ -1,0 +1,204 @@
+"""Short rows whose windows reach over their ends, in a small copy with zeros around it.
+
+In `y[n,c,i,j] = sum(k,l) x[n,c, i + k - 2 ?0, j + l - 2 ?0] * w[c,k,l]` most cells of an image of 9
+by 9 lack some terms. Each parallel point copies its image into a local array with zeros around it,
+and all cells have all terms there: no condition is left.
+
+A term that is absent is then a product with 0 instead, which is the same only where the other
+factor is finite. So these kernels come beside the ordinary ones, and a call looks at the factor
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from opgen.algebra.facts import Facts
+from opgen.algebra.poly import Poly, poly, symbol
+from opgen.ir.context import facts_of
+from opgen.ir.loops import (
+    Axis,
+    Define,
+    Finite,
+    For,
+    If,
+    Kernel,
+    Lanes,
+    Load,
+    Node,
+    Number,
+    Program,
+    Scalar,
+    Store,
+    visit,
+    walk,
+)
+from opgen.ir.map_loops import map_loads
+from opgen.ir.notation import Op
+from opgen.passes.gather import fresh_name, gather
+from opgen.passes.padding import Padding, padding
+from opgen.passes.rows import along_row, direct
+from opgen.passes.schedule import schedule
+from opgen.passes.tile import Tile
+
+MOST_TERMS: Final = 64
+"""The most terms of a cell that are written out."""
+
+ROWS: Final = (4, 3, 2)
+"""How many rows of cells share what they load: as many of these as leave none over."""
+
+LONGEST: Final = 32
+"""The longest row of cells that gains by it."""
+
+
+def with_padding(op: Op, program: Program) -> Program:
+    """The program of an op along rows, with kernels that pad their image where that helps."""
+    found = padding(op)
+    if found is None or program.faults:
+        return program
+    facts = facts_of(found.op)
+    padded = schedule(found.op, gather(found.op))
+    operands = tuple(each for each in padded.operands if each.name != found.name)
+    if len(padded.kernels) != 1 or operands != program.operands or padded.workspaces:
+        return program
+    along = _along_row(padded.kernels[0], found, facts)
+    kernel = None if along is None else _staged(along, found)
+    if kernel is None:
+        return program
+    names = {each.name for each in program.kernels}
+    kernel = replace(kernel, name=fresh_name(f"{kernel.name}_padded", names))
+    others = (replace(each, only=Finite(found.factor, False)) for each in program.kernels)
+    local = padded.operand(found.name)
+    local = replace(local, extents=local.extents[found.leading :])
+    known = {each.name: each for each in (*program.unstored, *padded.unstored, local)}
+    return replace(
+        program,
+        kernels=(replace(kernel, only=Finite(found.factor, True)), *others),
+        unstored=tuple(known.values()),
+    )
+
+
+def _along_row(kernel: Kernel, copy: Padding, facts: Facts) -> Kernel | None:
+    """The kernel along the axis that the last index of the copy follows, some rows at a time."""
+    kernel = replace(kernel, body=direct(kernel.body))
+    indices = [load.indices for load in _loads(kernel.body) if load.tensor == copy.name]
+    axes = {axis.name: axis for axis in kernel.axes if axis.extent.is_constant}
+    found = {name for *_, last in indices for name in axes if name in last.symbols}
+    if len(found) != 1:
+        return None
+    (name,) = found
+    across = [index[-2].symbols for index in indices if copy.leading < len(index) - 1]
+    rows_at = [each for each in axes.values() if any(each.name in symbols for symbols in across)]
+    tiles = [
+        Tile(each, size)
+        for each in rows_at
+        for size in ROWS
+        if each.name != name and each.extent.constant % size == 0
+    ][:1]
+    others = [load for load in _loads(kernel.body) if load.tensor != copy.name]
+    if copy.spare and not any(name in i.symbols for load in others for i in load.indices):
+        wide = Axis(name, axes[name].extent + copy.spare)
+        kernel = replace(kernel, axes=tuple(wide if a.name == name else a for a in kernel.axes))
+        rowed = along_row(kernel, name, facts, MOST_TERMS, tiles)
+        return replace(rowed, body=_stored_apart(rowed.body, axes[name].extent - 1))
+    return along_row(kernel, name, facts, MOST_TERMS, tiles)
+
+
+def _stored_apart(body: tuple[Node, ...], last: Poly) -> tuple[Node, ...]:
+    """Passes that compute all lanes, and then passes that store those up to the last one."""
+    out: list[Node] = []
+    for node in body:
+        match node:
+            case Lanes(upper=upper, body=inner):
+                stores = tuple(each for each in inner if isinstance(each, Store))
+                rest = tuple(each for each in inner if not isinstance(each, Store))
+                kept = tuple(each for each in rest if isinstance(each, Define))
+                out += (replace(node, body=rest),) if len(kept) < len(rest) else ()
+                if stores:
+                    out.append(replace(node, upper=(*upper, last), body=(*kept, *stores)))
+            case For(body=inner) | If(body=inner):
+                out.append(replace(node, body=_stored_apart(inner, last)))
+            case _:
+                out.append(node)
+    return tuple(out)
+
+
+def _staged(kernel: Kernel, copy: Padding) -> Kernel | None:
+    """The kernel with the copy at every point, and the cells of an image inside of one point."""
+    row = kernel.row
+    if row is None or kernel.group is not None or kernel.prologue:
+        return None
+    extent = row.axis.extent
+    if not extent.is_constant or extent.constant > min(row.width, LONGEST):
+        return None
+    values: dict[str, Poly] = {}
+    for node in walk(kernel.body):
+        if isinstance(node, Define):
+            values.setdefault(node.name, node.value.substitute(values))
+    loads = [
+        tuple(index.substitute(values) for index in load.indices)
+        for load in _loads(kernel.body)
+        if load.tensor == copy.name
+    ]
+    places = {indices[: copy.leading] for indices in loads}
+    moving = frozenset[str]().union(
+        *(index.symbols for indices in loads for index in indices[copy.leading :])
+    )
+    if len(places) != 1:
+        return None
+    (place,) = places
+    fixed = frozenset[str]().union(*(index.symbols for index in place))
+    loops = {node.name for node in walk(kernel.body) if isinstance(node, For)}
+    inner = [axis for axis in kernel.axes if axis.name in moving]
+    outer = tuple(axis for axis in kernel.axes if axis.name not in moving)
+    local = {row.axis.name, row.first, row.last, *loops, *(axis.name for axis in inner)}
+    if not fixed.isdisjoint(local) or not outer:
+        return None
+
+    def without_place(load: Load) -> Load:
+        if load.tensor != copy.name:
+            return load
+        return Load(copy.name, load.indices[copy.leading :])
+
+    body = map_loads(kernel.body, without_place)
+    for axis in reversed(inner):
+        body = (_over(axis, body),)
+    taken = local | {axis.name for axis in outer} | values.keys()
+    return replace(
+        kernel,
+        axes=outer,
+        body=(*_copied(copy, place, taken), *body),
+        local=(*kernel.local, copy.name),
+    )
+
+
+def _over(axis: Axis, body: tuple[Node, ...]) -> For:
+    return For(axis.name, (poly(0),), (axis.extent - 1,), body)
+
+
+def _copied(copy: Padding, place: Sequence[Poly], taken: set[str]) -> tuple[Node, ...]:
+    """Zeros, and what is inside of the source."""
+    names = [fresh_name(f"at_{number}", taken) for number in range(len(copy.first))]
+    cell = tuple(map(symbol, names))
+    source = tuple(index + first for index, first in zip(cell, copy.first, strict=True))
+    zeros: Node = Store(copy.name, cell, Number(0))
+    inner: Node = Store(copy.name, cell, Load(copy.source, (*place, *source)))
+    sizes = copy.op.extents(copy.name)[copy.leading :]
+    for name, (first, last), size in reversed(list(zip(names, copy.inside, sizes, strict=True))):
+        zeros = For(name, (poly(0),), (size - 1,), (zeros,))
+        inner = For(name, (poly(first),), (poly(last),), (inner,))
+    return zeros, inner
+
+
+def _loads(body: tuple[Node, ...]) -> list[Load]:
+    found: list[Load] = []
+
+    def on_scalar(value: Scalar) -> None:
+        if isinstance(value, Load):
+            found.append(value)
+
+    for node in walk(body):
+        visit(node, on_scalar, lambda test: None, lambda value: None)
+    return found

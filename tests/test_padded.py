@@ -1,0 +1,213 @@
+"""Kernels that pad short rows in memory of their own mean what the ordinary ones mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opgen
+from catalogue import SPECS
+from opgen.compiler import check_source, read_source
+from opgen.errors import Source
+from opgen.ir.binding import Array
+from opgen.ir.cells import Cells, to_array
+from opgen.ir.context import facts_of
+from opgen.ir.loops import Finite, Load, Program
+from opgen.ir.map_loops import map_loads
+from opgen.ir.notation import Op
+from opgen.ir.show_loops import show_program
+from opgen.passes.differentiate import adjoint
+from opgen.passes.gather import gather
+from opgen.passes.padded import with_padding
+from opgen.passes.rows import rows
+from opgen.passes.schedule import schedule
+from opgen.passes.specialise import specialise
+from opgen.testing.run_loops import run
+
+CONV = {op.name: op for op in check_source(read_source(SPECS / "conv.op"))}
+
+
+def padded(op: Op, values: dict[str, int]) -> tuple[Program, Program]:
+    """The ordinary program for particular values, and the one with padding."""
+    special = specialise(op, values)
+    program = rows(schedule(special, gather(special)), facts_of(special))
+    return program, with_padding(special, program)
+
+
+def numbers(cells: Cells) -> Array:
+    return to_array(cells, np.dtype(np.float64))
+
+
+def is_padded(program: Program) -> bool:
+    return any(kernel.local for kernel in program.kernels)
+
+
+def geometry(
+    window: int, size: int, padding: int, stride: int, dilation: int, outputs: int
+) -> dict[str, int]:
+    names = {"stride": stride, "padding": padding, "dilation": dilation}
+    values = {f"{name}[{at}]": value for name, value in names.items() for at in (0, 1)}
+    return values | {
+        **{"groups": 2, "Ci": 1, "Co": outputs, "N": 2},
+        **{"K": window, "L": window, "H": size, "W": size},
+    }
+
+
+GEOMETRIES = {
+    "3x3": geometry(3, 8, 1, 1, 1, 1),
+    "a row that is no whole vector": geometry(3, 7, 1, 1, 1, 1),
+    "full padding": geometry(3, 5, 2, 1, 1, 1),
+    "5x5": geometry(5, 6, 2, 1, 1, 1),
+    "dilated": geometry(3, 9, 2, 1, 2, 1),
+    "a stride": geometry(3, 9, 1, 2, 1, 1),
+    "two results a channel": geometry(3, 7, 1, 1, 1, 2),
+    "a window larger than the image": geometry(7, 4, 3, 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("weight", ["finite", "infinite"])
+def test_loops_with_padding_give_what_loops_without_give(name: str, weight: str) -> None:
+    values = GEOMETRIES[name]
+    ordinary, changed = padded(CONV["conv2d"], values)
+    assert is_padded(changed), show_program(changed)
+    random = np.random.default_rng(0)
+    channels = values["Co"] * values["groups"]
+    x = random.integers(-4, 5, (2, 2, values["H"], values["W"])).astype(float)
+    w = random.integers(-4, 5, (channels, 1, values["K"], values["L"])).astype(float)
+    if weight == "infinite":
+        w[0, 0, 0, 0] = np.inf
+    tensors = {"x": x, "weight": w, "bias": np.arange(1.0, channels + 1)}
+    (got, _), (wanted, _) = run(changed, tensors, {}), run(ordinary, tensors, {})
+    np.testing.assert_array_equal(numbers(got["y"]), numbers(wanted["y"]))
+    assert ("x_padded" in got) == (weight == "finite")
+
+
+@pytest.mark.parametrize("name", ["3x3", "full padding", "5x5", "dilated"])
+def test_loops_of_gradients(name: str) -> None:
+    values = GEOMETRIES[name]
+    op = adjoint(CONV["conv2d"], "x", CONV).op
+    ordinary, changed = padded(op, values)
+    assert is_padded(changed), show_program(changed)
+    random = np.random.default_rng(0)
+    side = values["H"] + 2 * values["padding[0]"] - values["dilation[0]"] * (values["K"] - 1)
+    tensors = {
+        "weight": random.integers(-4, 5, (2, 1, values["K"], values["L"])).astype(float),
+        "grad_y": random.integers(-4, 5, (2, 2, side, side)).astype(float),
+    }
+    (wanted, _), (got, _) = run(ordinary, tensors, {}), run(changed, tensors, {})
+    np.testing.assert_array_equal(numbers(got["grad_x"]), numbers(wanted["grad_x"]))
+    assert "grad_y_padded" in got
+
+
+def test_a_call_runs_one_of_both() -> None:
+    _, changed = padded(CONV["conv2d"], GEOMETRIES["3x3"])
+    assert [kernel.only for kernel in changed.kernels] == [
+        Finite("weight", True),
+        Finite("weight", False),
+    ]
+
+
+PLAIN = (
+    "op f(x[N,C,W], w[C,K]) -> y[N,C,V]\n  let V = W + 2 - K + 1\n"
+    "  y[n,c,v] = sum(k) x[n,c, v + k - 1 ?0] * w[c,k]\n"
+)
+NEAR_MISSES = {
+    "edges repeated": PLAIN.replace("?0", "?clamp"),
+    "another value": PLAIN.replace("?0", "?(1)"),
+    "a filter for every cell": PLAIN.replace("w[C,K]", "w[C,K,V]").replace("w[c,k]", "w[c,k,v]"),
+    "a guard": PLAIN.replace("sum(k)", "sum(k if k > v)"),
+    "a maximum": PLAIN.replace("sum", "max"),
+    "three factors": PLAIN.replace("w[c,k]", "w[c,k] * w[c,k]"),
+    "one image": PLAIN.replace("x[N,C,W]", "x[W]")
+    .replace("x[n,c, ", "x[")
+    .replace("y[N,C,V]", "y[V]")
+    .replace("y[n,c,v]", "y[v]")
+    .replace("w[C,K]", "w[K]")
+    .replace("w[c,k]", "w[k]"),
+    "channels are summed": PLAIN.replace("y[N,C,V]", "y[N,V]")
+    .replace("y[n,c,v]", "y[n,v]")
+    .replace("sum(k)", "sum(c,k)"),
+}
+
+
+@pytest.mark.parametrize("name", ["plain", *NEAR_MISSES])
+def test_near_misses(name: str) -> None:
+    (op,) = check_source(Source(NEAR_MISSES.get(name, PLAIN), "<test>"))
+    ordinary, changed = padded(op, {"W": 12, "K": 3})
+    assert is_padded(changed) == (name == "plain")
+    assert name == "plain" or changed == ordinary
+
+
+def test_edges_repeated_along_one_dim_alone() -> None:
+    """Zeros beyond the last row, and repeated cells beyond the last column: no copy with zeros."""
+    (op,) = check_source(
+        Source(
+            "op f(x[N,C,H,W], w[C,K]) -> y[N,C,H,W]\n"
+            "  y[n,c,h,v] = sum(k) x[n,c, h + k - 1 ?0, v + k - 1 ?clamp] * w[c,k]\n",
+            "<test>",
+        )
+    )
+    ordinary, changed = padded(op, {"H": 12, "W": 12, "K": 3})
+    assert changed == ordinary
+
+
+def test_a_large_image_is_not_copied() -> None:
+    ordinary, changed = padded(CONV["conv2d"], GEOMETRIES["3x3"] | {"H": 56, "W": 56})
+    assert changed == ordinary
+
+
+def test_a_wrong_copy_is_found() -> None:
+    """A copy that lies one cell off gives other numbers: the comparison above would say so."""
+    ordinary, changed = padded(CONV["conv2d"], GEOMETRIES["3x3"])
+    kernel = changed.kernels[0]
+
+    def off(load: Load) -> Load:
+        if load.tensor != "x_padded":
+            return load
+        return replace(load, indices=(*load.indices[:-1], 0 * load.indices[-1]))
+
+    broken = replace(kernel, body=map_loads(kernel.body, off))
+    changed = replace(changed, kernels=(broken, *changed.kernels[1:]))
+    tensors = {
+        "x": np.arange(256.0).reshape(2, 2, 8, 8),
+        "weight": np.ones((2, 1, 3, 3)),
+        "bias": np.zeros(2),
+    }
+    (wanted, _), (got, _) = run(ordinary, tensors, {}), run(changed, tensors, {})
+    assert not np.array_equal(numbers(got["y"]), numbers(wanted["y"]))
+
+
+# ---------------------------------------------------------------------------- compiled
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPGEN_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_kernels_give_what_pytorch_gives(dtype: torch.dtype) -> None:
+    module = opgen.load(SPECS / "conv.op")
+    torch.manual_seed(0)
+    x, w = torch.randint(-4, 5, (4, 200, 9, 7)), torch.randint(-4, 5, (200, 1, 3, 3))
+    wanted = F.conv2d(x.double(), w.double(), padding=1, groups=200)
+    got = module.conv2d(x.to(dtype), w.to(dtype), padding=1, groups=200)
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=0)
+
+
+def test_padding_has_no_terms_even_beside_infinity() -> None:
+    module = opgen.load(SPECS / "conv.op")
+    x, w = torch.ones(4, 200, 9, 7), torch.ones(200, 1, 3, 3)
+    for places in (w, w.movedim(0, -1).contiguous().movedim(-1, 0)):
+        given = places.clone()
+        given[150, 0, 2, 2] = float("inf")
+        got = module.conv2d(x, given, padding=1, groups=200)
+        assert not got.isnan().any()
+        # The last tap never meets the last row and the last column of an image.
+        assert got[:, 150, :-1, :-1].isinf().all()
+        assert got[:, 150, -1].isfinite().all()
+        assert got[:, :150].isfinite().all()
