@@ -79,7 +79,10 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     # 2 bytes for 64*32*112*112 elements of x and of y each, at 4.3 TB/s.
     assert "moving 102.8 MB once takes 23.9 us" in text
     assert "conv2d_grad_weight_grad_weight" in text
-    assert "window: neighbours along j are consecutive in memory; 9 terms" in text
+    assert (
+        "window: neighbours along j are consecutive in memory, 4 along i are one thread's; 9 terms"
+        in text
+    )
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,13 @@ def traced(call: Callable[[], torch.Tensor]) -> list[Report]:
     return launches.reports
 
 
+def gradient(call: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> torch.Tensor:
+    """The gradient for a tensor of that shape, where that of the result is random."""
+    x = random(*shape).requires_grad_()
+    y = call(x)
+    return torch.autograd.grad(y, x, random(*y.shape))[0]
+
+
 def second_cache(report: Report) -> float:
     """Bytes that reach the second cache, for one of the device's memory."""
     moved = movement(report)
@@ -74,6 +81,22 @@ CASES: dict[str, tuple[Callable[[], torch.Tensor], float]] = {
         ),
         PLAIN,
     ),
+    "unfold": (
+        lambda: module("unfold").unfold(random(1, 4, 32, 128), kernel_size=3, padding=1),
+        HALO,
+    ),
+    "bilinear backward": (
+        lambda: gradient(module("upsample_bilinear").upsample_bilinear, 1, 4, 32, 128),
+        HALO,
+    ),
+    "shift_sum backward": (
+        lambda: gradient(lambda x: module("shift_sum").shift_sum(x, step=2), 1, 8, 16, 256),
+        PLAIN,
+    ),
+    "depth_to_space backward": (
+        lambda: gradient(lambda x: module("depth_to_space").depth_to_space(x, r=2), 1, 16, 16, 128),
+        PLAIN,
+    ),
 }
 
 
@@ -85,14 +108,18 @@ def test_little_more_than_needed_is_moved(name: str) -> None:
         assert bank_conflicts(report) <= 2
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "shift_sum"])
+@pytest.mark.parametrize(
+    "name", [n for n in CASES if not n.startswith("shift_sum") and n != "bilinear backward"]
+)
 def test_one_side_is_16_bytes_wide(name: str) -> None:
     for report in traced(CASES[name][0]):
         assert any(16 in found for found in widths(report).values()), report.kernel
 
 
-def test_threads_along_columns_are_noticed() -> None:
-    """Negative control: an input whose rows are not its consecutive memory moves more."""
-    x = random(1, 8, 256, 16).transpose(2, 3)
-    (report,) = traced(lambda: module("shift_sum").shift_sum(x, step=2))
-    assert second_cache(report) > 3
+def test_halos_of_small_blocks_are_noticed() -> None:
+    """Negative control: blocks of one thread read what their neighbours do once more."""
+    call, bound = CASES["depthwise"]
+    with emulated(trace=True, threads=1) as launches:
+        call()
+    (report,) = launches.reports
+    assert second_cache(report) > 1.5 * bound

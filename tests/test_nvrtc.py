@@ -10,10 +10,11 @@ import pytest
 from catalogue import SPECS
 from opgen import compiler
 from opgen.emit.cuda import cuda_source
+from opgen.emit.cuda_runs import values_of_cell
 from opgen.errors import Source
 from opgen.ir.loops import Program
 from opgen.ir.notation import DType
-from opgen.runtime import prelude
+from opgen.runtime import cuda_grid, prelude
 from opgen.testing import nvrtc
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
@@ -80,6 +81,22 @@ def test_some_kernels(stem: str, shared: str) -> None:
 @pytest.mark.parametrize("stem", ["conv_transpose", "softmax"])
 def test_indices_of_64_bits(stem: str) -> None:
     check(programs(spec_text(stem)), "f32", "sm_90", narrow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", ["norm", "pad", "pool", "upsample_bicubic"])
+def test_threads_of_many_cells(stem: str) -> None:
+    """Kernels with the most cells that a launch would give a thread; those alone, of bfloat16."""
+    ops = programs(spec_text(stem))
+    macros = []
+    for kernel in (kernel for program in ops for kernel in program.kernels):
+        if kernel.row is not None:
+            macros.append(f"#define lanes_of_{kernel.name} 8\n")
+        if kernel.group is not None:
+            rows = cuda_grid.rows((2**10, 2**10, 2**10), 8 * values_of_cell(kernel))
+            macros.append(f"#define rows_of_{kernel.name} {rows}\n")
+    compiled = nvrtc.compile_cuda("".join(dict.fromkeys(macros)) + source(ops, "bf16"), "sm_90")
+    assert not [kernel for kernel in compiled.kernels if kernel.spills]
 
 
 INTEGERS = """

@@ -41,11 +41,11 @@ UNFOLD = {f"kernel_size[{at}]": 3 for at in (0, 1)}
 UNFOLD |= {f"{name}[{at}]": 1 for name in ("padding", "stride", "dilation") for at in (0, 1)}
 
 CASES = {
-    # Two rows of input, four cells each; eight elements of output.
-    "shuffle bf16": Case("depth_to_space", "depth_to_space_y", "bf16", 4, {8: 2}, {16: 1}, SHUFFLE),
-    "shuffle f32": Case("depth_to_space", "depth_to_space_y", "f32", 2, {8: 2}, {16: 1}, SHUFFLE),
+    # Four cells of each of four planes; eight elements of each of two rows of output.
+    "shuffle bf16": Case("depth_to_space", "depth_to_space_y", "bf16", 4, {8: 4}, {16: 2}, SHUFFLE),
+    "shuffle f32": Case("depth_to_space", "depth_to_space_y", "f32", 2, {8: 4}, {16: 2}, SHUFFLE),
     "unshuffle bf16": Case(
-        "depth_to_space", "depth_to_space_grad_x_grad_x", "bf16", 4, {16: 1}, {8: 2}, SHUFFLE
+        "depth_to_space", "depth_to_space_grad_x_grad_x", "bf16", 4, {16: 2}, {8: 4}, SHUFFLE
     ),
     # Of each of three rows four cells and one at either end; nine weights and a bias.
     "depthwise f32": Case("conv", "conv2d_y", "f32", 4, {16: 3, 4: 6 + 9 + 1}, {16: 1}, CONV),
@@ -53,16 +53,17 @@ CASES = {
     "depthwise backward": Case(
         "conv", "conv2d_grad_x_grad_x", "f32", 4, {16: 3, 4: 6 + 9}, {16: 1}, CONV
     ),
-    # Two weights and a bias for one row.
+    # Four weights and a bias for two rows.
     "transposed bf16": Case(
-        "conv_transpose", "conv_transpose2d_y", "bf16", 4, {8: 1, 2: 3}, {16: 1}, TRANSPOSED
+        "conv_transpose", "conv_transpose2d_y", "bf16", 4, {8: 1, 2: 5}, {16: 2}, TRANSPOSED
     ),
+    # Of each of three rows four cells and one at either end; two rows of output.
     "bilinear bf16": Case(
-        "upsample_bilinear", "upsample_bilinear_y", "bf16", 4, {8: 2, 2: 4}, {16: 1},
+        "upsample_bilinear", "upsample_bilinear_y", "bf16", 4, {8: 3, 2: 6}, {16: 2},
         {"scale_factor": 2},
     ),
-    # One row of six elements, of which three shifted copies are stored.
-    "unfold f32": Case("unfold", "unfold_y", "f32", 4, {16: 1, 4: 2}, {16: 3}, UNFOLD),
+    # Of each of three rows four cells and one at either end; nine shifted copies.
+    "unfold f32": Case("unfold", "unfold_y", "f32", 4, {16: 3, 4: 6}, {16: 9}, UNFOLD),
 }  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def test_accesses_are_as_wide_as_declared(name: str) -> None:
     assert not code.uses_local_memory
     (use,) = (each for each in found.kernels if each.name == case.kernel)
     assert not use.spills
-    assert use.registers <= 64  # four blocks of 256 threads on a multiprocessor
+    assert use.registers <= 80  # three blocks of 256 threads on a multiprocessor
 
 
 @pytest.mark.slow

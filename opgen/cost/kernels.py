@@ -88,7 +88,10 @@ def cost(
     `kernel` has one point for each cell, `threads` is the same as it is launched. `sizes` are the
     integers of the call, `shared` is the type of tensors that declare none.
     """
-    counts = _Counts(_BYTES[shared] < 4)
+    lanes = 1 if threads.row is None else max(1, 16 // max(4, _BYTES[shared]))
+    cells_of_thread = lanes * (1 if threads.group is None else threads.group.width)
+    # Of a row whole vectors are loaded, and what several cells read is loaded once.
+    counts = _Counts(_BYTES[shared] < 4, cells_of_thread)
     known = dict(sizes)
     cells = 1
     for axis in kernel.axes:
@@ -98,8 +101,7 @@ def cost(
         known[define.name] = _value(define.value, known)
     counts.nodes(kernel.body, known)
     moved = _bytes(kernel, program, sizes, shared)
-    lanes = 1 if threads.row is None else max(1, 16 // max(4, _BYTES[shared]))
-    instructions = cells * counts.instructions + cells // lanes * _THREAD
+    instructions = round(cells * (counts.instructions + _THREAD / cells_of_thread))
     flops = cells * counts.flops
     times = {
         "memory": moved / machine.bandwidth,
@@ -148,10 +150,11 @@ def _bytes(kernel: Kernel, program: Program, sizes: Mapping[str, int], shared: D
 class _Counts:
     """Operations and instructions of one cell."""
 
-    def __init__(self, is_narrow: bool) -> None:
+    def __init__(self, is_narrow: bool, cells: int) -> None:
         self.is_narrow = is_narrow
+        self.cells = cells
         self.flops = 0
-        self.instructions = 0
+        self.instructions = 0.0
 
     def nodes(self, nodes: Iterable[Node], known: Mapping[str, int], times: int = 1) -> None:
         for node in nodes:
@@ -186,7 +189,7 @@ class _Counts:
                 self.scalar(then, times)
                 self.scalar(otherwise, times)
             case Load():
-                self.instructions += times * (_LOAD + self.is_narrow * _NARROW)
+                self.instructions += times * (_LOAD + self.is_narrow * _NARROW) / self.cells
             case _:
                 pass
 
@@ -198,7 +201,12 @@ def _adds(node: Node) -> bool:
 # ---------------------------------------------------------------------------- templates
 def _template(kernel: Kernel) -> Template:
     """What the schedule chose."""
-    loops = [node for node in walk(kernel.body) if isinstance(node, For)]
+    group = kernel.group
+    loops = [
+        node
+        for node in walk(kernel.body)
+        if isinstance(node, For) and (group is None or node.name != group.axis.name)
+    ]
     if not kernel.is_deterministic:
         return Template("scatter", "cells are known at run time only: atomic additions")
     if any(loop.any_order for loop in loops):
@@ -210,6 +218,8 @@ def _template(kernel: Kernel) -> Template:
     stores = sum(isinstance(node, Store) for node in walk(kernel.body))
     terms = sum(isinstance(node, Accumulate) for node in walk(kernel.body))
     along = f"neighbours along {row} are consecutive in memory"
+    if group is not None:
+        along += f", {group.width} along {group.axis.name} are one thread's"
     if loops:
         return Template("serial sum", f"{along}; each adds its own terms")
     if stores > 1:

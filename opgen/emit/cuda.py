@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly
 from opgen.emit.c_layout import spec_comment, wrapped
+from opgen.emit.cuda_points import CudaEmitter
+from opgen.emit.cuda_printer import INDEX, CudaPrinter
 from opgen.emit.cuda_reach import reach
-from opgen.emit.cuda_statements import INDEX, CudaEmitter, CudaPrinter
+from opgen.emit.cuda_runs import values_of_cell
 from opgen.emit.function import Signature, declare_names, pointer, signature_of, strides_of
 from opgen.emit.names import CNames, function_name, identifier, python_names
 from opgen.emit.polynomial import python_text
@@ -49,6 +51,7 @@ class Function:
     reach: Poly
     written: str
     lanes: str | None  # the macro for the cells of a thread
+    rows: tuple[str, int] | None  # that for its rows, and how many values a cell has
     walked: tuple[tuple[str, int], ...]  # tensors that these walk along, and their steps
 
 
@@ -93,11 +96,8 @@ def _function(
         parameters += wrapped([*group, *integers(strides_of(name, program, names))])
     row = kernel.row
     lengths = shared_lengths(kernel, program.integers)
-    axes = (
-        kernel.axes
-        if row is None
-        else (*kernel.axes, Axis(f"{row.axis.name}_part", row.axis.extent))
-    )
+    parts = (Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched)
+    axes = (*kernel.axes, *parts)
     divided = axes[1:] if lengths else axes[1:-2]
     magic = [scope.fresh(f"{axis.name}_magic") for axis in divided]
     group = integers([names.symbols[name] for name in signature.integers])
@@ -108,7 +108,9 @@ def _function(
     printer = CudaPrinter(program, types, names, True, helpers)
     emitter = CudaEmitter(printer, scope, kernel)
     if row is not None:
-        emitter.write(f"constexpr int LANES = {_lanes(kernel)};")
+        emitter.write(f"constexpr int LANES = {_macro('lanes', kernel)};")
+    if kernel.group is not None:
+        emitter.write(f"constexpr int ROWS = {_macro('rows', kernel)};")
     if narrowed:
         declared = ",\n        ".join(wrapped(narrowed, 84))
         emitter.lines += f"    const {INDEX} {declared};".split("\n")
@@ -116,9 +118,10 @@ def _function(
     if lengths:
         emitter.team(axes, magic)
     else:
-        inner = emitter.grid(axes, magic, stretches=row is not None)
+        inner = emitter.grid(axes, magic)
         if row is not None:
-            inner.begin_stretch(inner.printer.names.symbols[axes[-1].name])
+            named = inner.printer.names.symbols
+            inner.begin_stretches([named[axis.name] for axis in axes[len(kernel.axes) :]])
         inner.nodes(kernel.body)
         inner.close(emitter)
     spec = tuple(line for text in kernel.spec for line in spec_comment(text))
@@ -132,7 +135,8 @@ def _function(
         bool(lengths),
         reach(kernel),
         kernel.written,
-        None if row is None else _lanes(kernel),
+        None if row is None else _macro("lanes", kernel),
+        None if kernel.group is None else (_macro("rows", kernel), values_of_cell(kernel)),
         tuple(emitter.walked.items()),
     )
 
@@ -147,9 +151,9 @@ def _signature(kernel: Kernel, program: Program) -> Signature:
     return replace(signature, integers=tuple(n for n in program.integers if n in needed))
 
 
-def _lanes(kernel: Kernel) -> str:
-    """The macro for the number of cells of a stretch, which a launch defines."""
-    return f"lanes_of_{identifier(kernel.name)}"
+def _macro(what: str, kernel: Kernel) -> str:
+    """The macro for the number of `lanes` or `rows` of a thread, which a launch defines."""
+    return f"{what}_of_{identifier(kernel.name)}"
 
 
 # ---------------------------------------------------------------------------- Python
@@ -198,6 +202,10 @@ def cuda_kernels(program: Program, name: str, called_as: Program | None = None) 
 
 def _launch(kernel: Function, program: Program) -> Group:
     signature = kernel.signature
+    rows = None
+    if kernel.rows is not None:
+        macro, values = kernel.rows
+        rows = tuple_of([quoted(macro), str(values)])
     workspaces = {workspace.output: workspace.name for workspace in program.workspaces}
     source = workspaces.get(kernel.written)
     return call(
@@ -208,6 +216,7 @@ def _launch(kernel: Function, program: Program) -> Group:
         converts=None if source is None else strings((source, kernel.written)),
         teams="True" if kernel.teams else None,
         lanes=None if kernel.lanes is None else quoted(kernel.lanes),
+        rows=rows,
         walked=dict_of({name: str(step) for name, step in kernel.walked}) if kernel.lanes else None,
     )
 

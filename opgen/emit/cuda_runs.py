@@ -5,6 +5,11 @@ for some constants c, all of them together read the elements from `a*first + c` 
 is loaded once, several elements at a time, into registers. What they write likewise.
 
     a*first + o     is element o of a run, from `begin` up to `a*LANES + end`, which is none
+
+Where a thread has `ROWS` members of a group, a run has a row for each of them. Row `x[b*i+b*d+e]`
+of member i is row `x[b*i+e]` of member i+d, so rows that several members read are loaded once, too:
+
+    first + q       is the member of row q of a run, from `top` up to `ROWS + bottom`, not included
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from opgen.algebra.poly import ZERO, Kind, Poly, poly, symbol_atom
+from opgen.algebra.poly import ZERO, Kind, Poly, poly, symbol, symbol_atom
 from opgen.ir.loops import (
     Accumulate,
     All,
@@ -24,15 +29,18 @@ from opgen.ir.loops import (
     Define,
     Either,
     If,
+    Kernel,
     Lanes,
     Load,
     Node,
     Nonzero,
     Program,
     Scalar,
+    Start,
     Store,
     Test,
     node_scalars,
+    walk,
 )
 
 LARGEST_STEP: Final = 4
@@ -53,17 +61,22 @@ class Place:
 
 @dataclass
 class Run:
-    """Elements of one tensor with the same indices but the last."""
+    """Elements of one tensor with the same indices but the last, and but one for a group."""
 
     tensor: str
-    rows: tuple[Poly, ...]
+    rows: tuple[Poly, ...]  # those of the member itself, at offset 0
     step: int
     rest: Poly
     clamped: bool
+    moves: bool  # whether members have different rows
     begin: int
     end: int  # what is added to step*LANES
+    top: int
+    bottom: int  # what is added to ROWS
     certain: bool  # whether every cell reads its elements
-    accesses: dict[Access, int] = field(default_factory=dict)  # their offsets
+    accesses: dict[Access, tuple[int, int]] = field(
+        default_factory=dict
+    )  # offsets: member, element
 
 
 def place(index: Poly, lane: str, extent: Poly) -> Place | None:
@@ -86,8 +99,8 @@ def place(index: Poly, lane: str, extent: Poly) -> Place | None:
     return Place(step, rest - rest.constant, rest.constant)
 
 
-def load_runs(node: Lanes, lane: str, program: Program) -> tuple[Run, ...]:
-    """The runs that the lanes read."""
+def load_runs(node: Lanes, lane: str, group: str | None, program: Program) -> tuple[Run, ...]:
+    """The runs that the lanes read, for all members of a group if there is one."""
     local = {each.name for each in _walk(node.body) if isinstance(each, Define)}
     written = {each.tensor for each in _walk(node.body) if isinstance(each, Store)}
     runs: dict[tuple[object, ...], Run] = {}
@@ -101,11 +114,24 @@ def load_runs(node: Lanes, lane: str, program: Program) -> tuple[Run, ...]:
         varying = frozenset[str]().union(*(index.symbols for index in rows))
         if found is None or lane in varying or not local.isdisjoint((*varying, *last.symbols)):
             continue
-        _join(runs, load.tensor, tuple(rows), found, certain, load.indices)
+        across = _across(tuple(rows), found, group, operand.extents)
+        _join(runs, load.tensor, across, found, certain, load.indices)
     return tuple(runs.values())
 
 
-def store_runs(node: Lanes, lane: str, program: Program) -> tuple[Run, ...]:
+def fixed_loads(node: Lanes, moving: frozenset[str]) -> tuple[Load, ...]:
+    """The elements that are the same for all cells, which differ in the `moving` indices."""
+    local = {each.name for each in _walk(node.body) if isinstance(each, Define)}
+    written = {each.tensor for each in _walk(node.body) if isinstance(each, Store)}
+    found: dict[Load, None] = {}
+    for load, _ in _loads(node.body, True):
+        varying = frozenset[str]().union(*(index.symbols for index in load.indices))
+        if load.tensor not in written and varying.isdisjoint(local | moving):
+            found[load] = None
+    return tuple(found)
+
+
+def store_runs(node: Lanes, lane: str, group: str | None, program: Program) -> tuple[Run, ...]:
     """The runs that the lanes write, where no cell between those written is left out."""
     local = {each.name for each in _walk(node.body) if isinstance(each, Define)}
     runs: dict[tuple[object, ...], Run] = {}
@@ -115,32 +141,83 @@ def store_runs(node: Lanes, lane: str, program: Program) -> tuple[Run, ...]:
         varying = frozenset[str]().union(*(index.symbols for index in rows))
         if found is None or lane in varying or not local.isdisjoint((*varying, *last.symbols)):
             return ()
-        _join(runs, store.tensor, tuple(rows), found, certain, store.indices)
+        own = tuple(rows), group is not None, 0
+        _join(runs, store.tensor, own, found, certain, store.indices)
     full = all(
-        sorted(run.accesses.values()) == list(range(run.begin, run.begin + run.step))
+        sorted(offset for _, offset in run.accesses.values())
+        == list(range(run.begin, run.begin + run.step))
         for run in runs.values()
     )
     return tuple(runs.values()) if full else ()
 
 
+_Rows = tuple[tuple[Poly, ...], bool, int]
+"""The rows of a member, whether they differ between members, and of which member further on."""
+
+
+def _across(
+    rows: tuple[Poly, ...], along: Place, group: str | None, extents: tuple[Poly, ...]
+) -> _Rows:
+    """The rows of an access for the members of a group."""
+    moving = [at for at, index in enumerate(rows) if group in index.symbols]
+    if group is None or (not moving and group not in along.rest.symbols):
+        return rows, False, 0
+    found = None
+    if len(moving) == 1 and group not in along.rest.symbols:
+        found = place(rows[moving[0]], group, extents[moving[0]])
+    if found is None:
+        return rows, True, 0
+    (at,), further = moving, found.offset // found.step
+    index = rows[at].substitute({group: symbol(group) - further})
+    return (*rows[:at], index, *rows[at + 1 :]), True, further
+
+
 def _join(
     runs: dict[tuple[object, ...], Run],
     tensor: str,
-    rows: tuple[Poly, ...],
+    rows: _Rows,
     found: Place,
     certain: bool,
     indices: tuple[Poly, ...],
 ) -> None:
-    key = (tensor, rows, found.step, found.rest, found.clamped)
+    own, moves, member = rows
+    key = (tensor, own, found.step, found.rest, found.clamped)
     offset, past = found.offset, found.offset + 1 - found.step
     run = runs.get(key)
     if run is None:
         run = runs[key] = Run(
-            tensor, rows, found.step, found.rest, found.clamped, offset, past, True
+            tensor,
+            own,
+            found.step,
+            found.rest,
+            found.clamped,
+            moves,
+            begin=offset,
+            end=past,
+            top=member,
+            bottom=member,
+            certain=True,
         )
     run.begin, run.end = min(run.begin, offset), max(run.end, past)
+    run.top, run.bottom = min(run.top, member), max(run.bottom, member)
     run.certain = run.certain and certain
-    run.accesses[tensor, indices] = offset
+    run.accesses[tensor, indices] = member, offset
+
+
+def values_of_cell(kernel: Kernel) -> int:
+    """About how many values a thread keeps for a cell: those of rows it reads, accumulators."""
+    assert kernel.row is not None
+    read: set[tuple[object, ...]] = set()
+    count = 0
+    for node in walk(kernel.body):
+        if isinstance(node, Start):
+            count += 3 if node.reducer.is_argument else 1
+        if isinstance(node, Lanes):
+            for load, _ in _loads(node.body, True):
+                *rows, last = load.indices or (ZERO,)
+                if kernel.row.axis.name in last.symbols:
+                    read.add((load.tensor, *rows))
+    return count + len(read)
 
 
 # ---------------------------------------------------------------------------- traversal

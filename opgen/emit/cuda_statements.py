@@ -1,129 +1,28 @@
-"""Nodes of the loops as CUDA statements, and where in the grid a thread finds its points."""
+"""Nodes of the loops as the CUDA statements of one thread."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from opgen.algebra.condition import Condition, Relation
-from opgen.algebra.poly import ZERO, Kind, Poly, split_quotient, symbol, symbol_atom
-from opgen.emit.cuda_runs import Access, Run, load_runs, store_runs
+from opgen.algebra.poly import ZERO, Poly, split_quotient, symbol
+from opgen.emit.cuda_printer import INDEX, CudaPrinter, Stretch, plus, times
+from opgen.emit.cuda_runs import Access, Run, fixed_loads, load_runs, store_runs
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
 from opgen.emit.statements import Emitter, extreme
 from opgen.ir import loops
-from opgen.ir.loops import Accumulate, Axis, For, Lanes, Node, Operand, Start, Store, walk
+from opgen.ir.loops import Accumulate, For, Kernel, Lanes, Node, Row, Start, Store, walk
 from opgen.ir.map_loops import symbols_of
 from opgen.ir.notation import Reducer
 from opgen.ir.primitives import Level
 
-INDEX = "index_t"
-"""The type of indices: 32 bits where a launch proves that these are enough, else 64."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """The cells of one thread: cell `lane` is the value `first + lane` of a row of that extent."""
-
-    name: str
-    extent: Poly
-    lane: str
-
-    def hint(self, value: Poly) -> str | None:
-        """A condition on the lane alone under which `value >= 0` for sure; None if there is none.
-
-        Once a loop over lanes is written out it is a constant. From `0 <= first` and
-        `first + LANES <= extent`:
-
-            a*cell + c >= 0     if a*lane + c >= 0
-            r - b*cell >= 0     if b*(lane - LANES + 1) <= r - b*(extent - 1)
-        """
-        linear = value.linear_in(symbol_atom(self.name))
-        if linear is None or not linear[0].is_constant or self.name in linear[1].symbols:
-            return None
-        factor, rest = linear[0].constant, linear[1]
-        if factor > 0:
-            if not rest.is_constant:
-                return None
-            times = "" if factor == 1 else f"{factor} * "
-            return f"{times}{self.lane} >= {-rest.constant}"
-        slack = rest + factor * (self.extent - 1)
-        if factor == 0 or not slack.is_constant:
-            return None
-        if factor == -1:
-            return f"{self.lane} < {_lanes(1, slack.constant)}"
-        return f"{-factor} * ({self.lane} - LANES + 1) <= {slack.constant}"
-
-
-@dataclass(frozen=True)
-class CudaPrinter(Printer):
-    """Prints expressions of a CUDA kernel; `wide` are the integers that may need 64 bits.
-
-    `registers` says where the elements of runs are kept.
-    """
-
-    wide: set[str] = field(default_factory=set)
-    stretch: Stretch | None = None
-    registers: dict[Access, str] = field(default_factory=dict)
-
-    def scalar(self, value: loops.Scalar) -> Text:
-        """A number. Integers are computed with in 64 bits, wherever they come from."""
-        text = super().scalar(value)
-        if isinstance(value, loops.Integer) and not value.value.is_constant:
-            return Text(f"(int64_t){text.at(Level.UNARY)}", Level.UNARY)
-        return text
-
-    def is_wide(self, value: Poly) -> bool:
-        """Whether an integer was read from memory, where it may be anything."""
-        return not self.wide.isdisjoint(value.symbols) or any(
-            atom.kind is Kind.LOAD for atom in value.all_atoms()
-        )
-
-    def cell(self, name: str, indices: Sequence[Poly]) -> str:
-        """The stored element at an index, as an lvalue."""
-        return self.registers.get((name, tuple(indices))) or super().cell(name, indices)
-
-    def condition(self, condition: Condition) -> Text:
-        """A comparison, which costs nothing for the cells for which it holds anyway."""
-        text = super().condition(condition)
-        if condition.relation is not Relation.GE:
-            return text
-        return self._hinted(condition.value, text)
-
-    def inside(self, index: Poly, extent: Poly) -> Text:
-        """Whether an index is inside of its dim."""
-        if self.stretch is None or self.stretch.name not in index.symbols:
-            return super().inside(index, extent)
-        both = [self.condition(Condition(value)) for value in (index, extent - 1 - index)]
-        return Text(" && ".join(each.at(Level.EQUALITY) for each in both), Level.AND)
-
-    def copied(self, value: loops.Scalar, target: Operand) -> str | None:
-        """What is stored in a tensor where it is an element of the same type, or 0; else None."""
-        match value:
-            case loops.Load(tensor=name, indices=indices):
-                found = self._tensor(name)
-                if isinstance(found, Operand) and type_name(found) == type_name(target):
-                    return self.cell(name, indices)
-            case loops.Choose(test=test, then=then, otherwise=loops.Number(value=0)):
-                element = self.copied(then, target)
-                if element is not None:
-                    zero = self.stored(target, Text("0"))
-                    return f"{self.test(test).at(Level.OR)} ? {element} : {zero}"
-            case _:
-                pass
-        return None
-
-    def _hinted(self, value: Poly, text: Text) -> Text:
-        hint = None if self.stretch is None else self.stretch.hint(value)
-        if hint is None:
-            return text
-        return Text(f"{hint} || {text.at(Level.AND)}", Level.OR)
-
 
 @dataclass
-class CudaEmitter(Emitter):
+class CudaStatements(Emitter):
     """Prints nodes as statements of one thread."""
 
     printer: CudaPrinter
@@ -141,76 +40,162 @@ class CudaEmitter(Emitter):
             self.printer.wide.add(name)
 
     # ------------------------------------------------------------ stretches
-    def begin_stretch(self, part: str) -> None:
-        """Name the cells of this thread."""
-        row = self.kernel.row
-        assert row is not None
+    def begin_stretches(self, parts: Sequence[str]) -> None:
+        """Name the cells of this thread; `parts` are the numbers of its stretches."""
         names = self.printer.names.symbols
-        names[row.first], names[row.last] = map(self.scope.fresh, (row.first, row.last))
-        self.write(f"const {INDEX} {names[row.first]} = {part} * LANES;")
-        if row.last in symbols_of(*self.kernel.body):
-            self.write(f"const {INDEX} {names[row.last]} = {names[row.first]} + LANES - 1;")
-        lane = self.scope.fresh("lane")
-        self.members[row.axis.name] = lane
-        self.printer = replace(self.printer, stretch=Stretch(row.axis.name, row.axis.extent, lane))
+        for row, part in zip(self.kernel.stretched, parts, strict=True):
+            count = "LANES" if row is self.kernel.row else "ROWS"
+            names[row.first], names[row.last] = map(self.scope.fresh, (row.first, row.last))
+            self.write(f"const {INDEX} {names[row.first]} = {part} * {count};")
+            if row.last in symbols_of(*_without_rows(self.kernel)):
+                self.write(f"const {INDEX} {names[row.last]} = {names[row.first]} + {count} - 1;")
+            self.members[row.axis.name] = self.scope.fresh("lane" if count == "LANES" else "row")
+            stretch = Stretch(row.axis.name, row.axis.extent, self.members[row.axis.name], count)
+            self.printer = replace(self.printer, stretches=(*self.printer.stretches, stretch))
         self.declare_lane_accumulators()
 
     def lane_place(self) -> tuple[str, str]:
-        return f"[{self.lane}]", "[LANES]"
+        group = self.kernel.group
+        if group is None:
+            return f"[{self.lane}]", "[LANES]"
+        return f"[{self.members[group.axis.name]}][{self.lane}]", "[ROWS][LANES]"
 
     def lanes(self, node: Lanes) -> None:
-        """What is loaded for the whole stretch, a loop over its cells, what is stored for it."""
-        row, program = self.kernel.row, self.printer.program
+        """What is loaded for all cells, loops over them, what is stored for them."""
+        row, group, program = self.kernel.row, self.kernel.group, self.printer.program
         assert row is not None and not node.lower and not node.upper
-        block = self.inner()
-        assert isinstance(block, CudaEmitter)
+        block = inside(self)
         block.printer = replace(block.printer, registers=dict(block.printer.registers))
-        loads = load_runs(node, row.axis.name, program)
-        stores = store_runs(node, row.axis.name, program)
+        across = None if group is None else group.axis.name
+        loads = load_runs(node, row.axis.name, across, program)
+        stores = store_runs(node, row.axis.name, across, program)
         self.write("{")
+        for load in fixed_loads(node, frozenset(each.axis.name for each in self.kernel.stretched)):
+            block.load_once(load)
         for run in loads:
             block.load(run)
         block.outputs = dict(self.outputs)
-        stored = [block.begin_store(run) for run in stores]
-        inner = block.inner()
-        cell = inner.scope.fresh(row.axis.name)
-        inner.printer.names.symbols[row.axis.name] = cell
-        inner.printer.bounded.add((symbol(row.axis.name), row.axis.extent))
-        first = self.printer.names.symbols[row.first]
-        block.write("UNROLL")
-        block.write(f"for (int {self.lane} = 0; {self.lane} < LANES; {self.lane}++) {{")
+        registers = [block.begin_store(run) for run in stores]
+        cells = block
+        for each in self.kernel.stretched:
+            cells = cells.begin_members(each)
         before = len(self.lines)
-        inner.nodes(node.body)
-        if any(re.search(rf"\b{cell}\b", line) for line in self.lines[before:]):
-            line = f"const {INDEX} {cell} = {first} + {self.lane};"
-            self.lines.insert(before, "    " * inner.depth + line)
-        block.write("}")
-        for statement in stored:
-            block.write(statement)
+        cells.declare_guarded(node)
+        cells.nodes(node.body)
+        cells.name_members(before)
+        for _ in self.kernel.stretched:
+            cells.depth -= 1
+            cells.write("}")
+        for run, (name, flags) in zip(stores, registers, strict=True):
+            block.store(run, name, flags)
         self.write("}")
+
+    def declare_guarded(self, node: Lanes) -> None:
+        """Declare the accumulators of a cell that are started inside of a condition.
+
+        Others join them, or read them, inside of the same condition further on.
+        """
+        outside = {each.accumulator for each in node.body if isinstance(each, Start)}
+        for start in walk(node.body):
+            if isinstance(start, Start) and start.accumulator not in outside | self.arrays:
+                names = self.accumulator_names(start)
+                for kind, name in names.declared:
+                    self.write(f"{kind} {name};")
+                self.adopt(start.accumulator, names)
+                self.arrays.add(start.accumulator)
+
+    def load_once(self, load: loops.Load) -> None:
+        """Load what is the same for all cells, if its indices are inside for sure."""
+        printer = self.printer
+        operand = next((o for o in printer.program.operands if o.name == load.tensor), None)
+        if operand is None:
+            return
+        for index, extent in zip(load.indices, operand.extents, strict=True):
+            known = index.is_constant and extent.is_constant
+            is_inside = known and 0 <= index.constant < extent.constant
+            if not is_inside and (index, extent) not in printer.bounded:
+                return
+        name = self.scope.fresh(f"{load.tensor}_element")
+        self.write(
+            f"const {type_name(operand)} {name} = {printer.cell(load.tensor, load.indices)};"
+        )
+        printer.registers[load.tensor, load.indices] = name
+
+    def begin_members(self, row: Row) -> CudaStatements:
+        """A loop over the values of a stretch; gives the emitter of what is inside."""
+        member = self.members[row.axis.name]
+        count = "LANES" if row is self.kernel.row else "ROWS"
+        self.write("UNROLL")
+        self.write(f"for (int {member} = 0; {member} < {count}; {member}++) {{")
+        inner = inside(self)
+        inner.printer.names.symbols[row.axis.name] = inner.scope.fresh(row.axis.name)
+        inner.printer.bounded.add((symbol(row.axis.name), row.axis.extent))
+        return inner
+
+    def name_members(self, before: int) -> None:
+        """Define the values of stretches that the lines since then use."""
+        names = self.printer.names.symbols
+        for row in self.kernel.stretched:
+            name = names[row.axis.name]
+            if any(re.search(rf"\b{name}\b", line) for line in self.lines[before:]):
+                value = f"{names[row.first]} + {self.members[row.axis.name]}"
+                line = f"const {INDEX} {name} = {value};"
+                self.lines.insert(before, "    " * self.depth + line)
 
     def declare(self, run: Run, suffix: str) -> tuple[str, dict[Access, str]]:
         """Registers for a run: their name, and where each of its elements is behind it."""
         operand = self.printer.program.operand(run.tensor)
         name = self.scope.fresh(f"{run.tensor}_{suffix}")
         self.walked[run.tensor] = max(run.step, self.walked.get(run.tensor, 1))
-        self.write(f"{type_name(operand)} {name}[{_count(run)}];")
-        lane = self.lane if run.step == 1 else f"{run.step} * {self.lane}"
-        shifts = {access: offset - run.begin for access, offset in run.accesses.items()}
+        self.write(f"{type_name(operand)} {name}{_size(run)};")
         places = {
-            access: f"[{lane} + {shift}]" if shift else f"[{lane}]"
-            for access, shift in shifts.items()
+            access: self.row_of(run, row) + _place(run.step, self.lane, offset - run.begin)
+            for access, (row, offset) in run.accesses.items()
         }
         return name, places
 
+    def row_of(self, run: Run, offset: int) -> str:
+        """Where the row of a member is in the registers of a run."""
+        group = self.kernel.group
+        if group is None or not run.moves:
+            return ""
+        return _place(1, self.members[group.axis.name], offset - run.top)
+
     def load(self, run: Run) -> None:
         """Fill registers with a run."""
+        name, places = self.declare(run, "run")
+        self.printer.registers.update({access: name + at for access, at in places.items()})
+        self.for_rows(run, name, lambda row, registers: row.load_row(run, registers))
+
+    def for_rows(self, run: Run, name: str, write: Callable[[CudaStatements, str], None]) -> None:
+        """Write something for every row of a run, given its registers."""
+        group = self.kernel.group
+        if group is None or not run.moves:
+            write(self, name)
+            return
+        at = self.scope.fresh("at")
+        self.write("UNROLL")
+        end = plus("ROWS", run.bottom)
+        self.write(f"for (int {at} = {run.top}; {at} < {end}; {at}++) {{")
+        inner = inside(self)
+        names, printer = inner.printer.names.symbols, inner.printer
+        member = names[group.axis.name] = inner.scope.fresh(group.axis.name)
+        first = names[group.first]
+        inner.write(f"const {INDEX} {member} = {first} + {at};")
+        others = (each for each in printer.stretches if each.name != group.axis.name)
+        own = Stretch(group.axis.name, group.axis.extent, at, "ROWS")
+        inner.printer = replace(printer, stretches=(*others, own))
+        if run.top == run.bottom == 0:
+            inner.printer.bounded.add((symbol(group.axis.name), group.axis.extent))
+        write(inner, f"{name}[{plus(at, -run.top)}]")
+        self.write("}")
+
+    def load_row(self, run: Run, name: str) -> None:
+        """Fill the registers of one row of a run."""
         operand = self.printer.program.operand(run.tensor)
         extent = operand.extents[-1]
         row = self.kernel.row
         assert row is not None
-        name, places = self.declare(run, "run")
-        self.printer.registers.update({access: name + at for access, at in places.items()})
         begin, end = f"{run.begin}", _lanes(run.step, run.end)
         if run.certain and not run.clamped:
             known = (begin, end)
@@ -226,8 +211,9 @@ class CudaEmitter(Emitter):
             _vector(run, row.axis.extent),
             "true" if run.clamped else "false",
         )
-        arguments = f"{self.row_arguments(run, name)}, {self.text(extent)}"
-        call = f"load_run<{', '.join(options)}>({arguments})"
+        place, first, step = self.run_place(run)
+        arguments = (name, place, first.text, step, self.text(extent))
+        call = f"load_run<{', '.join(options)}>({', '.join(arguments)})"
         tests = []
         if not run.certain:
             tests = [
@@ -237,31 +223,44 @@ class CudaEmitter(Emitter):
             ]
         self.write(f"if ({' && '.join(tests)}) {call};" if tests else f"{call};")
 
-    def begin_store(self, run: Run) -> str:
-        """Registers for what the cells write; gives the statement that stores them."""
+    def begin_store(self, run: Run) -> tuple[str, str]:
+        """Registers for what the cells write, and those that say which do; "" where all do."""
         row = self.kernel.row
         assert row is not None
         name, places = self.declare(run, "out")
         flags = ""
         if not run.certain:
             flags = self.scope.fresh(f"{run.tensor}_is_out")
-            self.write(f"bool {flags}[{_count(run)}] = {{}};")
+            self.write(f"bool {flags}{_size(run)} = {{}};")
         for access, at in places.items():
             self.outputs[access] = name + at, flags and flags + at
-        options = (f"{run.begin}", _lanes(run.step, run.end), _vector(run, row.axis.extent))
-        arguments = self.row_arguments(run, name) + (f", {flags}" if flags else "")
-        return f"store_run<{', '.join(options)}>({arguments});"
+        return name, flags
 
-    def row_arguments(self, run: Run, name: str) -> str:
-        """Registers, where the row begins, where the run does, and the step of the row."""
+    def store(self, run: Run, name: str, flags: str) -> None:
+        """Store what the cells have written."""
+        row = self.kernel.row
+        assert row is not None
+        options = (f"{run.begin}", _lanes(run.step, run.end), _vector(run, row.axis.extent))
+
+        def write(emitter: CudaStatements, registers: str) -> None:
+            place, _, step = emitter.run_place(run)
+            arguments = [registers, place, step]
+            if flags:
+                arguments.append(f"{flags}{registers.removeprefix(name)}")
+            emitter.write(f"store_run<{', '.join(options)}>({', '.join(arguments)});")
+
+        self.for_rows(run, name, write)
+
+    def run_place(self, run: Run) -> tuple[str, Text, str]:
+        """Where a run begins in memory, where in its row, and the step of the row."""
         operand = self.printer.program.operand(run.tensor)
-        steps = self.printer.names.strides
-        row = Printer.cell(self.printer, run.tensor, (*run.rows, ZERO))
-        kernel_row = self.kernel.row
-        assert kernel_row is not None
-        first = symbol(kernel_row.first) * run.step + run.rest
-        step = f"LANES > 1 ? 1 : {steps[run.tensor, operand.rank - 1]}"
-        return f"{name}, &{row}, {self.text(first)}, {step}"
+        row = Printer.cell(self.printer, run.tensor, (*run.rows, ZERO)).removesuffix("]")
+        assert self.kernel.row is not None
+        first = self.printer.poly(symbol(self.kernel.row.first) * run.step + run.rest)
+        stride = self.printer.names.strides[run.tensor, operand.rank - 1]
+        step = f"(LANES > 1 ? 1 : {stride})"
+        # One index in all: each by itself would be converted to an address.
+        return f"&{row} + {first.at(Level.MULTIPLICATIVE)} * {step}]", first, step
 
     def node(self, node: Node) -> None:
         match node:
@@ -293,6 +292,10 @@ class CudaEmitter(Emitter):
     def loop(self, node: For) -> None:
         if any(map(self.printer.is_wide, (*node.lower, *node.upper))):
             self.printer.wide.add(node.name)
+        group = self.kernel.group
+        if group is not None and node.name == group.axis.name:
+            self.nodes(node.body)  # lanes are loops over the rows of the group, too
+            return
         if not node.any_order:
             super().loop(node)
             return
@@ -306,127 +309,44 @@ class CudaEmitter(Emitter):
         kind = self.integer_type(*node.lower, *node.upper)
         lower = extreme("greatest", [self.text(bound) for bound in node.lower])
         upper = extreme("least", [self.text(bound + 1) for bound in node.upper])
-        inner = self.inner()
-        assert isinstance(inner, CudaEmitter)
+        inner = inside(self)
         inner.is_shared = True
         end = self.scope.fresh(f"{node.name}_end")
         self.write(f"const {kind} {end} = {upper};")
         name = inner.scope.fresh(node.name)
         inner.printer.names.symbols[node.name] = name
-        if node.lower == (ZERO,):
+        if ZERO in node.lower:
             inner.printer.bounded.update((symbol(node.name), bound + 1) for bound in node.upper)
         start = f"{lower} + ({kind}){first}"
         self.write(f"for ({kind} {name} = {start}; {name} < {end}; {name} += {step}) {{")
         inner.nodes(node.body)
         self.write("}")
 
-    def team(self, axes: Sequence[Axis], magic: Sequence[str]) -> None:
-        """The whole body of a kernel whose cells are sums that a team of threads adds up."""
-        start, *terms, store = self.kernel.body
-        assert isinstance(start, Start) and isinstance(store, Store)
-        names = [self.scope.fresh(axis.name) for axis in axes]
-        extents = [self.printer.poly(axis.extent) for axis in axes]
-        for axis, name in zip(axes, names, strict=True):
-            self.printer.names.symbols[axis.name] = name
-            self.printer.bounded.add((symbol(axis.name), axis.extent))
-        count = product(extents)
-        first, point = self.scope.fresh("first"), self.scope.fresh("point")
-        kind = self.printer.types.of_accumulator(start.tensor, start.accumulator, self.kernel.body)
-        partial = self.scope.fresh("partial")
-        self.write(f"__shared__ {kind.value} {partial}[THREADS];")
-        head = f"{INDEX} {first} = blockIdx.x * ({INDEX})blockDim.z"
-        step = f"gridDim.x * ({INDEX})blockDim.z"
-        self.write(f"for ({head}; {first} < {count}; {first} += {step}) {{")
-        inner = _inside(self)
-        inner.write(f"const {INDEX} {point} = {first} + threadIdx.z;")
-        inner.digits_of(point, names, extents, magic)
-        inner.start(start)
-        total = inner.printer.names.accumulators[start.accumulator]
-        if start.value is not None:
-            inner.write(f"if (MEMBER != 0) {total} = 0;")
-        inner.block(f"if ({point} < {count})", terms)
-        inner.write(f"{total} = team_sum({total}, {partial});")
-        inner.block(f"if ({point} < {count} && MEMBER == 0)", (store,))
-        self.write("}")
-
-    # ------------------------------------------------------------ points
-    def grid(self, axes: Sequence[Axis], magic: Sequence[str], stretches: bool) -> CudaEmitter:
-        """Loops over the points of this thread; gives the emitter of what is inside of them.
-
-        Threads are neighbours along x in the last axis and along y in the one before; all others
-        together are z. A grid may be smaller than its axes, hence loops. `magic` are the
-        parameters with which `quotient` divides, for all of the z axes but the first. The last
-        axis counts `stretches`, or cells.
-        """
-        names = [self.scope.fresh(axis.name) for axis in axes]
-        extents = [self.printer.poly(axis.extent) for axis in axes]
-        for axis, name in zip(axes, names, strict=True):
-            self.printer.names.symbols[axis.name] = name
-            self.printer.bounded.add((symbol(axis.name), axis.extent))
-        if stretches:
-            extents[-1] = Text(f"{extents[-1].at(Level.MULTIPLICATIVE)} / LANES")
-        if not axes:
-            names, extents = [self.scope.fresh("point")], [Text("1")]
-        emitter: CudaEmitter = self
-        if len(axes) > 2:
-            emitter = emitter.outer(names[:-2], extents[:-2], magic)
-        inner = list(zip(names, extents, strict=True))[-2:]
-        for letter, (name, extent) in zip("yx"[-len(inner) :], inner, strict=True):
-            emitter.write(f"EACH({letter}, {name}, {extent.text}) {{")
-            emitter = _inside(emitter)
-        return emitter
-
-    def outer(
-        self, names: Sequence[str], extents: Sequence[Text], magic: Sequence[str]
-    ) -> CudaEmitter:
-        """The loop over the z axes."""
-        if len(names) == 1:
-            self.write(f"EACH(z, {names[0]}, {extents[0].text}) {{")
-            return _inside(self)
-        point = self.scope.fresh("outer")
-        self.write(f"EACH(z, {point}, {product(extents)}) {{")
-        emitter = _inside(self)
-        emitter.digits_of(point, names, extents, magic)
-        return emitter
-
-    def digits_of(
-        self, point: str, names: Sequence[str], extents: Sequence[Text], magic: Sequence[str]
-    ) -> None:
-        """Name the digits of a number, the last one fastest; `magic` is for all but the first."""
-        rest = point
-        for at in reversed(range(1, len(names))):
-            extent = extents[at]
-            above = names[0] if at == 1 else self.scope.fresh("outer")
-            self.write(f"const {INDEX} {above} = quotient({rest}, {extent.text}, {magic[at - 1]});")
-            self.write(f"const {INDEX} {names[at]} = {rest} - {above} * {extent.at(Level.UNARY)};")
-            rest = above
-        if len(names) == 1:
-            self.write(f"const {INDEX} {names[0]} = {rest};")
-
-    def close(self, outermost: CudaEmitter) -> None:
-        """Close the loops that were opened since."""
-        for depth in range(self.depth - 1, outermost.depth - 1, -1):
-            self.lines.append("    " * depth + "}")
-
-
-def product(extents: Sequence[Text]) -> str:
-    """The product of extents, 1 for none."""
-    factors = (
-        extent.at(Level.MULTIPLICATIVE if at == 0 else Level.UNARY)
-        for at, extent in enumerate(extents)
-    )
-    return " * ".join(factors) or "1"
-
 
 def _lanes(step: int, more: int) -> str:
     """A multiple of the number of lanes, and a few more."""
-    text = "LANES" if step == 1 else f"{step} * LANES"
-    return text if more == 0 else f"{text} {'-' if more < 0 else '+'} {abs(more)}"
+    return times(step, "LANES", more)
 
 
-def _count(run: Run) -> str:
-    """The number of elements of a run."""
-    return _lanes(run.step, run.end - run.begin)
+def _place(step: int, member: str, shift: int) -> str:
+    """The element of an array for a member."""
+    return f"[{times(step, member, shift)}]"
+
+
+def _size(run: Run) -> str:
+    """The size of an array for a run."""
+    size = f"[{_lanes(run.step, run.end - run.begin)}]"
+    return f"[{plus('ROWS', run.bottom - run.top)}]{size}" if run.moves else size
+
+
+def _without_rows(kernel: Kernel) -> tuple[Node, ...]:
+    """The body, with what is done to the rows of a group in place of loops over them."""
+    group = kernel.group
+    out: list[Node] = []
+    for node in kernel.body:
+        is_group = isinstance(node, For) and group is not None and node.name == group.axis.name
+        out += node.body if isinstance(node, For) and is_group else (node,)
+    return tuple(out)
 
 
 def _vector(run: Run, row: Poly) -> str:
@@ -436,8 +356,11 @@ def _vector(run: Run, row: Poly) -> str:
     return f"aligned(LANES, {run.step if rows == 0 else 1}, {divisor})"
 
 
-def _inside(emitter: CudaEmitter) -> CudaEmitter:
+_E = TypeVar("_E", bound=Emitter)
+
+
+def inside(emitter: _E) -> _E:
     """The emitter one level further in; names stay known."""
     inner = emitter.inner()
-    assert isinstance(inner, CudaEmitter)
+    assert isinstance(inner, type(emitter))
     return inner

@@ -276,7 +276,7 @@ class Emitter:
         kind = self.integer_type(*node.lower, *node.upper)
         name = self.members.get(node.name) or inner.scope.fresh(node.name)
         inner.printer.names.symbols[node.name] = name
-        if node.lower == (poly(0),):
+        if poly(0) in node.lower:
             bounded = ((symbol(node.name), bound + 1) for bound in node.upper)
             inner.printer.bounded.update(bounded)
         if len(upper) == 1 and "(" not in upper[0].text:

@@ -8,13 +8,13 @@ that is the same for all cells of a stretch is done once; a term that only some 
 asked for cell by cell.
 
 How many cells a stretch has is left to the launch, which knows alignments and element types. It
-divides the row, so no stretch is partial. Sums along consecutive memory are shared out instead, see
-`cuda_teams`.
+divides the row, so no stretch is partial. A thread may have several such rows, see `cuda_tiles`.
+Sums along consecutive memory are shared out instead, see `cuda_teams`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -37,6 +37,7 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import map_nodes
 from opgen.passes.cuda_teams import team_sum
+from opgen.passes.cuda_tiles import copies_across, tiled
 from opgen.passes.gather import fresh_name
 from opgen.passes.jam import copies_along, jammed
 from opgen.passes.lane_choice import Choice, Way, choose
@@ -93,7 +94,7 @@ def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
 
 def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:
     """The kernel with the axis of that name as its row, or last where cells have long loops."""
-    copies = copies_along(whole, name, reads=True)
+    copies = copies_across(copies_along(whole, name, reads=True), name)
     kernel, bodies = copies.kernel, tuple(map(unrolled, copies.bodies))
     (axis,) = (axis for axis in kernel.axes if axis.name == name)
     taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
@@ -104,13 +105,13 @@ def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:
         inside = inside.with_bounds(each.name, ZERO, each.extent - 1)
     rewriter, scope = Rewriter(row, inside), Scope()
     rewritten = [tuple(rewriter.nodes(unrolled(body), scope)) for body in bodies]
-    body = _inlined(_simplified(together(jammed(rewritten), name), inside))
+    body = _inlined(_simplified(together(jammed(rewritten), name), inside), {})
     if any(isinstance(node, Lanes) and _loops(node) for node in walk(body)):
         (last,) = (axis for axis in whole.axes if axis.name == name)
         others = tuple(axis for axis in whole.axes if axis.name != name)
         return replace(whole, axes=(*others, last))
     axes = tuple(each for each in kernel.axes if each is not axis)
-    return replace(kernel, axes=axes, row=row, body=body)
+    return tiled(replace(kernel, axes=axes, row=row, body=body))
 
 
 def _simplified(body: tuple[Node, ...], facts: Facts) -> tuple[Node, ...]:
@@ -136,25 +137,11 @@ def _loops(node: Lanes) -> bool:
     return any(isinstance(each, For) for each in walk(node.body))
 
 
-def _inlined(body: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The body with definitions inside of lanes replaced by what they stand for, if that is short.
+def _inlined(body: tuple[Node, ...], values: Mapping[str, Poly]) -> tuple[Node, ...]:
+    """The body with short definitions replaced by what they stand for; `values` are known ones.
 
     What is loaded for neighbouring cells can then be seen to be neighbours.
     """
-    return tuple(map(_inlined_node, body))
-
-
-def _inlined_node(node: Node) -> Node:
-    match node:
-        case Lanes(body=body):
-            return replace(node, body=_without_definitions(body, {}))
-        case For(body=body) | If(body=body):
-            return replace(node, body=_inlined(body))
-        case _:
-            return node
-
-
-def _without_definitions(body: tuple[Node, ...], values: dict[str, Poly]) -> tuple[Node, ...]:
     values = dict(values)
 
     def known(value: Poly) -> Poly:
@@ -170,10 +157,10 @@ def _without_definitions(body: tuple[Node, ...], values: dict[str, Poly]) -> tup
                 else:
                     values.pop(name, None)
                     out.append(Define(name, value))
-            case If(body=inner):
+            case If(body=inner) | For(body=inner) | Lanes(body=inner):
                 (head,) = map_nodes((replace(node, body=()),), known)
-                assert isinstance(head, If)
-                out.append(replace(head, body=_without_definitions(inner, values)))
+                assert isinstance(head, If | For | Lanes)
+                out.append(replace(head, body=_inlined(inner, values)))
             case _:
                 out += map_nodes((node,), known)
     return tuple(out)

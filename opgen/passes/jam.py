@@ -51,7 +51,7 @@ def copies_along(kernel: Kernel, name: str, reads: bool = False) -> Copies:
 
     With `reads` also for short axes that move what is read along it: `l` in `x[w + l]`.
     """
-    kernel, bodies = _residues(kernel, name)
+    kernel, bodies = residues(kernel, name)
     axes = _interleaved(kernel, bodies, name)
     if reads:
         axes = tuple(dict.fromkeys((*axes, *_moving(kernel, bodies, name))))
@@ -69,11 +69,14 @@ def copies_along(kernel: Kernel, name: str, reads: bool = False) -> Copies:
 
 
 # ---------------------------------------------------------------------------- residues
-def _residues(kernel: Kernel, name: str) -> tuple[Kernel, list[Body]]:
-    """The axis counted in steps of the divisors of its quotients: a body for each remainder."""
+def residues(kernel: Kernel, name: str, most: int = LARGEST) -> tuple[Kernel, list[Body]]:
+    """The axis counted in steps of the divisors of its quotients: a body for each remainder.
+
+    It stays as it is where these would be more than `most`.
+    """
     divisors = set(_divisors(kernel.body, name))
     step = math.lcm(*divisors) if divisors else 1
-    if not 1 < step <= LARGEST:
+    if not 1 < step <= most:
         return kernel, [kernel.body]
     (axis,) = (axis for axis in kernel.axes if axis.name == name)
     bodies = []

@@ -32,6 +32,7 @@ def launches(
     narrow = cuda_grid.is_narrow(max(reach, default=0), extents, operands.values())
     found = []
     macros = []
+    whole = True
     for launch, axes in zip(kernels.launches, extents, strict=True):
         if launch.converts is not None:
             workspace, output = launch.converts
@@ -41,12 +42,16 @@ def launches(
         lanes = cuda_grid.lanes(axes, walked)
         if launch.lanes is not None:
             macros.append(f"#define {launch.lanes} {lanes}\n")
-        if launch.teams:
-            grid = cuda_grid.team_grid(axes[:-2], *axes[-2:])
-        else:
-            grid = cuda_grid.grid((*axes[:-1], axes[-1] // lanes) if axes else ())
+            axes = (*axes[:-1], axes[-1] // lanes)
+        if launch.rows is not None:
+            macro, values = launch.rows
+            rows = cuda_grid.rows(axes, lanes * values)
+            macros.append(f"#define {macro} {rows}\n")
+            axes = (*axes[:-2], axes[-2] // rows, axes[-1])
+        grid = cuda_grid.team_grid(axes[:-2], *axes[-2:]) if launch.teams else cuda_grid.grid(axes)
         if grid is None:
             continue
+        whole = whole and grid.whole
         arguments: list[Argument] = []
         for name in launch.tensors:
             arguments += [operands[name].data_ptr(), *operands[name].stride()]
@@ -58,7 +63,7 @@ def launches(
             arguments.append(fault.data_ptr())
         found.append(KernelLaunch(launch.kernel, grid.blocks, grid.threads, tuple(arguments)))
     types = call.types
-    head = prelude.cuda(narrow) + types.bindings() + "".join(macros)
+    head = prelude.cuda(narrow, whole) + types.bindings() + "".join(macros)
     return head + kernels.source, call.device, found
 
 

@@ -17,10 +17,17 @@ THREADS = 256
 
 Size = tuple[int, int, int]
 
+LEAST_THREADS = 2**16
+"""The fewest threads that several rows for each are worth: half of what a large GPU holds."""
+
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 """The most blocks along x, y and z."""
 
 _MOST_ALONG_Z = 64
+_MOST_VALUES = 128
+"""The most values that a thread keeps: of the 255 registers many hold addresses."""
+_MOST_ACROSS = 64
+"""The most threads of a block in a row of several: what neighbouring rows share is read once."""
 _WARP = 32
 _ACCESS = 16  # bytes of the widest load and store
 _NARROW = 2**30  # half of what 32 bits hold: loops count one step past their end
@@ -28,11 +35,12 @@ _NARROW = 2**30  # half of what 32 bits hold: loops count one step past their en
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Blocks, threads of a block, and what `quotient` divides by."""
+    """Blocks, threads of a block, what `quotient` divides by, whether every point has a thread."""
 
     blocks: Size
     threads: Size
     magic: tuple[int, ...]
+    whole: bool
 
 
 def grid(extents: Sequence[int]) -> Grid | None:
@@ -42,16 +50,15 @@ def grid(extents: Sequence[int]) -> Grid | None:
     x, y, *_ = *reversed(extents[-2:]), 1, 1
     z = math.prod(extents[:-2])
     # As many threads as a row needs, so that none of them is idle at its end.
-    across = -(-x // -(-x // THREADS))
+    most = THREADS if y == 1 else min(THREADS, _MOST_ACROSS)
+    across = -(-x // -(-x // most))
     along = min(y, THREADS // across)
     deep = min(z, THREADS // (across * along), _MOST_ALONG_Z)
     threads = (across, along, deep)
-    blocks = tuple(
-        min(-(-extent // count), most)
-        for extent, count, most in zip((x, y, z), threads, MOST_BLOCKS, strict=True)
-    )
-    divisors = extents[1:-2]
-    return Grid((blocks[0], blocks[1], blocks[2]), threads, tuple(map(magic, divisors)))
+    needed = tuple(-(-extent // count) for extent, count in zip((x, y, z), threads, strict=True))
+    blocks = tuple(map(min, needed, MOST_BLOCKS))
+    divisors = tuple(map(magic, extents[1:-2]))
+    return Grid((blocks[0], blocks[1], blocks[2]), threads, divisors, blocks == needed)
 
 
 def team_grid(extents: Sequence[int], outer: int, inner: int) -> Grid | None:
@@ -69,7 +76,8 @@ def team_grid(extents: Sequence[int], outer: int, inner: int) -> Grid | None:
     along = min(THREADS // across, _power(outer))
     deep = min(cells, THREADS // (across * along), _MOST_ALONG_Z)
     blocks = min(-(-cells // deep), MOST_BLOCKS[0])
-    return Grid((blocks, 1, 1), (across, along, deep), tuple(map(magic, extents[1:])))
+    whole = blocks * deep >= cells
+    return Grid((blocks, 1, 1), (across, along, deep), tuple(map(magic, extents[1:])), whole)
 
 
 def _power(value: int) -> int:
@@ -85,6 +93,21 @@ def lanes(extents: Sequence[int], walked: Iterable[tuple[torch.Tensor, int]]) ->
     these tensors with the elements from one cell to the next.
     """
     return min((_cells(extents[-1], tensor, step) for tensor, step in walked), default=1)
+
+
+def rows(extents: Sequence[int], values: int) -> int:
+    """How many neighbours along the last axis but one are one thread's: 1, 2 or 4.
+
+    They share what does not depend on them, and rows that several of them read. The axis is a
+    multiple of them, there are threads enough left, and `values` that are kept for each fit into
+    registers.
+    """
+    threads = math.prod(extents)
+    for count in (4, 2):
+        fits = extents[-2] % count == 0 and count * values <= _MOST_VALUES
+        if fits and threads >= count * LEAST_THREADS:
+            return count
+    return 1
 
 
 def _cells(extent: int, tensor: torch.Tensor, step: int) -> int:

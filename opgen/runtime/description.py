@@ -103,6 +103,8 @@ class Launch:
     # The macro for the number of neighbouring cells that are one thread's, and the tensors along
     # whose last dim these walk, with the elements from one cell to the next.
     lanes: str | None = None
+    # The macro for its rows of cells, and how many values it keeps for a cell, about.
+    rows: tuple[str, int] | None = None
     teams: bool = False  # whether a team of threads adds up a cell
     walked: Mapping[str, int] = field(default_factory=dict)
 

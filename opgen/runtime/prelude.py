@@ -73,12 +73,18 @@ FUNCTION float bf16_to_f32(bf16 value)
 /* Rounds to nearest, ties to even; a NaN stays one. */
 FUNCTION bf16 bf16_from_f32(float value)
 {
+#if !defined OPGEN_HOST_EMU && defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
+    bf16 rounded;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded.bits) : "f"(value));
+    return rounded;
+#else
     union { float value; uint32_t bits; } in;
     bf16 out;
     in.value = value;
     if (value != value) out.bits = 0x7fc0;
     else out.bits = (uint16_t)((in.bits + 0x7fff + (in.bits >> 16 & 1)) >> 16);
     return out;
+#endif
 }
 
 FUNCTION int64_t gcd(int64_t a, int64_t b)
@@ -265,6 +271,7 @@ typedef long long int64_t;
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fc00000)
@@ -329,6 +336,13 @@ FUNCTION index_t quotient(index_t a, index_t b, int64_t magic)
     return (index_t)(__umulhi((uint32_t)a << 1, (uint32_t)magic) >> (magic >> 32));
 }
 
+/* An extent in parts of that many; unsigned, so that it is a shift. */
+FUNCTION index_t parts(index_t extent, int count)
+{
+    if (sizeof(index_t) == 8) return (uint64_t)extent / count;
+    return (uint32_t)extent / count;
+}
+
 #ifndef OPGEN_HOST_EMU
 #define UNROLL _Pragma("unroll")
 /* In PTX, since the compiler may make several stores of one. */
@@ -378,10 +392,11 @@ template <class A> FUNCTION constexpr int vector_of(int elements)
 /* Where the access of element o of a run begins. */
 FUNCTION constexpr int access_of(int o, int vector) { return o - (o % vector + vector) % vector; }
 
-/* The elements [BEGIN, END) behind `start` in a row. Those of [KNOWN, KNOWN_END) are inside of it;
-   others are looked at, and are the nearest one inside if CLAMPED, else 0. */
+/* The elements [BEGIN, END) behind element `start` of a row, which is at `from`. The elements
+   [KNOWN, KNOWN_END) are inside of the row; others are looked at, and are the nearest one inside if
+   CLAMPED, else 0. */
 template <int BEGIN, int END, int KNOWN, int KNOWN_END, int ALIGNED, bool CLAMPED, class A>
-FUNCTION void load_run(A *run, const A *row, index_t start, index_t step, index_t extent)
+FUNCTION void load_run(A *run, const A *from, index_t start, index_t step, index_t extent)
 {
     constexpr int VECTOR = vector_of<A>(ALIGNED);
     typedef typename words<VECTOR * sizeof(A)>::type type;
@@ -392,22 +407,22 @@ FUNCTION void load_run(A *run, const A *row, index_t start, index_t step, index_
         if (fits && ((first >= KNOWN && last < KNOWN_END)
                      || (start + first >= 0 && start + last < extent))) {
             if (o != first) continue;
-            const type all = *(const type *)(row + start + o);
+            const type all = *(const type *)(from + o);
             memcpy(run + (o - BEGIN), &all, sizeof all);
         } else if (o >= KNOWN && o < KNOWN_END) {
-            run[o - BEGIN] = row[(start + o) * step];
+            run[o - BEGIN] = from[o * step];
         } else if (CLAMPED) {
-            run[o - BEGIN] = row[greatest(least(start + o, extent - 1), 0) * step];
+            run[o - BEGIN] = from[(greatest(least(start + o, extent - 1), 0) - start) * step];
         } else {
             run[o - BEGIN] = A();
-            if (start + o >= 0 && start + o < extent) run[o - BEGIN] = row[(start + o) * step];
+            if (start + o >= 0 && start + o < extent) run[o - BEGIN] = from[o * step];
         }
     }
 }
 
-/* Writes the elements [BEGIN, END) behind `start` in a row, those for which `is_out` holds. */
+/* Writes the elements [BEGIN, END) of a row behind that at `to`, those for which `is_out` holds. */
 template <int BEGIN, int END, int ALIGNED, class A>
-FUNCTION void store_run(const A *run, A *row, index_t start, index_t step, const bool *is_out)
+FUNCTION void store_run(const A *run, A *to, index_t step, const bool *is_out)
 {
     constexpr int VECTOR = vector_of<A>(ALIGNED);
     typedef typename words<VECTOR * sizeof(A)>::type type;
@@ -423,19 +438,19 @@ FUNCTION void store_run(const A *run, A *row, index_t start, index_t step, const
             if (o != first) continue;
             type value;
             memcpy(&value, run + (o - BEGIN), sizeof value);
-            store_words(row + start + o, value);
+            store_words(to + o, value);
         } else if (is_out[o - BEGIN]) {
-            row[(start + o) * step] = run[o - BEGIN];
+            to[o * step] = run[o - BEGIN];
         }
     }
 }
 template <int BEGIN, int END, int ALIGNED, class A>
-FUNCTION void store_run(const A *run, A *row, index_t start, index_t step)
+FUNCTION void store_run(const A *run, A *to, index_t step)
 {
     bool is_out[END - BEGIN];
     UNROLL
     for (int o = 0; o < END - BEGIN; o++) is_out[o] = true;
-    store_run<BEGIN, END, ALIGNED>(run, row, start, step, is_out);
+    store_run<BEGIN, END, ALIGNED>(run, to, step, is_out);
 }
 
 /* a * b + total, rounded once. */
@@ -469,10 +484,18 @@ template <class A> FUNCTION A team_sum(A value, A *partial)
     return total;
 }
 
-/* The points along one dimension of the grid that are this thread's. */
+/* The points along one dimension of the grid that are this thread's: one at most, if the grids of a
+   call leave out none. */
+#define THREAD(dimension) \
+    (blockIdx.dimension * (index_t)blockDim.dimension + threadIdx.dimension)
+#ifdef WHOLE_GRIDS
 #define EACH(dimension, name, extent) \
-    for (index_t name = blockIdx.dimension * (index_t)blockDim.dimension + threadIdx.dimension; \
-         name < (extent); name += gridDim.dimension * (index_t)blockDim.dimension)
+    if (const index_t name = THREAD(dimension); name < (extent))
+#else
+#define EACH(dimension, name, extent) \
+    for (index_t name = THREAD(dimension); name < (extent); \
+         name += gridDim.dimension * (index_t)blockDim.dimension)
+#endif
 """
     + _FAULT
     + r"""
@@ -494,9 +517,13 @@ _INTEGER_FUNCTIONS = """
 """
 
 
-def cuda(narrow: bool) -> str:
-    """The prelude of CUDA sources. Indices have 32 bits if `narrow`, else 64."""
-    return f"#define index_t {'int32_t' if narrow else 'int64_t'}\n{_CUDA}"
+def cuda(narrow: bool, whole: bool = False) -> str:
+    """The prelude of CUDA sources. Indices have 32 bits if `narrow`, else 64.
+
+    If `whole`, every grid has a thread for each of its points.
+    """
+    macros = "#define WHOLE_GRIDS\n" if whole else ""
+    return f"#define index_t {'int32_t' if narrow else 'int64_t'}\n{macros}{_CUDA}"
 
 
 def _lanes(shared: str) -> Iterable[str]:

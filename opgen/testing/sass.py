@@ -28,10 +28,14 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The instructions of a kernel, those that only fill up left out."""
+    """The instructions of a kernel, those that only fill up left out.
+
+    `labels` are the places that branches go to: the position of the instruction that follows.
+    """
 
     name: str
     instructions: tuple[Instruction, ...]
+    labels: Mapping[str, int]
 
     def count(self, kind: str) -> int:
         """How many instructions there are of a kind such as `FFMA`."""
@@ -40,7 +44,7 @@ class Code:
     def widths(self, kind: str) -> Counter[int]:
         """The bytes of each access of a kind such as `LDG`, with how often each occurs."""
         return Counter(
-            _width(each.opcode)
+            width(each.opcode)
             for each in self.instructions
             if each.opcode.partition(".")[0] == kind
         )
@@ -53,12 +57,13 @@ class Code:
 
 _SECTION: Final = re.compile(r"^\s*\.section\s+\.text\.(\w+),", re.MULTILINE)
 _LINE: Final = re.compile(
-    r"/\*[0-9a-f]{4,}\*/\s+(?:@(?P<predicate>!?U?P\w+)\s+)?(?P<opcode>[A-Z]\S*)\s*(?P<rest>[^;]*);"
+    r"/\*[0-9a-f]{4,}\*/\s+(?:@(?P<predicate>!?U?P\w+)\s+)?(?P<opcode>[A-Z][^\s;]*)\s*(?P<rest>[^;]*);"
 )
+_LABEL: Final = re.compile(r"^(?P<label>\.L_x_\d+):", re.MULTILINE)
 _WIDTHS: Final[Mapping[str, int]] = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
-def _width(opcode: str) -> int:
+def width(opcode: str) -> int:
     """The bytes of one access; 4 unless a modifier says otherwise."""
     return next((_WIDTHS[part] for part in opcode.split(".") if part in _WIDTHS), 4)
 
@@ -76,14 +81,22 @@ def disassemble(cubin: bytes) -> dict[str, Code]:
     _, *parts = _SECTION.split(result.stdout)
     found = {}
     for name, text in zip(parts[::2], parts[1::2], strict=True):
-        instructions = tuple(
-            Instruction(match["predicate"] or "", match["opcode"], match["rest"].strip())
-            for match in _LINE.finditer(text)
-            if match["opcode"] != "NOP"
-        )
-        if not instructions:
-            raise NvrtcError(f"the machine code of {name} is not understood:\n{text[:500]}")
-        found[name] = Code(name, instructions)
+        found[name] = _code(name, text)
     if not found:
         raise NvrtcError("there is no kernel in what was disassembled")
     return found
+
+
+def _code(name: str, text: str) -> Code:
+    instructions: list[Instruction] = []
+    labels: dict[str, int] = {}
+    for line in text.splitlines():
+        label, match = _LABEL.match(line), _LINE.search(line)
+        if label is not None:
+            labels[label["label"]] = len(instructions)
+        elif match is not None and match["opcode"] != "NOP":
+            predicate, rest = match["predicate"] or "", match["rest"].strip()
+            instructions.append(Instruction(predicate, match["opcode"], rest))
+    if not instructions:
+        raise NvrtcError(f"the machine code of {name} is not understood:\n{text[:500]}")
+    return Code(name, tuple(instructions), labels)

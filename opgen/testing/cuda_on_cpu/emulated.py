@@ -92,6 +92,7 @@ def emulated(
             (library, "case_of", lambda call: None),
             (cuda_grid, "THREADS", threads),
             (cuda_grid, "MOST_BLOCKS", most_blocks),
+            (cuda_grid, "LEAST_THREADS", 1),
         ):
             stack.enter_context(mock.patch.object(target, name, value))
         stack.enter_context(_imported(_cupy(emulation, running)))

@@ -1,0 +1,101 @@
+"""What a thread executes: counts of known kernels, and the limits of generated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from opgen.runtime.cuda import KernelLaunch
+from opgen.testing import nvrtc, sass
+from opgen.testing.sass import Code
+from opgen.testing.sass_thread import executed
+from seed_kernels import ARCHITECTURE, WORKLOADS, launched, measured
+
+# ---------------------------------------------------------------------------- generated kernels
+# Instructions of an inner thread for an element of the result. Goals are in WORKLOADS; transposed
+# misses its own by a tenth.
+LIMITS = {
+    ("shift_sum", torch.float32): 82,
+    ("depth_to_space", torch.bfloat16): 2.4,
+    ("depthwise", torch.float32): 22.5,
+    ("depthwise", torch.bfloat16): 23.5,
+    ("transposed", torch.bfloat16): 4.6,
+    ("bilinear", torch.bfloat16): 7.7,
+    ("unfold", torch.bfloat16): 1.7,
+}
+
+
+@pytest.mark.parametrize(("name", "dtype"), LIMITS, ids=str)
+def test_instructions_for_an_output(name: str, dtype: torch.dtype) -> None:
+    (found,) = launched(WORKLOADS[name], dtype)
+    line = measured(found, dtype.itemsize)
+    assert line.for_an_output <= LIMITS[name, dtype]
+    assert not line.spills
+
+
+# ---------------------------------------------------------------------------- the harness
+def kernel(body: str, parameters: str = "") -> Code:
+    """`body` with `long long` arguments a to c, in blocks of any size."""
+    text = (
+        'extern "C" __global__ void k(const int *x, int *y, long long a_, long long b_, '
+        f"long long c_{parameters}) {{ const int a = a_, b = b_, c = c_; {body} }}"
+    )
+    return sass.disassemble(nvrtc.compile_cuda(text, ARCHITECTURE).cubin)["k"]
+
+
+def way(code: Code, a: int = 0, b: int = 0, c: int = 0, thread: int = 0) -> list[str]:
+    launch = KernelLaunch("k", (4, 1, 1), (64, 1, 1), (4096, 8192, a, b, c))
+    found = executed(code, launch, (2, 0, 0), (thread, 0, 0))
+    return [each.opcode.partition(".")[0] for each in found]
+
+
+def test_turns_of_a_loop_are_counted() -> None:
+    code = kernel('_Pragma("unroll 1") for (int i = 0; i < a; i++) y[i * b] = x[i * c];')
+    five, seven, hundred = (way(code, a=turns, b=2, c=3) for turns in (5, 7, 100))
+    assert (five.count("LDG"), seven.count("LDG"), hundred.count("STG")) == (5, 7, 100)
+    turn = (len(seven) - len(five)) // 2
+    assert len(hundred) == len(seven) + 93 * turn
+
+
+def test_only_what_a_thread_executes_is_counted() -> None:
+    code = kernel("if (blockIdx.x * blockDim.x + threadIdx.x >= a) return; y[threadIdx.x] = b;")
+    assert way(code, a=2 * 64 + 8, thread=7).count("STG") == 1
+    assert way(code, a=2 * 64 + 8, thread=8).count("STG") == 0
+
+
+FORMULAS: dict[str, Callable[[int, int, int], int]] = {
+    "a / 4 + b % 8": lambda a, b, c: int(a / 4) + b % 8,
+    "a / 3 + (unsigned)b / 7": lambda a, b, c: int(a / 3) + b // 7,
+    "min(a, b) + max(c, 3)": lambda a, b, c: min(a, b) + max(c, 3),
+    "max(0, a + c) + min(a - b, 9) * 2": lambda a, b, c: max(0, a + c) + min(a - b, 9) * 2,
+    "(a < b ? a : c * 5) + (a > 0 && b > c)": lambda a, b, c: (
+        (a if a < b else c * 5) + (a > 0 and b > c)
+    ),
+    "(a << 2) - (b >> 1) + ((a ^ b) & 6)": lambda a, b, c: (a << 2) - (b >> 1) + ((a ^ b) & 6),
+    "(a | c) + (~b & 12) + (a == 11)": lambda a, b, c: (a | c) + (~b & 12) + (a == 11),
+}
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_integers_are_computed(formula: str) -> None:
+    """As turns of a loop."""
+    loop = "for (int i = 0; i < count; i++) *(volatile int *)y = x[i];"
+    code = kernel(f"const int count = {formula}; {loop}")
+    for a, b, c in ((11, 6, 2), (29, 40, 1), (9, 5, 7)):
+        expected = FORMULAS[formula](a, b, c)
+        assert expected > 0
+        assert way(code, a, b, c).count("STG") == expected
+
+
+def test_a_way_that_depends_on_memory_is_refused() -> None:
+    code = kernel("if (x[a]) { for (int i = 0; i < b; i++) y[i * c] = x[i]; }")
+    with pytest.raises(nvrtc.NvrtcError, match=r"k: it is not known where .* goes"):
+        way(code, a=1, b=9, c=1)
+
+
+def test_a_way_without_end_is_refused() -> None:
+    code = kernel('_Pragma("unroll 1") for (int i = 0; i < a; i++) y[i * b] = x[i];')
+    with pytest.raises(nvrtc.NvrtcError, match="more than 100000 instructions"):
+        way(code, a=2**30)
