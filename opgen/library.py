@@ -114,7 +114,7 @@ def _linked(texts: dict[str, str]) -> bytes:
             file.write_text(texts[source], encoding="utf-8")
             made = str(file.with_suffix(".o"))
             if source.endswith(".c"):
-                command = (*c, *build.FLAGS, "-fvisibility=hidden")
+                command = (*c, *build.flags(), "-fvisibility=hidden")
             else:
                 command = (*cpp, "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden")
             _checked([*command, "-c", "-o", made, str(file)])

@@ -30,6 +30,9 @@ for _name, _examples, _repeatable in (
     )
 settings.load_profile(os.environ.get("OPGEN_HYPOTHESIS_PROFILE", "ci"))
 
+# Half of the time of the compiler. `test_special_kernels` compiles every spec as users do.
+os.environ.setdefault("OPGEN_CFLAGS", "-O1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("opgen")

@@ -101,7 +101,7 @@ def test_a_small_case(subject: Entry, data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @each
-@settings(max_examples=3)
+@settings(max_examples=1)
 @given(data=st.data())
 def test_everything(subject: Entry, data: st.DataObject) -> None:
     call = drawn(subject, data, 120)

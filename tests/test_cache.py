@@ -377,3 +377,19 @@ def test_a_compiler_that_cannot_be_run_is_an_error(
     with pytest.raises(build.BuildError) as caught:
         opgen.compile("op f(x[N]) -> y[N]\n  y[n] = 3*x[n]\n").f(torch.ones(2))
     assert not isinstance(caught.value, build.NoCompilerError)
+
+
+# ---------------------------------------------------------------------------- options
+def test_options_of_the_user_make_another_library(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        monkeypatch.setenv("OPGEN_CFLAGS", f"-O0 '-DNUMBER={number}'")
+        assert build.library("int number(void) { return NUMBER; }").number() == number
+    assert len(entries(place)) == 2
+
+
+def test_options_that_are_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPGEN_CFLAGS", "'-O1")
+    with pytest.raises(build.BuildError, match=r"\$OPGEN_CFLAGS cannot be split into words: No cl"):
+        build.library(SOURCE)

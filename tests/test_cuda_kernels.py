@@ -22,7 +22,7 @@ from test_spec_kernels import check_two_backwards, each
 
 @pytest.mark.slow
 @each
-@settings(max_examples=2, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_forward_and_two_backwards(
     subject: Entry, monkeypatch: pytest.MonkeyPatch, data: st.DataObject

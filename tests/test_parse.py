@@ -529,14 +529,14 @@ def test_mutated_spec(text: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=5000)
+@settings(max_examples=1500)
 @given(st.one_of(random_texts, word_salads, salads_in_a_statement))
 def test_much_random_text(text: str) -> None:
     survive(text)
 
 
 @pytest.mark.slow
-@settings(max_examples=5000)
+@settings(max_examples=1500)
 @given(mutated_specs)
 def test_many_mutated_specs(text: str) -> None:
     survive(text)

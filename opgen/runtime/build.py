@@ -14,7 +14,7 @@ from opgen.runtime import cache
 from opgen.runtime.cache import directory as cache_directory
 from opgen.runtime.toolchain import BuildError, NoCompilerError, find_compiler, identity, run
 
-__all__ = ["FLAGS", "BuildError", "NoCompilerError", "cache_directory", "find_compiler", "library"]
+__all__ = ["BuildError", "NoCompilerError", "cache_directory", "find_compiler", "flags", "library"]
 
 _PROCESSOR = {
     "x86_64": ("-march=native", "-mprefer-vector-width=512"),
@@ -32,6 +32,15 @@ FLAGS = (
 floating-point arithmetic stays as written, so there is no -ffast-math: it would also change the
 arithmetic of the whole process when the library is loaded."""
 
+
+def flags() -> tuple[str, ...]:
+    """What a kernel is compiled with; `$OPGEN_CFLAGS` adds to it, as `-O1` or `-g`."""
+    try:
+        return (*FLAGS, *shlex.split(os.environ.get("OPGEN_CFLAGS", "")))
+    except ValueError as error:
+        raise BuildError(f"$OPGEN_CFLAGS cannot be split into words: {error}") from error
+
+
 _FULL = ("No space left on device", "Disk quota exceeded", "Read-only file system")
 
 
@@ -41,8 +50,8 @@ def library(source: str) -> ctypes.CDLL:
     Where the cache cannot take it, because the disk is full or must not hold programs, a directory
     of this process does. BuildError with what the compiler said if it refuses the source.
     """
-    compiler = find_compiler()
-    made_from = "\0".join((*compiler, *FLAGS, identity(compiler, FLAGS), source))
+    compiler, options = find_compiler(), flags()
+    made_from = "\0".join((*compiler, *options, identity(compiler, options), source))
     key = hashlib.sha256(made_from.encode()).hexdigest()[:32]
     failures: list[OSError] = []
     for place in (cache_directory, cache.private_directory):
@@ -61,7 +70,7 @@ def _compile(compiler: tuple[str, ...], source: str, directory: Path, key: str) 
     with cache.scratch(directory, key) as scratch:
         text, built = scratch / "op.c", scratch / "op.so"
         text.write_text(source, encoding="utf-8")
-        command = [*compiler, *FLAGS, "-o", str(built), str(text), "-lm"]
+        command = [*compiler, *flags(), "-o", str(built), str(text), "-lm"]
         # Temporary files of the compiler stay where they are found again if it is killed; what it
         # says is in the language in which it is looked at below.
         environment = {**os.environ, "TMPDIR": str(scratch), "LC_ALL": "C"}
