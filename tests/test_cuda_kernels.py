@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import opgen
@@ -22,22 +22,10 @@ from test_spec_kernels import check_two_backwards, each
 
 @pytest.mark.slow
 @each
-@settings(max_examples=1, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_forward_and_two_backwards(
-    subject: Entry, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
-) -> None:
-    """With the kernels that take all attributes: they are compiled once for all examples."""
-    monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "0")
-    with emulated(threads=4, most_blocks=(3, 2, 2)):
-        check_two_backwards(subject, data)
-
-
-@pytest.mark.slow
-@each
 @settings(max_examples=1)
 @given(data=st.data())
 def test_kernels_for_the_attributes_of_a_call(subject: Entry, data: st.DataObject) -> None:
+    """Through autograd; those for all attributes run in `test_emulator_specs.py`."""
     with emulated(threads=4, most_blocks=(3, 2, 2)):
         check_two_backwards(subject, data)
 

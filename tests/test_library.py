@@ -140,7 +140,7 @@ def test_a_library_gives_what_python_gives(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", ["depth_to_space", "norm", "pool"])
+@pytest.mark.parametrize("spec", ["depth_to_space", "pool"])
 def test_libraries_of_other_specs(spec: str, tmp_path: Path) -> None:
     numbers, refusals = compare(SPECS / f"{spec}.op", tmp_path, ("bfloat16",))
     assert numbers > 20
