@@ -162,6 +162,19 @@ def test_a_large_image_is_not_copied() -> None:
     assert changed == ordinary
 
 
+def test_a_filter_that_is_spread_is_no_image() -> None:
+    """A copy of its few cells with room for a whole image around them would be zeros throughout."""
+    (op,) = check_source(
+        Source(
+            "op f(x[N,C,H], w[C,K]) -> y[N,C,V]\n  let V = 2*H\n"
+            "  y[n,c,v] = sum(h) x[n,c,h] * w[c, v - 2*h ?0]\n",
+            "<test>",
+        )
+    )
+    ordinary, changed = padded(op, {"H": 12, "K": 2})
+    assert changed == ordinary
+
+
 def test_a_wrong_copy_is_found() -> None:
     """A copy that lies one cell off gives other numbers: the comparison above would say so."""
     ordinary, changed = padded(CONV["conv2d"], GEOMETRIES["3x3"])

@@ -34,6 +34,12 @@ from opgen.passes.gather import fresh_name, known_names
 MOST_CELLS: Final = 6144
 """The largest copy: it stays in the first-level cache."""
 
+MOST_GROWTH: Final = 8
+"""How many times as large as its source a copy may be: with more, most terms are products with 0.
+
+So a 2x2 filter that is spread with a stride is no image to go around.
+"""
+
 VECTOR: Final = 4
 """Rows are filled up to a multiple of this: larger ones are whole vectors on few processors."""
 
@@ -87,7 +93,8 @@ def padding(op: Op) -> Padding | None:
         (max(0, -start), min(last, size.constant - 1) - start)
         for (start, last), size in zip(ends, sizes, strict=True)
     )
-    if math.prod(extents) > MOST_CELLS or any(last < start for start, last in inside):
+    most = min(MOST_CELLS, MOST_GROWTH * math.prod(size.constant for size in sizes))
+    if math.prod(extents) > most or any(last < start for start, last in inside):
         return None
     taken = {*known_names(op), *(t.name for t in (*op.inputs, *op.outputs, *op.temporaries))}
     name, first = fresh_name(f"{access.tensor}_padded", taken), tuple(each[0] for each in ends)
