@@ -29,7 +29,7 @@ Indices, bounds and sizes are `Poly`; elements are `Scalar`. A kernel is execute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -468,6 +468,19 @@ def visit(
         test(condition)
     for value in node_polys(node):
         on_poly(value)
+
+
+def loads_of(nodes: Iterable[Node]) -> list[Load]:
+    """Every load that nodes hold, in order, repeats included; not those of their children."""
+    found: list[Load] = []
+
+    def on_scalar(value: Scalar) -> None:
+        if isinstance(value, Load):
+            found.append(value)
+
+    for node in nodes:
+        visit(node, on_scalar, lambda test: None, lambda value: None)
+    return found
 
 
 def accumulators_of(*nodes: Node) -> frozenset[str]:

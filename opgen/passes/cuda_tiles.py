@@ -25,9 +25,8 @@ from opgen.ir.loops import (
     Load,
     Node,
     Row,
-    Scalar,
     Store,
-    visit,
+    loads_of,
     walk,
 )
 from opgen.passes.gather import fresh_name
@@ -78,7 +77,7 @@ def copies_across(copies: Copies, along: str) -> Copies:
 def _is_added(body: tuple[Node, ...], axis: Axis, kernel: Kernel) -> bool:
     others = {each.name for each in kernel.axes if not each.extent.is_constant}
     values = {node.name: node.value for node in walk(body) if isinstance(node, Define)}
-    indices = [load.indices for load in _loads(body)]
+    indices = [load.indices for load in loads_of(walk(body))]
     indices += [node.indices for node in walk(body) if isinstance(node, Store)]
     rows = [row.substitute(values) for each in indices for row in each[:-1]]
     return any(axis.name in row.symbols and not others.isdisjoint(row.symbols) for row in rows)
@@ -111,7 +110,7 @@ def _grouped(kernel: Kernel, row: Row, axis: Axis, body: tuple[Node, ...]) -> Ke
 # ---------------------------------------------------------------------------- which axis
 def _score(kernel: Kernel, row: Row, axis: Axis) -> int:
     """How much of what is loaded along the row the rows of a group would share."""
-    loads = list(dict.fromkeys(_loads(kernel.body)))
+    loads = list(dict.fromkeys(loads_of(walk(kernel.body))))
     score = 0
     for load in loads:
         *rows, last = load.indices or (symbol(axis.name),)
@@ -130,18 +129,6 @@ def _is_next(load: Load, other: Load, name: str) -> bool:
         return False
     pairs = zip(load.indices, other.indices, strict=True)
     return all(a == b or (name in a.symbols and (a - b).is_constant) for a, b in pairs)
-
-
-def _loads(body: Sequence[Node]) -> Iterator[Load]:
-    found: list[Load] = []
-
-    def on_scalar(value: Scalar) -> None:
-        if isinstance(value, Load):
-            found.append(value)
-
-    for node in walk(tuple(body)):
-        visit(node, on_scalar, lambda test: None, lambda value: None)
-    yield from found
 
 
 # ---------------------------------------------------------------------------- the body

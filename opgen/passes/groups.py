@@ -20,8 +20,7 @@ from opgen.ir.loops import (
     Load,
     Node,
     Row,
-    Scalar,
-    visit,
+    loads_of,
     walk,
 )
 from opgen.passes.gather import fresh_name
@@ -43,7 +42,9 @@ def grouped(kernel: Kernel) -> Kernel:
     if any(axis.name in bound.symbols for bound in bounds):
         return kernel  # every row has other terms
     jumps = [node.name for node in outside if isinstance(node, For)]
-    if not any(_is_plane(load, axis, kernel.row.axis, jumps) for load in _loads(kernel.body)):
+    if not any(
+        _is_plane(load, axis, kernel.row.axis, jumps) for load in loads_of(walk(kernel.body))
+    ):
         return kernel
     taken = {each.name for each in kernel.axes} | {define.name for define in kernel.prologue}
     taken |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
@@ -81,18 +82,6 @@ def _step(value: Poly, name: str) -> int:
     if linear is None or not linear[0].is_constant or name in linear[1].symbols:
         return 0
     return linear[0].constant
-
-
-def _loads(body: tuple[Node, ...]) -> list[Load]:
-    found: list[Load] = []
-
-    def on_scalar(value: Scalar) -> None:
-        if isinstance(value, Load):
-            found.append(value)
-
-    for node in walk(body):
-        visit(node, on_scalar, lambda test: None, lambda value: None)
-    return found
 
 
 def _with_rows(body: Sequence[Node], group: Row) -> tuple[Node, ...]:

@@ -24,6 +24,7 @@ from opgen.ir.loops import (
     Node,
     Scalar,
     Store,
+    loads_of,
     visit,
     walk,
 )
@@ -122,15 +123,8 @@ def _interleaved(kernel: Kernel, bodies: Sequence[Body], name: str) -> tuple[Axi
         for axis in kernel.axes
         if axis.extent.is_constant and 1 < axis.extent.constant <= LARGEST and axis.name != name
     }
-    loads: list[tuple[Poly, ...]] = []
-
-    def on_scalar(value: Scalar) -> None:
-        if isinstance(value, Load):
-            loads.append(value.indices)
-
+    loads = [load.indices for load in loads_of(walk(bodies[0]))]
     stores = [node.indices for node in walk(bodies[0]) if isinstance(node, Store)]
-    for node in walk(bodies[0]):
-        visit(node, on_scalar, lambda test: None, lambda value: None)
     for indices in (*stores, *loads):
         found = _filling(indices[-1], name, short) if indices else ()
         if found:

@@ -17,11 +17,9 @@ from opgen.ir.loops import (
     Define,
     For,
     Kernel,
-    Load,
     Node,
-    Scalar,
     Store,
-    visit,
+    loads_of,
     walk,
 )
 from opgen.ir.notation import Reducer
@@ -53,7 +51,10 @@ _SHORTEST: Final = 8
 def choose(kernel: Kernel) -> Choice:
     """The best way; among equals the last axis."""
     values = _definitions(kernel)
-    loads = [tuple(index.substitute(values) for index in load) for load in _loads(kernel)]
+    loads = [
+        tuple(index.substitute(values) for index in load.indices)
+        for load in loads_of(walk(kernel.body))
+    ]
     stores = [node.indices for node in walk(kernel.body) if isinstance(node, Store)]
     best, best_score = Choice(Way.POINTS), -1
     for axis in reversed(kernel.axes):
@@ -126,18 +127,6 @@ def _definitions(kernel: Kernel) -> Mapping[str, Poly]:
         if isinstance(node, Define):
             values.setdefault(node.name, node.value.substitute(values))
     return values
-
-
-def _loads(kernel: Kernel) -> Iterator[tuple[Poly, ...]]:
-    found: list[tuple[Poly, ...]] = []
-
-    def on_scalar(value: Scalar) -> None:
-        if isinstance(value, Load):
-            found.append(value.indices)
-
-    for node in walk(kernel.body):
-        visit(node, on_scalar, lambda test: None, lambda value: None)
-    yield from found
 
 
 def _sums(body: tuple[Node, ...]) -> Iterator[For]:

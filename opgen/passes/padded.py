@@ -30,9 +30,8 @@ from opgen.ir.loops import (
     Node,
     Number,
     Program,
-    Scalar,
     Store,
-    visit,
+    loads_of,
     walk,
 )
 from opgen.ir.map_loops import map_loads
@@ -83,7 +82,7 @@ def with_padding(op: Op, program: Program) -> Program:
 def _along_row(kernel: Kernel, copy: Padding, facts: Facts) -> Kernel | None:
     """The kernel along the axis that the last index of the copy follows, some rows at a time."""
     kernel = replace(kernel, body=direct(kernel.body))
-    indices = [load.indices for load in _loads(kernel.body) if load.tensor == copy.name]
+    indices = [load.indices for load in loads_of(walk(kernel.body)) if load.tensor == copy.name]
     axes = {axis.name: axis for axis in kernel.axes if axis.extent.is_constant}
     found = {name for *_, last in indices for name in axes if name in last.symbols}
     if len(found) != 1:
@@ -97,7 +96,7 @@ def _along_row(kernel: Kernel, copy: Padding, facts: Facts) -> Kernel | None:
         for size in ROWS
         if each.name != name and each.extent.constant % size == 0
     ][:1]
-    others = [load for load in _loads(kernel.body) if load.tensor != copy.name]
+    others = [load for load in loads_of(walk(kernel.body)) if load.tensor != copy.name]
     if copy.spare and not any(name in i.symbols for load in others for i in load.indices):
         wide = Axis(name, axes[name].extent + copy.spare)
         kernel = replace(kernel, axes=tuple(wide if a.name == name else a for a in kernel.axes))
@@ -139,7 +138,7 @@ def _staged(kernel: Kernel, copy: Padding) -> Kernel | None:
             values.setdefault(node.name, node.value.substitute(values))
     loads = [
         tuple(index.substitute(values) for index in load.indices)
-        for load in _loads(kernel.body)
+        for load in loads_of(walk(kernel.body))
         if load.tensor == copy.name
     ]
     places = {indices[: copy.leading] for indices in loads}
@@ -190,15 +189,3 @@ def _copied(copy: Padding, place: Sequence[Poly], taken: set[str]) -> tuple[Node
         zeros = For(name, (poly(0),), (size - 1,), (zeros,))
         inner = For(name, (poly(first),), (poly(last),), (inner,))
     return zeros, inner
-
-
-def _loads(body: tuple[Node, ...]) -> list[Load]:
-    found: list[Load] = []
-
-    def on_scalar(value: Scalar) -> None:
-        if isinstance(value, Load):
-            found.append(value)
-
-    for node in walk(body):
-        visit(node, on_scalar, lambda test: None, lambda value: None)
-    return found

@@ -21,8 +21,7 @@ from opgen.ir.loops import (
     Kernel,
     Load,
     Node,
-    Scalar,
-    visit,
+    loads_of,
     walk,
 )
 from opgen.ir.map_loops import symbols_of
@@ -132,18 +131,7 @@ def _terms(body: Body) -> Iterator[list[frozenset[str]]]:
             if node.reducer is not Reducer.ADD:
                 yield []
                 continue
-            yield [_symbols(load, values) for load in _loads(node)]
-
-
-def _loads(node: Node) -> list[Load]:
-    found: list[Load] = []
-
-    def on_scalar(value: Scalar) -> None:
-        if isinstance(value, Load):
-            found.append(value)
-
-    visit(node, on_scalar, lambda test: None, lambda value: None)
-    return found
+            yield [_symbols(load, values) for load in loads_of((node,))]
 
 
 def _symbols(load: Load, values: Mapping[str, Poly]) -> frozenset[str]:
