@@ -151,6 +151,10 @@ class Printer:
         """The element at an index in the type it is computed in."""
         cell = self.cell(name, indices)
         if self.walking and any(self.walking in index.symbols for index in indices):
+            tensor = self._tensor(name)
+            if isinstance(tensor, Operand) and tensor.optional:
+                step = self.names.strides[name, tensor.rank - 1]
+                return Text(f"lanes_or_one(&{cell}, {step})")
             return Text(f"lanes_from_T(&{cell})")
         match self._tensor(name):
             case Table():

@@ -18,6 +18,7 @@ from opgen.ir.loops import (
     Accumulate,
     Always,
     AtomicAdd,
+    Blocks,
     Choose,
     Define,
     For,
@@ -98,6 +99,7 @@ class Emitter:
     arrays: set[str] = field(default_factory=set)  # accumulators that are arrays over the lanes
     vectors: dict[str, str] = field(default_factory=dict)  # vectors of partial sums
     around: str | None = None  # the innermost loop around, if it may be long
+    blocks: bool = False  # whether numbers are vectors of several lanes
     members: dict[str, str] = field(default_factory=dict)  # of stretched axes: their names,
     parts: dict[str, str] = field(default_factory=dict)  # and the names of the stretches
 
@@ -181,7 +183,7 @@ class Emitter:
             if self.is_whole(row):
                 self.members[row.axis.name] = self.scope.fresh(row.axis.name)
                 continue
-            stretches = self.printer.poly((row.axis.extent + row.width - 1) // row.width)
+            stretches = self.printer.poly(row.stretches)
             digits.append(_Digit(self.scope.fresh(f"{row.axis.name}_part"), stretches))
             self.members[row.axis.name] = self.scope.fresh(row.axis.name)
             self.parts[row.axis.name] = digits[-1].name
@@ -199,10 +201,12 @@ class Emitter:
                 self.printer.names.symbols[row.last] = self.text(row.axis.extent - 1)
                 continue
             part = self.parts[row.axis.name]
-            for name, value in (
-                (row.first, f"{part} * {row.width}"),
-                (row.last, f"least({{}} + {row.width}, {self.text(row.axis.extent)}) - 1"),
-            ):
+            extent = self.printer.poly(row.axis.extent)
+            last = f"least({{0}} + {row.width}, {extent.text}) - 1"
+            if row.takes_rest:
+                is_last = f"{extent.text} - {{0}} < {2 * row.width}"
+                last = f"({is_last} ? {extent.text} : {{0}} + {row.width}) - 1"
+            for name, value in ((row.first, f"{part} * {row.width}"), (row.last, last)):
                 own = self.scope.fresh(name)
                 first = self.printer.names.symbols.get(row.first, "")
                 self.printer.names.symbols[name] = own
@@ -249,6 +253,9 @@ class Emitter:
             case Accumulate():
                 self.accumulate(node)
             case Store(tensor=tensor, indices=indices, value=value):
+                if self.blocks:
+                    self.store_lanes(node)
+                    return
                 self.add_up_vectors(value)
                 operand = self.printer.program.operand(tensor)
                 stored = self.printer.stored(operand, self.printer.scalar(value))
@@ -333,6 +340,9 @@ class Emitter:
         """A loop over the lanes between the bounds."""
         row = self.kernel.row
         assert row is not None
+        if isinstance(self.kernel.only, Blocks) and self.kernel.only.holds:
+            self.block_of_lanes(node, row)
+            return
         symbols = self.printer.names.symbols
         begin = extreme("greatest", [symbols[row.first], *map(self.text, node.lower)])
         upper = [symbols[row.last], *map(self.text, node.upper)]
@@ -355,6 +365,39 @@ class Emitter:
         if few:
             inner.write("NOT_A_VECTOR;")
         inner.nodes(node.body)
+        self.write("}")
+
+    def block_of_lanes(self, node: Lanes, row: Row) -> None:
+        """A loop over blocks of lanes; the last one begins earlier where it would not fit."""
+        assert not node.lower and not node.upper
+        first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
+        inner = replace(self.inner(), blocks=True)
+        inner.printer.names.symbols[row.axis.name] = self.lane
+        inner.printer = replace(inner.printer, walking=row.axis.name)
+        self.write(
+            f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane} += LANES) {{"
+        )
+        inner.write(f"if ({self.lane} + LANES > {last} + 1) {self.lane} = {last} + 1 - LANES;")
+        inner.nodes(node.body)
+        self.write("}")
+
+    def store_lanes(self, node: Store) -> None:
+        """Write the cells of a block: all at once where they are consecutive, else one by one."""
+        assert self.kernel.row is not None
+        values, lane = self.printer.scalar(node.value).text, self.kernel.row.axis.name
+        if not any(lane in index.symbols for index in node.indices[:-1]):
+            self.write(f"lanes_to_T(&{self.printer.cell(node.tensor, node.indices)}, {values});")
+            return
+        inner = self.inner()
+        number, cells = inner.scope.fresh("lane"), inner.scope.fresh("cells")
+        inner.printer.names.symbols[number] = number
+        here = {lane: symbol(lane) + symbol(number)}
+        cell = inner.printer.cell(node.tensor, [each.substitute(here) for each in node.indices])
+        operand = self.printer.program.operand(node.tensor)
+        stored = inner.printer.stored(operand, Text(f"{cells}[{number}]"))
+        self.write("{")
+        inner.write(f"const wide_lanes {cells} = {values};")
+        inner.write(f"for (int64_t {number} = 0; {number} < LANES; {number}++) {cell} = {stored};")
         self.write("}")
 
     def fetch_ahead(self, node: Lanes, inside: Emitter, first: str, last: str) -> None:
@@ -437,6 +480,11 @@ class Emitter:
             self.states[accumulator] = names.state
 
     def start(self, node: Start) -> None:
+        if self.blocks:
+            names = self.accumulator_names(node)
+            self.adopt(node.accumulator, names)
+            self.write(f"wide_lanes {names.total} = {{0}};")
+            return
         is_array = node.accumulator in self.arrays
         if is_array:
             total = self.printer.names.accumulators[node.accumulator]

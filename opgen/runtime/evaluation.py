@@ -159,7 +159,6 @@ def evaluate(
     )
     operands = operands_of(call, places)
     if call.device.type == "cpu":
-        operands |= special.packed(operation, images_of(call, operands), operands)
         ran_kernels = run_on_cpu(call, operands)
         is_direct = all(map(operator.is_, places, outputs))
         if ran_kernels and is_direct and done_on_cpu is not None:

@@ -223,6 +223,8 @@ C = (
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <tgmath.h>
@@ -539,8 +541,16 @@ def _lanes(shared: str) -> Iterable[str]:
         yield "typedef float float_lanes __attribute__((vector_size(LANES * 4)));"
         words = "(__builtin_convertvector(*(const T_lanes *)(place), word_lanes) << 16)"
         yield f"#define lanes_from_T(place) lanes_of((float_lanes){words})"
+        yield from _BF16_TO_LANES.strip().split("\n")
     else:
         yield "#define lanes_from_T(place) lanes_of(*(const T_lanes *)(place))"
+        stored = "(values) != 0" if shared == "bool" else "values"
+        one = " & 1" if shared == "bool" else ""
+        value = f"__builtin_convertvector({stored}, T_lanes){one}"
+        yield f"#define lanes_to_T(place, values) (*(T_lanes *)(place) = {value})"
+    yield "FUNCTION wide_lanes same_lanes(wide value) { return value - (wide_lanes){0}; }"
+    yield "#define lanes_or_one(place, step) \\"
+    yield "    ((step) == 1 ? lanes_from_T(place) : same_lanes(from_T(*(place))))"
     yield "FUNCTION wide sum_of_lanes(wide_lanes values)"
     yield "{"
     yield "    wide total = 0;"
@@ -548,6 +558,17 @@ def _lanes(shared: str) -> Iterable[str]:
     yield "    return total;"
     yield "}"
 
+
+_BF16_TO_LANES = r"""
+/* Rounds to nearest, ties to even; a NaN stays one. */
+FUNCTION void lanes_to_T(T *place, wide_lanes values)
+{
+    const float_lanes rounded = __builtin_convertvector(values, float_lanes);
+    const word_lanes bits = (word_lanes)rounded, is_nan = (word_lanes)(rounded != rounded);
+    const word_lanes upper = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    *(T_lanes *)place = __builtin_convertvector((upper & ~is_nan) | (0x7fc0 & is_nan), T_lanes);
+}
+"""
 
 _STORED = {"bf16": "uint16_t", "bool": "b8"}
 """Element types of vectors where that is not the type of the elements."""
