@@ -88,6 +88,32 @@ def test_blocks_give_what_cells_give(name: str, which: str) -> None:
     assert spoiled(blocks, tensors, integers, written, pair[0])
 
 
+def test_numbers_that_are_the_same_for_all_lanes_may_be_anything() -> None:
+    """Weights with absolute values and quotients, and terms that only a border has."""
+    (public, _) = check_source(read_source(SPECS / "upsample_bilinear.op"))
+    op = adjoint(public, "x").op
+    values = {"scale_factor": 2, "H": 4, "W": 5}
+    plain, blocks = programs(op, values, 3)
+    assert has_blocks(blocks), show_program(blocks)
+    tensors = {"grad_y": np.random.default_rng(0).normal(size=(2, 8, 10, 16))}
+    integers = {name: {"N": 2, "C": 16, **values}[name] for name in plain.integers}
+    written = plain.kernels[-1].written
+    wanted, found = (run(each, tensors, integers)[0][written] for each in (plain, blocks))
+    pair = [to_array(each, np.dtype(np.float64)) for each in (wanted, found)]
+    np.testing.assert_allclose(pair[1], pair[0], rtol=1e-12, atol=1e-12)
+    assert spoiled(blocks, tensors, integers, written, pair[0])
+
+
+def test_compiled_weights_give_what_torch_gives() -> None:
+    torch.manual_seed(0)
+    upsample = opgen.load(SPECS / "upsample_bilinear.op").upsample_bilinear
+    x = torch.randn(2, 130, 8, 9).to(memory_format=torch.channels_last).requires_grad_()
+    y, z = upsample(x, scale_factor=2), F.interpolate(x, scale_factor=2, mode="bilinear")
+    seed = torch.randn_like(z)
+    found, wanted = (torch.autograd.grad(each, x, seed)[0] for each in (y, z))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 def spoiled(
     program: Program,
     tensors: dict[str, np.ndarray],

@@ -240,9 +240,15 @@ class Printer:
         if row.helper is not None:
             self.helpers[name, kind] = None
         spelling: Spelling = row.cuda if self.cuda else row.c
+        is_vector = bool(self.walking) and any(
+            True for argument in arguments for _ in loops.moving(argument, self.walking)
+        )
         texts = []
         for argument, own, level in zip(arguments, kinds, spelling.arguments, strict=True):
             text = self.scalar(argument)
+            if is_vector and not any(loops.moving(argument, self.walking)):
+                # A vector is joined with a number of its own type.
+                text, own = Text(f"(wide){text.at(Level.UNARY)}", Level.UNARY), Type.REAL
             if row.needs_float and own is not Type.REAL:
                 text = Text(f"(real){text.at(Level.UNARY)}", Level.UNARY)
             texts.append(text.at(level))

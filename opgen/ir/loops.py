@@ -506,6 +506,29 @@ def loads_of(nodes: Iterable[Node]) -> list[Load]:
     return found
 
 
+def moving(value: Scalar, name: str) -> Iterator[Scalar]:
+    """The parts of a value that differ from lane to lane, where no test does."""
+    match value:
+        case Result():
+            yield value
+        case Load(indices=indices):
+            if any(name in index.symbols for index in indices):
+                yield value
+        case Integer(value=number):
+            if name in number.symbols:
+                yield value
+        case Call(arguments=arguments):
+            for argument in arguments:
+                yield from moving(argument, name)
+        case Choose(then=then, otherwise=otherwise):
+            yield from moving(then, name)
+            yield from moving(otherwise, name)
+        case Number() | Argument():
+            return
+        case unexpected:
+            assert_never(unexpected)
+
+
 def accumulators_of(*nodes: Node) -> frozenset[str]:
     """The accumulators that nodes, and those in them, start, join or read."""
     found: set[str] = set()

@@ -23,10 +23,10 @@ from opgen.ir.loops import (
     Accumulate,
     Always,
     Any,
-    Argument,
     Axis,
     Blocks,
     Call,
+    Choose,
     Define,
     For,
     If,
@@ -35,7 +35,6 @@ from opgen.ir.loops import (
     Lanes,
     Load,
     Node,
-    Number,
     Program,
     Result,
     Row,
@@ -43,6 +42,7 @@ from opgen.ir.loops import (
     Start,
     Store,
     loads_of,
+    moving,
     walk,
 )
 from opgen.ir.map_loops import symbols_of, test_symbols
@@ -111,9 +111,10 @@ def blocked(kernel: Kernel, program: Program) -> Kernel | None:
     (axis,) = (each for each in kernel.axes if each.name == choice.name)
     tiling = _Tiling.of(kernel, axis)
     body = None if tiling is None else tiling.body()
+    if tiling is not None and body is None:
+        tiling = tiling.inner_alone
+        body = tiling.body()
     if tiling is None or body is None:
-        return None
-    if sum(isinstance(node, Accumulate) for node in walk(body)) > MOST_TERMS:
         return None
     first, last = (fresh_name(f"{axis.name}_{end}", tiling.taken) for end in ("first", "last"))
     return replace(
@@ -141,9 +142,9 @@ def _walked(kernel: Kernel, name: str, program: Program) -> tuple[str, ...] | No
             case Start(value=None, reducer=Reducer.ADD | Reducer.ASSIGN):
                 possible = True
             case Accumulate(reducer=Reducer.ADD, value=value, present=Always()):
-                possible = _is_arithmetic(value)
+                possible = _is_arithmetic(value, name) and any(moving(value, name))
             case Store(tensor=tensor, indices=indices, value=value):
-                possible = _is_arithmetic(value) and any(_moving(value, name))
+                possible = _is_arithmetic(value, name) and any(moving(value, name))
                 if _goes_along(tensor, indices, name, program):
                     found[tensor] = None
                 else:
@@ -182,28 +183,26 @@ def _is_of_vectors(tensor: str, program: Program) -> bool:
     return operand is not None and operand.dtype in _GENERIC and not operand.widened
 
 
-def _is_arithmetic(value: Scalar) -> bool:
+def _is_arithmetic(value: Scalar, name: str) -> bool:
+    """Whether only sums and products are made of vectors; what is the same for all lanes is one
+    number."""
+    if not any(moving(value, name)):
+        return not any(isinstance(each, Choose) for each in _parts_of(value))
     match value:
-        case Argument() | Load() | Result():
+        case Load() | Result():
             return True
         case Call(primitive=primitive, arguments=arguments):
-            return primitive in OPERATORS and all(map(_is_arithmetic, arguments))
+            is_same = primitive in OPERATORS
+            return is_same and all(_is_arithmetic(each, name) for each in arguments)
         case _:
-            return isinstance(value, Number) and isinstance(value.value, float)
+            return False
 
 
-def _moving(value: Scalar, name: str) -> Iterator[Scalar]:
-    """The parts of a value that are vectors."""
-    match value:
-        case Result():
-            yield value
-        case Load(indices=indices) if any(name in index.symbols for index in indices):
-            yield value
-        case Call(arguments=arguments):
-            for argument in arguments:
-                yield from _moving(argument, name)
-        case _:
-            return
+def _parts_of(value: Scalar) -> Iterator[Scalar]:
+    yield value
+    if isinstance(value, Call):
+        for argument in value.arguments:
+            yield from _parts_of(argument)
 
 
 # ---------------------------------------------------------------------------- cells of one body
@@ -235,12 +234,15 @@ class _Tiling:
         taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
         taken |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
         taken |= symbols_of(*kernel.body)
+        loops = [each for each in walk(kernel.body) if isinstance(each, For | If)]
+        ranged = symbols_of(*(replace(each, body=()) for each in loops))
         axes = [
             axis
             for axis in kernel.axes
-            if axis.extent.is_constant
+            if axis is not row
+            and axis.extent.is_constant
             and axis.extent.constant > 1
-            and shares_loads(axis, (kernel.body,), row.name)
+            and (axis.name in ranged or shares_loads(axis, (kernel.body,), row.name))
         ]
         if not axes:
             return None
@@ -270,15 +272,21 @@ class _Tiling:
         left = (blocks.get(each.name, each) for each in self.kernel.axes if each is not row)
         return tuple(each for each in left if each is not None)
 
+    @property
+    def inner_alone(self) -> _Tiling:
+        """The same with a single row of cells."""
+        return replace(self, outer=None, outer_block=None, pairs=None)
+
     def body(self) -> Body | None:
-        """All parts; None where the cells of one do not fit together."""
+        """All parts; None where the cells of one do not fit together, or have too many terms."""
         out: list[Node] = []
         for part in self.parts:
             nodes = self.rows(part)
             if nodes is None:
                 return None
             out += (If(part.conditions, nodes),) if part.conditions else nodes
-        return tuple(out)
+        terms = sum(isinstance(node, Accumulate) for node in walk(tuple(out)))
+        return tuple(out) if terms <= MOST_TERMS else None
 
     def rows(self, part: _Part) -> Body | None:
         """The cells of a part along both axes."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, poly
-from opgen.ir.loops import Accumulate, Always, Define, For, If, Node
+from opgen.ir.loops import Accumulate, Always, Define, For, If, Node, walk
 from opgen.ir.map_loops import map_nodes, map_test
 
 MOST_TERMS: Final = 200
@@ -21,6 +21,9 @@ MOST_TERMS: Final = 200
 
 MOST_VALUES: Final = 32
 """The most values of a loop that is written out."""
+
+FEW_VALUES: Final = 4
+"""The most values of a loop that is written out before it is known how many terms it has."""
 
 Body = tuple[Node, ...]
 
@@ -55,9 +58,15 @@ def _merged(group: Sequence[Node]) -> Sequence[Node] | None:
         heads = {replace(loop, body=()) for loop in loops}
         inner = merged([loop.body for loop in loops])
         return None if len(heads) > 1 or inner is None else (replace(loops[0], body=inner),)
-    terms = terms_of(loops)
-    if terms is not None and terms <= MOST_TERMS and max(map(len, ranges)) <= MOST_VALUES:
-        return _written_out(loops, ranges)
+    terms, longest = terms_of(loops), max(map(len, ranges))
+    if longest <= (FEW_VALUES if terms is None else MOST_VALUES) and (terms or 0) <= MOST_TERMS:
+        # Loops inside may have constant ranges at one value where they have none for all.
+        out = _written_out(loops, ranges)
+        if (
+            out is not None
+            and sum(isinstance(n, Accumulate) for n in walk(tuple(out))) <= MOST_TERMS
+        ):
+            return out
     return _cut(loops, ranges)
 
 
