@@ -278,7 +278,7 @@ def special_source(
     special = _special(laid_out, program, values, rows)
     if special is not program:
         op = specialise(laid_out, values)
-        special = with_padding(op, with_blocks(schedule(op, gather(op)), special))
+        special = with_blocks(schedule(op, gather(op)), with_padding(op, special))
     return c_source(special, program, {} if special is program else orders)
 
 

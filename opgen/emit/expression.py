@@ -62,6 +62,7 @@ class Printer:
     helpers: dict[tuple[str, Type], None] = field(default_factory=dict)
     bounded: set[tuple[Poly, Poly]] = field(default_factory=set)
     walking: str = ""  # the index along which whole vectors are loaded
+    columns: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # loaded ones
 
     # ------------------------------------------------------------ polynomials
     def poly(self, value: Poly) -> Text:
@@ -149,12 +150,17 @@ class Printer:
 
     def loaded(self, name: str, indices: Sequence[Poly]) -> Text:
         """The element at an index in the type it is computed in."""
+        if (name, tuple(indices)) in self.columns:
+            return Text(self.columns[name, tuple(indices)])
         cell = self.cell(name, indices)
         if self.walking and any(self.walking in index.symbols for index in indices):
             tensor = self._tensor(name)
             if isinstance(tensor, Operand) and tensor.optional:
                 step = self.names.strides[name, tensor.rank - 1]
                 return Text(f"lanes_or_one(&{cell}, {step})")
+            if not any(self.walking in index.symbols for index in indices[-1:]):
+                (axis,) = (at for at, i in enumerate(indices) if self.walking in i.symbols)
+                return Text(f"lanes_apart(&{cell}, {self.names.strides[name, axis]})")
             return Text(f"lanes_from_T(&{cell})")
         match self._tensor(name):
             case Table():

@@ -9,6 +9,7 @@ from typing import Final, assert_never
 
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.c_layout import broken
+from opgen.emit.columns import COUNT, columns_of
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.names import CNames
 from opgen.emit.polynomial import Text
@@ -127,7 +128,12 @@ class Emitter:
         inner_names = replace(
             names, symbols=dict(names.symbols), accumulators=dict(names.accumulators)
         )
-        printer = replace(self.printer, names=inner_names, bounded=set(self.printer.bounded))
+        printer = replace(
+            self.printer,
+            names=inner_names,
+            bounded=set(self.printer.bounded),
+            columns=dict(self.printer.columns),
+        )
         return replace(self, printer=printer, scope=self.scope.inner(), depth=self.depth + 1)
 
     def integer_type(self, *values: Poly) -> str:
@@ -230,6 +236,8 @@ class Emitter:
     # ------------------------------------------------------------ nodes
     def nodes(self, nodes: Sequence[Node]) -> None:
         """The nodes in this scope."""
+        if self.blocks:
+            self.load_columns(nodes)
         for node in nodes:
             self.node(node)
 
@@ -380,6 +388,21 @@ class Emitter:
         inner.write(f"if ({self.lane} + LANES > {last} + 1) {self.lane} = {last} + 1 - LANES;")
         inner.nodes(node.body)
         self.write("}")
+
+    def load_columns(self, nodes: Sequence[Node]) -> None:
+        """Load what nodes of this scope need of rows that lanes go across."""
+        assert self.kernel.row is not None
+        lane, program = self.kernel.row.axis.name, self.printer.program
+        for found in columns_of(nodes, lane, program):
+            name = self.scope.fresh(f"{found.tensor}_columns")
+            axis = next(at for at, index in enumerate(found.place) if lane in index.symbols)
+            step = self.printer.names.strides[found.tensor, axis]
+            cell = self.printer.cell(found.tensor, found.cell)
+            self.write(f"wide_lanes {name}[{COUNT}];")
+            self.write(f"load_columns(&{cell}, {step}, {name});")
+            for last in found.asked:
+                key = found.tensor, (*found.place, last)
+                self.printer.columns[key] = f"{name}[{last.constant - found.first}]"
 
     def store_lanes(self, node: Store) -> None:
         """Write the cells of a block: all at once where they are consecutive, else one by one."""

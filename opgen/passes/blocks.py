@@ -71,6 +71,9 @@ MOST_CELLS: Final = 25
 MOST_TERMS: Final = 700
 """The most terms of a kernel that are written out: compiling one takes about a millisecond."""
 
+LONGEST_ROW: Final = 16
+"""The longest row of cells whose planes are worth being gathered."""
+
 OPERATORS: Final = frozenset({"add", "sub", "mul", "div", "neg"})
 """Primitives that GNU C spells for vectors as for numbers."""
 
@@ -88,6 +91,8 @@ def with_blocks(plain: Program, program: Program) -> Program:
     kernels: list[Kernel] = []
     for cells, rowed in zip(plain.kernels, program.kernels, strict=True):
         kernel = None if rowed.only is not None else blocked(cells, program)
+        if kernel is None and rowed.only is None and _lanes_go_alone(rowed):
+            kernel = blocked_across(cells, program)
         if kernel is None or kernel.only is None:
             kernels.append(rowed)
             continue
@@ -105,10 +110,39 @@ def blocked(kernel: Kernel, program: Program) -> Kernel | None:
     choice = choose(kernel)
     if choice.way is not Way.ROW or not any(isinstance(node, For) for node in kernel.body):
         return None
-    walked = _walked(kernel, choice.name, program)
-    if walked is None:
-        return None
     (axis,) = (each for each in kernel.axes if each.name == choice.name)
+    walked = _walked(kernel, axis.name, program)
+    return None if walked is None else _along(kernel, axis, walked)
+
+
+def blocked_across(kernel: Kernel, program: Program) -> Kernel | None:
+    """The same along another axis, with elements gathered one by one: for short rows of planes.
+
+    That takes as long as to load them one by one, but what is computed of them is vectors.
+    """
+    if not kernel.is_deterministic or kernel.row is not None:
+        return None
+    kernel = replace(kernel, body=at(direct(kernel.body), {}))
+    if not any(isinstance(node, For) for node in kernel.body):
+        return None
+    for axis in reversed(kernel.axes):
+        if axis.extent.is_constant:
+            if axis.extent.constant > LONGEST_ROW:
+                return None
+            continue
+        walked = _walked(kernel, axis.name, program, is_spread=True)
+        return None if walked is None else _along(kernel, axis, walked)
+    return None
+
+
+def _lanes_go_alone(kernel: Kernel) -> bool:
+    """Whether some lanes of a row go through loops of their own, one after the other."""
+    passes = [node for node in walk(kernel.body) if isinstance(node, Lanes)]
+    return any(isinstance(node, For) for each in passes for node in walk(each.body))
+
+
+def _along(kernel: Kernel, axis: Axis, walked: tuple[str, ...]) -> Kernel | None:
+    """The kernel with blocks along an axis, in which all cells have the same terms."""
     tiling = _Tiling.of(kernel, axis)
     body = None if tiling is None else tiling.body()
     if tiling is not None and body is None:
@@ -127,8 +161,13 @@ def blocked(kernel: Kernel, program: Program) -> Kernel | None:
 
 
 # ---------------------------------------------------------------------------- what a vector can do
-def _walked(kernel: Kernel, name: str, program: Program) -> tuple[str, ...] | None:
-    """The tensors that blocks of the axis walk through; None where the cells differ in more."""
+def _walked(
+    kernel: Kernel, name: str, program: Program, is_spread: bool = False
+) -> tuple[str, ...] | None:
+    """The tensors that blocks of the axis walk through; None where the cells differ in more.
+
+    With `is_spread` they are others, whose elements stand apart.
+    """
     found: dict[str, None] = {}
     is_long = any(isinstance(n, For) and constant_range(n) is None for n in kernel.body)
     for node in walk(kernel.body):
@@ -149,16 +188,20 @@ def _walked(kernel: Kernel, name: str, program: Program) -> tuple[str, ...] | No
                     found[tensor] = None
                 else:
                     # One by one, which is nothing beside a long sum.
-                    possible = possible and is_long and _is_of_vectors(tensor, program)
+                    is_worth = is_long or is_spread
+                    possible = possible and is_worth and _is_of_vectors(tensor, program)
             case _:
                 return None
         if not possible:
             return None
     for load in loads_of(walk(kernel.body)):
         if any(name in index.symbols for index in load.indices):
-            if not _goes_along(load.tensor, load.indices, name, program):
+            if _goes_along(load.tensor, load.indices, name, program):
+                found[load.tensor] = None
+            elif not is_spread or not _goes_across(load, name, program):
                 return None
-            found[load.tensor] = None
+            else:
+                found[load.tensor] = None  # its rows are loaded whole, and transposed
         elif load.tensor not in {operand.name for operand in program.operands}:
             return None
     return tuple(found)
@@ -175,6 +218,12 @@ def _goes_along(tensor: str, indices: Sequence[Poly], name: str, program: Progra
         and linear[0] == 1
         and name not in linear[1].symbols
     )
+
+
+def _goes_across(load: Load, name: str, program: Program) -> bool:
+    """Whether one index of a load is that of the axis, and no other one depends on it."""
+    own = [index for index in load.indices if name in index.symbols]
+    return _is_of_vectors(load.tensor, program) and own == [symbol(name)]
 
 
 def _is_of_vectors(tensor: str, program: Program) -> bool:

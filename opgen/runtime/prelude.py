@@ -239,6 +239,11 @@ C = (
 #define ANY_STEPS __attribute__((noinline, optimize("no-tree-vectorize"))) static
 #endif
 #define LANE_BYTES 64
+#if defined __clang__ || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (lane_numbers){__VA_ARGS__})
+#endif
 #define FETCH(place) __builtin_prefetch(place, 0, 2)
 #define PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
@@ -528,9 +533,40 @@ def cuda(narrow: bool, whole: bool = False) -> str:
     return f"#define index_t {'int32_t' if narrow else 'int64_t'}\n{macros}{_CUDA}"
 
 
-def _lanes(shared: str) -> Iterable[str]:
+_BYTES = 64
+_SIZES = {"f32": 4, "f64": 8, "i64": 8}
+_COLUMNS = 16
+
+
+def _load_columns(lanes: int) -> Iterable[str]:
+    """A function that loads consecutive elements of rows, and has a vector for each column."""
+    yield "FUNCTION void load_columns(const T *place, int64_t step, wide_lanes *out)"
+    yield "{"
+    yield f"    for (int first = 0; first < {_COLUMNS}; first += LANES) {{"
+    yield "        wide_lanes *const v = out + first;"
+    yield "        for (int lane = 0; lane < LANES; lane++)"
+    yield "            v[lane] = lanes_from_T(place + lane * step + first);"
+    size = 1
+    while size < lanes:
+        low = (at - size + lanes if at & size else at for at in range(lanes))
+        high = (at + lanes if at & size else at + size for at in range(lanes))
+        yield f"        PRAGMA(GCC unroll {lanes})"
+        yield "        for (int at = 0; at < LANES; at++) {"
+        yield f"            if (at & {size}) continue;"
+        yield f"            const wide_lanes a = v[at], b = v[at + {size}];"
+        yield f"            v[at] = SHUFFLE(a, b, {', '.join(map(str, low))});"
+        yield f"            v[at + {size}] = SHUFFLE(a, b, {', '.join(map(str, high))});"
+        yield "        }"
+        size *= 2
+    yield "    }"
+    yield "}"
+
+
+def _lanes(shared: str, wide: str) -> Iterable[str]:
     """Vectors of `wide`, and how elements of T become one."""
     yield "enum { LANES = LANE_BYTES / sizeof(wide) };"
+    number = f"int{8 * _SIZES[wide]}_t"
+    yield f"typedef {number} lane_numbers __attribute__((vector_size(LANE_BYTES)));"
     for name, element in (("wide_lanes", "wide"), ("T_lanes", _STORED.get(shared, "T"))):
         size = f"vector_size(LANE_BYTES / sizeof(wide) * sizeof({element}))"
         given = f"{size}, aligned(sizeof({element})), may_alias"
@@ -549,6 +585,13 @@ def _lanes(shared: str) -> Iterable[str]:
         value = f"__builtin_convertvector({stored}, T_lanes){one}"
         yield f"#define lanes_to_T(place, values) (*(T_lanes *)(place) = {value})"
     yield "FUNCTION wide_lanes same_lanes(wide value) { return value - (wide_lanes){0}; }"
+    yield "FUNCTION wide_lanes lanes_apart(const T *place, int64_t step)"
+    yield "{"
+    yield "    wide_lanes out;"
+    yield "    for (int lane = 0; lane < LANES; lane++) out[lane] = from_T(place[lane * step]);"
+    yield "    return out;"
+    yield "}"
+    yield from _load_columns(_BYTES // _SIZES[wide])
     yield "#define lanes_or_one(place, step) \\"
     yield "    ((step) == 1 ? lanes_from_T(place) : same_lanes(from_T(*(place))))"
     yield "FUNCTION wide sum_of_lanes(wide_lanes values)"
@@ -583,9 +626,9 @@ def bindings(shared: str, real: str, integers: Mapping[str, str]) -> str:
     for name, type_name in names.items():
         lines.append(f"typedef {type_name} {name};")
         lines += [f"#define {name}_{end} {type_name}_{end}" for end in ("least", "greatest")]
-    lines += ["#ifdef LANE_BYTES", *_lanes(shared), "#endif"]
     lines.append(f"#define from_T(cell) from_{shared}(cell)")
     lines.append(f"#define to_T(value) to_{shared}(value)")
+    lines += ["#ifdef LANE_BYTES", *_lanes(shared, names["wide"]), "#endif"]
     if not is_floating:
         lines += _INTEGER_FUNCTIONS.strip().split("\n")
     return "\n".join(lines) + "\n"
