@@ -236,3 +236,22 @@ def test_zeros_of_padding_are_not_multiplied() -> None:
     y = conv(x, weight, padding=1, groups=272)
     assert not y.isnan().any()
     assert y[:, :, 0].isfinite().all() and y[:, :, 1:, 1:].isinf().all()
+
+
+@pytest.mark.parametrize("dtype", ["i32", "f64", "same"])
+def test_filters_of_any_type_are_read_along_the_channels(dtype: str) -> None:
+    """Only those of the call's own type are copied; the others would be of another size."""
+    declared = "w[C,K]" if dtype == "same" else f"w: {dtype}[C,K]"
+    module = opgen.compile(
+        f"op columns(x[N,C,H,W], {declared}) -> y[N,C,H,W]\n"
+        "  y[n,c,i,j] = sum(k) x[n,c, i + k ?0, j] * w[c,k]\n"
+    )
+    torch.manual_seed(0)
+    x = torch.randn(2, 80, 16, 16).to(memory_format=torch.channels_last)
+    own = {"i32": torch.int32, "f64": torch.float64, "same": torch.float32}[dtype]
+    weight = torch.randint(-9, 9, (80, 3)).to(own)
+    shifted = [F.pad(x, (0, 0, 0, k))[:, :, k:] for k in range(3)]
+    wanted = sum(each * weight[:, k, None, None] for k, each in enumerate(shifted))
+    torch.testing.assert_close(
+        module.columns(x, weight).double(), wanted.double(), rtol=1e-4, atol=1e-4
+    )

@@ -116,7 +116,11 @@ def entry_helpers(program: Program, orders: Orders) -> tuple[str, ...]:
 def _copied(program: Program, orders: Orders) -> tuple[str, ...]:
     """The inputs that a kernel reads along their first dim: small ones are worth a copy."""
     written = {kernel.written for kernel in program.kernels}
-    return tuple(name for name, order in orders.items() if order[-1] == 0 and name not in written)
+    return tuple(
+        name
+        for name, order in orders.items()
+        if order[-1] == 0 and name not in written and type_name(program.operand(name)) == "T"
+    )
 
 
 def print_entry(
