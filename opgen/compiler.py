@@ -29,6 +29,7 @@ from opgen.ir.show import show_file
 from opgen.ir.show_loops import show_program
 from opgen.lang.parse import parse
 from opgen.lang.read import read
+from opgen.passes.blocks import with_blocks
 from opgen.passes.certify import certificate
 from opgen.passes.convolution import convolution
 from opgen.passes.cuda_rows import cuda_rows
@@ -39,7 +40,7 @@ from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
 from opgen.passes.padded import with_padding
-from opgen.passes.relayout import channels_last, packed, relayout
+from opgen.passes.relayout import channels_last, relayout
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import (
@@ -156,7 +157,7 @@ def _special_kernels(
         taken.update(found)
     windows, lengths, factors = sizes
     counts = tuple(name for name in counts_of(public) if name in names)
-    kernels = SpecialKernels(names, windows, factors, lengths, packed(op), counts)
+    kernels = SpecialKernels(names, windows, factors, lengths, counts)
     defaults = default_values(op)
     if not names or defaults is None:
         return kernels
@@ -279,7 +280,8 @@ def special_source(
     laid_out = relayout(op, orders)
     special = _special(laid_out, program, values, rows)
     if special is not program:
-        special = with_padding(specialise(laid_out, values), special)
+        op = specialise(laid_out, values)
+        special = with_blocks(schedule(op, gather(op)), with_padding(op, special))
     return c_source(special, program, {} if special is program else orders)
 
 

@@ -15,6 +15,7 @@ from opgen.ir.convolution import Convolution, Role
 from opgen.passes.convolution import convolution
 from opgen.passes.derive import derive
 from opgen.runtime import evaluation, library
+from opgen.runtime.arrangement import Arrangement
 
 GROUPED = "op f(x[N,(g C),W], w[(g D),C,K]; g = 1, s = 1, p = 0) -> y[N,(g D),V]\n"
 WHERE = "  where g >= 1, s >= 1, p >= 0\n  let V = (W + 2*p - K)//s + 1\n"
@@ -347,3 +348,57 @@ def test_padding_has_no_terms_even_beside_infinity(answers: list[bool]) -> None:
     assert w.grad[0, :, 0, 0].isfinite().all()
     assert not w.grad[0, :, 1, 1].isfinite().any()
     assert answers[2:] == [True, True, False]
+
+
+# ---------------------------------------------------------------------------- calls that are known
+def test_calls_like_an_earlier_one_are_known(answers: list[bool]) -> None:
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 64, 5, 6), torch.randn(64, 64, 3, 3)
+    spoiled = weight.clone()
+    spoiled[0, 0, 0, 0] = float("inf")
+    images = (x, x.contiguous(memory_format=torch.channels_last), x.flip(0), x.double().float())
+    for image in images:
+        for padding in (1, (2, 0), 1):
+            torch.testing.assert_close(
+                conv(image, weight, padding=padding),
+                F.conv2d(image, weight, padding=padding),
+                rtol=1e-4,
+                atol=1e-4,
+            )
+    assert answers == [True] * 12
+    known = conv(x, spoiled, padding=1)
+    assert answers[12:] == [False]
+    assert not known.isnan().any(), "a zero of the padding has no term"
+
+
+def test_what_differs_in_anything_is_another_call() -> None:
+    operation = opgen.load(SPECS / "conv.op").FAMILY.operations["conv2d"]
+    x, weight = torch.randn(2, 64, 5, 6), torch.randn(64, 64, 3, 3)
+    values = ((1, 1), (1, 1), (1, 1), 1)
+    others = [
+        library.key_of(operation, (x, weight, torch.zeros(64)), values),
+        library.key_of(operation, (x.double(), weight, None), values),
+        library.key_of(operation, (x[:1], weight, None), values),
+        library.key_of(operation, (x.mT, weight, None), values),
+        library.key_of(operation, (x.to(memory_format=torch.channels_last), weight, None), values),
+        library.key_of(operation, (x.to("meta"), weight, None), values),
+        library.key_of(operation, (x, weight, None), ((1, 1), (0, 0), (1, 1), 1)),
+    ]
+    own = library.key_of(operation, (x, weight, None), values)
+    assert own == library.key_of(operation, (x + 1, weight + 1, None), values)
+    assert len({own, *others}) == 8
+
+
+@pytest.mark.parametrize("block", [2, 4])
+@pytest.mark.parametrize("channels", [3, 16])
+def test_short_inner_dims_are_copied_slice_by_slice(block: int, channels: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, channels, 3 * block, 5 * block).to(memory_format=torch.channels_last)
+    parts = (2,), (channels,), (3, block), (5, block)
+    order = ((0,), (1, 3, 5), (2,), (4,))
+    arrangement = Arrangement(parts, order)
+    found = arrangement.arranged(x, torch.channels_last)
+    assert torch.equal(found, F.pixel_unshuffle(x, block))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(arrangement.restored(found, torch.channels_last), x)

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from opgen.algebra.poly import Poly, poly
-from opgen.emit.c_layout import broken, wrapped
-from opgen.emit.expression import Names, Printer, type_name
+from opgen.algebra.poly import Poly
+from opgen.emit.c_entry import Entry, entry_helpers, print_entry, stride_places
+from opgen.emit.c_layout import wrapped
 from opgen.emit.function import Function, print_function
-from opgen.emit.names import CNames
 from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
-from opgen.ir.loops import Define, For, Kernel, Load, Program, Scalar, Store, visit, walk
-from opgen.ir.primitives import Level
-from opgen.ir.work import points, work
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The function that the runtime calls."""
-
-    name: str
-    lines: tuple[str, ...]
+from opgen.ir.loops import (
+    Blocks,
+    Define,
+    For,
+    Kernel,
+    Load,
+    Program,
+    Scalar,
+    Store,
+    visit,
+    walk,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,41 +78,17 @@ def c_source(
         "cpu.c.j2",
         Source(
             title,
-            (*helper_lines(helpers), *_are_finite(program)),
+            (*helper_lines(helpers), *entry_helpers(program, orders or {})),
             table_lines(program),
             tuple(
                 map(functools.partial(_task, called_as, orders or {}), program.kernels, functions)
             ),
-            _entry(program, called_as, orders or {}, functions),
+            print_entry(program, called_as, orders or {}, functions),
         ),
     )
 
 
-def entry_name(program: Program) -> str:
-    """The exported symbol of a program's C source."""
-    return f"run_{program.name}"
-
-
 # ---------------------------------------------------------------------------- tasks
-def _stride_positions(program: Program) -> dict[str, int]:
-    """Where the strides of each tensor begin among the integers of a call."""
-    positions = {}
-    position = len(program.integers)
-    for operand in program.operands:
-        positions[operand.name] = position
-        position += operand.rank
-    return positions
-
-
-def _strides(
-    program: Program, orders: Mapping[str, tuple[int, ...]], tensor: str
-) -> tuple[int, ...]:
-    """Where the strides of a tensor are among the integers of a call."""
-    first = _stride_positions(program)[tensor]
-    axes = orders.get(tensor, range(program.operand(tensor).rank))
-    return tuple(first + axis for axis in axes)
-
-
 def _task(
     called_as: Program,
     orders: Mapping[str, tuple[int, ...]],
@@ -126,7 +99,7 @@ def _task(
     signature = function.signature
     order = [operand.name for operand in called_as.operands]
     walked = _walked(kernel)
-    strides = {name: _strides(called_as, orders, name) for name in signature.tensors}
+    strides = {name: stride_places(called_as, orders, name) for name in signature.tensors}
 
     def arguments(steps: Mapping[str, int], streams: str = "call->streams") -> tuple[str, ...]:
         lines = []
@@ -142,9 +115,14 @@ def _task(
         return (*lines, *wrapped([*integers, *numbers, *faults, *streaming]), "begin, end")
 
     names = [name for name in signature.tensors if name in walked]
+    if isinstance(kernel.only, Blocks) and kernel.only.holds:
+        given = [name for name in kernel.only.tensors if not called_as.operand(name).optional]
+        return Task(function, arguments(dict.fromkeys(given, 1)), ())
     all_there = dict.fromkeys(names, 1)
     absent = {name: 0 for name in names if called_as.operand(name).optional}
     choices = [all_there, {**all_there, **absent}] if absent else [all_there]
+    if isinstance(kernel.only, Blocks):
+        choices = choices[-1:]  # what is left is rare: few cells, or elements that stand apart
     variants = [
         Variant(
             " && ".join(f"n[{strides[name][-1]}] == {step}" for name, step in steps.items()),
@@ -187,114 +165,3 @@ def _walked(kernel: Kernel) -> frozenset[str]:
                 pass
         visit(node, on_scalar, lambda test: None, lambda value: None)
     return frozenset(found)
-
-
-# ---------------------------------------------------------------------------- entry
-_ARE_FINITE: Final = """
-/* Whether all elements of a tensor are finite; dims that lie one behind the other count as one. */
-static int are_finite(const T *data, int rank, const int64_t *sizes, const int64_t *steps)
-{
-    int64_t size = 1, step = 1, rows = 1;
-    int finite = 1;
-    if (rank > 0) size = sizes[--rank], step = steps[rank];
-    while (rank > 0 && steps[rank - 1] == size * step) size *= sizes[--rank];
-    for (int axis = 0; axis < rank; axis++) rows *= sizes[axis];
-    for (int64_t row = 0; row < rows; row++) {
-        const T *first = data;
-        int64_t rest = row;
-        for (int axis = rank - 1; axis >= 0; axis--) {
-            first += rest % sizes[axis] * steps[axis];
-            rest /= sizes[axis];
-        }
-        if (step == 1)
-            for (int64_t at = 0; at < size; at++) finite &= from_T(first[at]) * 0 == 0;
-        else
-            for (int64_t at = 0; at < size; at++) finite &= from_T(first[at * step]) * 0 == 0;
-    }
-    return finite;
-}
-"""
-
-
-def _are_finite(program: Program) -> tuple[str, ...]:
-    """The function that looks at a tensor, where a kernel asks for it."""
-    if all(kernel.only is None for kernel in program.kernels):
-        return ()
-    return tuple(_ARE_FINITE.rstrip().split("\n"))
-
-
-def _written(program: Program) -> list[tuple[str, Poly]]:
-    """The tensors that kernels write, with the number of their cells."""
-    names = dict.fromkeys(kernel.written for kernel in program.kernels)
-    return [
-        (name, functools.reduce(operator.mul, program.operand(name).extents, poly(1)))
-        for name in names
-    ]
-
-
-def _entry(
-    program: Program,
-    called_as: Program,
-    orders: Mapping[str, tuple[int, ...]],
-    functions: tuple[Function, ...],
-) -> Entry:
-    """Run the kernels in order, each over all of its points."""
-    scope = CNames({function.name for function in functions} | {"call", "n"})
-    order = [operand.name for operand in called_as.operands]
-    workspaces = {workspace.output: workspace.name for workspace in program.workspaces}
-    counts = [(points(kernel), work(kernel, program.integers)) for kernel in program.kernels]
-    sizes = [size for _, size in _written(program)]
-    sizes += [
-        extent
-        for kernel in program.kernels
-        if kernel.only is not None
-        for extent in program.operand(kernel.only.tensor).extents
-    ]
-    used = frozenset[str]().union(
-        *(value.symbols for value in (*itertools.chain.from_iterable(counts), *sizes))
-    )
-    names = {name: scope.fresh(name) for name in program.integers if name in used}
-    printer = Printer(program, Types(program), Names(symbols=names))
-    parts = [f"{local} = n[{called_as.integers.index(name)}]" for name, local in names.items()]
-    names_of_streams = {name: scope.fresh(f"{name}_streams") for name, _ in _written(program)}
-    lines = []
-    if parts:
-        declared = ",\n    ".join(wrapped(parts, 76))
-        lines += f"const int64_t {declared};".split("\n")
-    streamed = {
-        kernel.written
-        for kernel, function in zip(program.kernels, functions, strict=True)
-        if function.signature.streams
-    }
-    for name, extents in _written(program):
-        size = printer.poly(extents).at(Level.MULTIPLICATIVE)
-        place = order.index(name)
-        kind = type_name(program.operand(name))
-        kept = f"const int {names_of_streams[name]} = " if name in streamed else ""
-        lines += broken(f"{kept}will_be_written(call->tensors[{place}], {size} * sizeof({kind}));")
-    checked = dict.fromkeys(kernel.only.tensor for kernel in program.kernels if kernel.only)
-    flags = {tensor: scope.fresh(f"{tensor}_is_finite") for tensor in checked}
-    for tensor, flag in flags.items():
-        dims = [printer.poly(extent).text for extent in program.operand(tensor).extents]
-        steps = [f"n[{position}]" for position in _strides(called_as, orders, tensor)]
-        arguments = f"call->tensors[{order.index(tensor)}], {len(dims)}"
-        lines += broken(f"const int64_t {flag}_sizes[] = {{{', '.join(dims)}}};")
-        lines += broken(f"const int64_t {flag}_steps[] = {{{', '.join(steps)}}};")
-        lines += broken(f"const int {flag} = are_finite({arguments}, {flag}_sizes, {flag}_steps);")
-    for kernel, function, (count, each) in zip(program.kernels, functions, counts, strict=True):
-        before = len(lines)
-        if kernel.only is not None:
-            lines.append(f"if ({'' if kernel.only.holds else '!'}{flags[kernel.only.tensor]})")
-        source = workspaces.get(kernel.written)
-        if source is not None:
-            # A workspace of the output's own type is the output itself.
-            pair = order.index(source), order.index(kernel.written)
-            lines.append(f"if (call->tensors[{pair[0]}] != call->tensors[{pair[1]}])")
-        if function.signature.streams:
-            lines[before:before] = [f"arguments.streams = {names_of_streams[kernel.written]};"]
-        count_text, work_text = printer.poly(count).text, printer.poly(each).text
-        if kernel.is_deterministic:
-            lines += broken(f"in_parallel({function.name}_task, call, {count_text}, {work_text});")
-        else:
-            lines += broken(f"{function.name}_task(0, {count_text}, call);  // points share cells")
-    return Entry(entry_name(program), tuple(lines))

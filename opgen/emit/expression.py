@@ -62,6 +62,7 @@ class Printer:
     helpers: dict[tuple[str, Type], None] = field(default_factory=dict)
     bounded: set[tuple[Poly, Poly]] = field(default_factory=set)
     walking: str = ""  # the index along which whole vectors are loaded
+    columns: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # loaded ones
 
     # ------------------------------------------------------------ polynomials
     def poly(self, value: Poly) -> Text:
@@ -149,8 +150,17 @@ class Printer:
 
     def loaded(self, name: str, indices: Sequence[Poly]) -> Text:
         """The element at an index in the type it is computed in."""
+        if (name, tuple(indices)) in self.columns:
+            return Text(self.columns[name, tuple(indices)])
         cell = self.cell(name, indices)
         if self.walking and any(self.walking in index.symbols for index in indices):
+            tensor = self._tensor(name)
+            if isinstance(tensor, Operand) and tensor.optional:
+                step = self.names.strides[name, tensor.rank - 1]
+                return Text(f"lanes_or_one(&{cell}, {step})")
+            if not any(self.walking in index.symbols for index in indices[-1:]):
+                (axis,) = (at for at, i in enumerate(indices) if self.walking in i.symbols)
+                return Text(f"lanes_apart(&{cell}, {self.names.strides[name, axis]})")
             return Text(f"lanes_from_T(&{cell})")
         match self._tensor(name):
             case Table():
@@ -236,9 +246,15 @@ class Printer:
         if row.helper is not None:
             self.helpers[name, kind] = None
         spelling: Spelling = row.cuda if self.cuda else row.c
+        is_vector = bool(self.walking) and any(
+            True for argument in arguments for _ in loops.moving(argument, self.walking)
+        )
         texts = []
         for argument, own, level in zip(arguments, kinds, spelling.arguments, strict=True):
             text = self.scalar(argument)
+            if is_vector and not any(loops.moving(argument, self.walking)):
+                # A vector is joined with a number of its own type.
+                text, own = Text(f"(wide){text.at(Level.UNARY)}", Level.UNARY), Type.REAL
             if row.needs_float and own is not Type.REAL:
                 text = Text(f"(real){text.at(Level.UNARY)}", Level.UNARY)
             texts.append(text.at(level))

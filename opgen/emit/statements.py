@@ -9,6 +9,7 @@ from typing import Final, assert_never
 
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.c_layout import broken
+from opgen.emit.columns import COUNT, columns_of
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.names import CNames
 from opgen.emit.polynomial import Text
@@ -19,6 +20,7 @@ from opgen.ir.loops import (
     Accumulate,
     Always,
     AtomicAdd,
+    Blocks,
     Choose,
     Define,
     For,
@@ -99,6 +101,7 @@ class Emitter:
     arrays: set[str] = field(default_factory=set)  # accumulators that are arrays over the lanes
     vectors: dict[str, str] = field(default_factory=dict)  # vectors of partial sums
     around: str | None = None  # the innermost loop around, if it may be long
+    blocks: bool = False  # whether numbers are vectors of several lanes
     members: dict[str, str] = field(default_factory=dict)  # of stretched axes: their names,
     parts: dict[str, str] = field(default_factory=dict)  # and the names of the stretches
     streams: str = ""  # the parameter that says whether results go past the caches
@@ -128,7 +131,12 @@ class Emitter:
         inner_names = replace(
             names, symbols=dict(names.symbols), accumulators=dict(names.accumulators)
         )
-        printer = replace(self.printer, names=inner_names, bounded=set(self.printer.bounded))
+        printer = replace(
+            self.printer,
+            names=inner_names,
+            bounded=set(self.printer.bounded),
+            columns=dict(self.printer.columns),
+        )
         return replace(self, printer=printer, scope=self.scope.inner(), depth=self.depth + 1)
 
     def integer_type(self, *values: Poly) -> str:
@@ -184,7 +192,7 @@ class Emitter:
             if self.is_whole(row):
                 self.members[row.axis.name] = self.scope.fresh(row.axis.name)
                 continue
-            stretches = self.printer.poly((row.axis.extent + row.width - 1) // row.width)
+            stretches = self.printer.poly(row.stretches)
             digits.append(_Digit(self.scope.fresh(f"{row.axis.name}_part"), stretches))
             self.members[row.axis.name] = self.scope.fresh(row.axis.name)
             self.parts[row.axis.name] = digits[-1].name
@@ -202,10 +210,12 @@ class Emitter:
                 self.printer.names.symbols[row.last] = self.text(row.axis.extent - 1)
                 continue
             part = self.parts[row.axis.name]
-            for name, value in (
-                (row.first, f"{part} * {row.width}"),
-                (row.last, f"least({{}} + {row.width}, {self.text(row.axis.extent)}) - 1"),
-            ):
+            extent = self.printer.poly(row.axis.extent)
+            last = f"least({{0}} + {row.width}, {extent.text}) - 1"
+            if row.takes_rest:
+                is_last = f"{extent.text} - {{0}} < {2 * row.width}"
+                last = f"({is_last} ? {extent.text} : {{0}} + {row.width}) - 1"
+            for name, value in ((row.first, f"{part} * {row.width}"), (row.last, last)):
                 own = self.scope.fresh(name)
                 first = self.printer.names.symbols.get(row.first, "")
                 self.printer.names.symbols[name] = own
@@ -229,6 +239,8 @@ class Emitter:
     # ------------------------------------------------------------ nodes
     def nodes(self, nodes: Sequence[Node]) -> None:
         """The nodes in this scope."""
+        if self.blocks:
+            self.load_columns(nodes)
         for node in nodes:
             self.node(node)
 
@@ -253,6 +265,9 @@ class Emitter:
             case Accumulate():
                 self.accumulate(node)
             case Store(tensor=tensor, indices=indices, value=value):
+                if self.blocks:
+                    self.store_lanes(node)
+                    return
                 operand = self.printer.program.operand(tensor)
                 stored = self.printer.stored(operand, self.printer.scalar(value))
                 cell = self.places.get((tensor, indices)) or self.printer.cell(tensor, indices)
@@ -341,6 +356,9 @@ class Emitter:
         """A loop over the lanes between the bounds."""
         row = self.kernel.row
         assert row is not None
+        if isinstance(self.kernel.only, Blocks) and self.kernel.only.holds:
+            self.block_of_lanes(node, row)
+            return
         symbols = self.printer.names.symbols
         begin = extreme("greatest", [symbols[row.first], *map(self.text, node.lower)])
         upper = [symbols[row.last], *map(self.text, node.upper)]
@@ -399,6 +417,54 @@ class Emitter:
                 place = f"({place})"
             inner.places[tensor, indices] = f"{name}[{place} * {stride}]"
         return f"if ({goes}) stream(&{cell}, {buffer}, {bytes_});"
+
+    def block_of_lanes(self, node: Lanes, row: Row) -> None:
+        """A loop over blocks of lanes; the last one begins earlier where it would not fit."""
+        assert not node.lower and not node.upper
+        first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
+        inner = replace(self.inner(), blocks=True)
+        inner.printer.names.symbols[row.axis.name] = self.lane
+        inner.printer = replace(inner.printer, walking=row.axis.name)
+        self.write(
+            f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane} += LANES) {{"
+        )
+        inner.write(f"if ({self.lane} + LANES > {last} + 1) {self.lane} = {last} + 1 - LANES;")
+        inner.nodes(node.body)
+        self.write("}")
+
+    def load_columns(self, nodes: Sequence[Node]) -> None:
+        """Load what nodes of this scope need of rows that lanes go across."""
+        assert self.kernel.row is not None
+        lane, program = self.kernel.row.axis.name, self.printer.program
+        for found in columns_of(nodes, lane, program):
+            name = self.scope.fresh(f"{found.tensor}_columns")
+            axis = next(at for at, index in enumerate(found.place) if lane in index.symbols)
+            step = self.printer.names.strides[found.tensor, axis]
+            cell = self.printer.cell(found.tensor, found.cell)
+            self.write(f"wide_lanes {name}[{COUNT}];")
+            self.write(f"load_columns(&{cell}, {step}, {name});")
+            for last in found.asked:
+                key = found.tensor, (*found.place, last)
+                self.printer.columns[key] = f"{name}[{last.constant - found.first}]"
+
+    def store_lanes(self, node: Store) -> None:
+        """Write the cells of a block: all at once where they are consecutive, else one by one."""
+        assert self.kernel.row is not None
+        values, lane = self.printer.scalar(node.value).text, self.kernel.row.axis.name
+        if not any(lane in index.symbols for index in node.indices[:-1]):
+            self.write(f"lanes_to_T(&{self.printer.cell(node.tensor, node.indices)}, {values});")
+            return
+        inner = self.inner()
+        number, cells = inner.scope.fresh("lane"), inner.scope.fresh("cells")
+        inner.printer.names.symbols[number] = number
+        here = {lane: symbol(lane) + symbol(number)}
+        cell = inner.printer.cell(node.tensor, [each.substitute(here) for each in node.indices])
+        operand = self.printer.program.operand(node.tensor)
+        stored = inner.printer.stored(operand, Text(f"{cells}[{number}]"))
+        self.write("{")
+        inner.write(f"const wide_lanes {cells} = {values};")
+        inner.write(f"for (int64_t {number} = 0; {number} < LANES; {number}++) {cell} = {stored};")
+        self.write("}")
 
     def fetch_ahead(self, node: Lanes, inside: Emitter, first: str, last: str) -> None:
         """Ask for the rows of the next round of the loop around: they begin elsewhere in memory."""
@@ -480,6 +546,11 @@ class Emitter:
             self.states[accumulator] = names.state
 
     def start(self, node: Start) -> None:
+        if self.blocks:
+            names = self.accumulator_names(node)
+            self.adopt(node.accumulator, names)
+            self.write(f"wide_lanes {names.total} = {{0}};")
+            return
         is_array = node.accumulator in self.arrays
         if is_array:
             total = self.printer.names.accumulators[node.accumulator]

@@ -13,7 +13,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from opgen.algebra.poly import Poly, symbol_atom
-from opgen.ir.loops import AtomicAdd, Kernel, Lanes, Program, Row, Store, loads_of, uses, walk
+from opgen.ir.loops import (
+    AtomicAdd,
+    Blocks,
+    Kernel,
+    Lanes,
+    Program,
+    Row,
+    Store,
+    loads_of,
+    uses,
+    walk,
+)
 
 FEWEST: Final = 32
 """Lines that are known to have fewer elements are not worth the buffer."""
@@ -40,6 +51,8 @@ def lines(node: Lanes, kernel: Kernel, program: Program) -> tuple[Line, ...]:
     nested = [each for each in walk(node.body) if isinstance(each, Store | AtomicAdd)]
     if row is None or not stores or len(nested) > len(stores) or not _is_last(kernel, program):
         return ()
+    if isinstance(kernel.only, Blocks) and kernel.only.holds:
+        return ()  # its rows are channels, and short
     found: list[Line] = []
     for store in stores:
         if not _placed(store, row, found):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from opgen.emit.c import c_source, entry_name
+from opgen.emit.c import c_source
+from opgen.emit.c_entry import entry_name
 from opgen.emit.certificate import certificate_text
 from opgen.emit.cuda import cuda_kernels
 from opgen.emit.names import python_names
@@ -46,7 +47,6 @@ class SpecialKernels:
     windows: tuple[str, ...] = ()
     factors: tuple[str, ...] = ()
     lengths: tuple[str, ...] = ()
-    packed: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
     programs: tuple[tuple[Values, Program], ...] = ()
     on_gpu: tuple[tuple[Values, Program], ...] = ()
@@ -383,7 +383,6 @@ def _special(
         (strings(special.names), strings(special.windows)),
         factors=strings(special.factors) if special.factors else None,
         lengths=strings(special.lengths) if special.lengths else None,
-        packed=strings(special.packed) if special.packed else None,
         counts=strings(special.counts) if special.counts else None,
         sources=pairs(special.programs, sources),
         cuda=pairs(special.on_gpu, cuda),

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from opgen.algebra.condition import Condition
-from opgen.algebra.poly import Kind, Poly
+from opgen.algebra.poly import Kind, Poly, maximum, poly
 from opgen.ir.notation import DType, Reducer, Table
 
 
@@ -237,6 +237,19 @@ class Finite:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """Whether a row of `extent` cells has room for a vector of them, and tensors are consecutive.
+
+    That is so where neighbours in the row are neighbours in all of `tensors`; for an optional one
+    also where it is absent. Where `holds` is false, whether that is not so.
+    """
+
+    extent: Poly
+    tensors: tuple[str, ...]
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Axis:
     """A parallel index over `[0, extent)`."""
 
@@ -248,13 +261,22 @@ class Axis:
 class Row:
     """An axis that parallel points share out in stretches of at most `width` consecutive values.
 
-    `first` and `last` are the names of the ends of a stretch, both included.
+    `first` and `last` are the names of the ends of a stretch, both included. If the last one
+    `takes_rest`, no stretch has less than `width` values, unless the axis has: it has more instead.
     """
 
     axis: Axis
     first: str
     last: str
     width: int
+    takes_rest: bool = False
+
+    @property
+    def stretches(self) -> Poly:
+        """How many stretches there are."""
+        if self.takes_rest:
+            return maximum(self.axis.extent // self.width, poly(1))
+        return (self.axis.extent + self.width - 1) // self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +306,8 @@ class Kernel:
     body has loops over its values, and accumulators are those of one cell of one row.
 
     `local` names unstored operands of constant extents of which every point has its own. A kernel
-    with `only` is passed over in calls where that is not so.
+    with `only` is passed over in calls where that is not so. With `Blocks` its passes over the row
+    may take several lanes at a time.
 
     `written` is the tensor it writes; `prologue` holds what is the same for every point; `spec`
     are the spec lines it computes.
@@ -299,7 +322,7 @@ class Kernel:
     row: Row | None = None
     group: Row | None = None
     local: tuple[str, ...] = ()
-    only: Finite | None = None
+    only: Finite | Blocks | None = None
 
     @property
     def stretched(self) -> tuple[Row, ...]:
@@ -494,6 +517,29 @@ def results_of(nodes: tuple[Node, ...]) -> tuple[str, ...]:
     for node in walk(nodes):
         visit(node, on_scalar, lambda test: None, lambda value: None)
     return tuple(found)
+
+
+def moving(value: Scalar, name: str) -> Iterator[Scalar]:
+    """The parts of a value that differ from lane to lane, where no test does."""
+    match value:
+        case Result():
+            yield value
+        case Load(indices=indices):
+            if any(name in index.symbols for index in indices):
+                yield value
+        case Integer(value=number):
+            if name in number.symbols:
+                yield value
+        case Call(arguments=arguments):
+            for argument in arguments:
+                yield from moving(argument, name)
+        case Choose(then=then, otherwise=otherwise):
+            yield from moving(then, name)
+            yield from moving(otherwise, name)
+        case Number() | Argument():
+            return
+        case unexpected:
+            assert_never(unexpected)
 
 
 def accumulators_of(*nodes: Node) -> frozenset[str]:

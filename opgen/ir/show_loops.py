@@ -24,9 +24,15 @@ def show_kernel(kernel: Kernel) -> str:
         stretch = f"{row.first} .. {row.last} of {row.axis.name} < {row.axis.extent}"
         axes = f"{axes}, {stretch}" if axes else stretch
     lines.append(f"    parallel {axes or 'one point'}")
-    if kernel.only is not None:
-        state = "is finite" if kernel.only.holds else "is not finite"
-        lines.append(f"    only if {kernel.only.tensor} {state}")
+    match kernel.only:
+        case loops.Finite(tensor=tensor, holds=holds):
+            lines.append(f"    only if {tensor} {'is finite' if holds else 'is not finite'}")
+        case loops.Blocks(holds=holds):
+            lines.append(f"    only if {'there are' if holds else 'there are no'} blocks of lanes")
+        case None:
+            pass
+        case unexpected:
+            assert_never(unexpected)
     lines += [f"      local {name}" for name in kernel.local]
     lines += _nodes(kernel.body, "      ")
     return "\n".join(lines) + "\n"

@@ -37,7 +37,7 @@ def points(kernel: Kernel) -> Poly:
     for axis in kernel.axes:
         count = count * axis.extent
     for row in kernel.stretched:
-        count = count * ((row.axis.extent + row.width - 1) // row.width)
+        count = count * row.stretches
     return count
 
 

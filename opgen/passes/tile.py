@@ -68,7 +68,7 @@ def tiles_along(
         size = _size(axis.extent)
         if size is None or axis.name in fixed:
             continue
-        if _is_shared_along(axis, bodies, walked, all_shared):
+        if shares_loads(axis, bodies, walked, all_shared):
             found.append(Tile(axis, size))
     return found
 
@@ -85,7 +85,7 @@ def window_tiles(kernel: Kernel, bodies: Sequence[Body], walked: str) -> list[Ti
         size = axis.extent.constant
         if size < 2 or count * size > MOST_TAPS:
             continue
-        if _is_shared_along(axis, bodies, walked, all_shared=False):
+        if shares_loads(axis, bodies, walked):
             found.append(Tile(axis, size))
             count *= size
     return found
@@ -97,7 +97,12 @@ def _fixed(bodies: Sequence[Body]) -> frozenset[str]:
     return symbols_of(*(replace(node, body=()) for node in around))
 
 
-def _is_shared_along(axis: Axis, bodies: Sequence[Body], walked: str, all_shared: bool) -> bool:
+def shares_loads(axis: Axis, bodies: Sequence[Body], walked: str, all_shared: bool = False) -> bool:
+    """Whether all cells along an axis load, in every term, something that moves along `walked`.
+
+    Every term must load something that differs between them as well. With `all_shared`, nothing may
+    move along both.
+    """
     terms = [term for body in bodies for term in _terms(body)]
     if axis.name == walked or not terms:
         return False

@@ -130,16 +130,14 @@ class Special:
 
     `names` are attributes, of which `counts` are left open unless they are 1. The others are sizes:
     `windows` that slide along another size, `factors` of composite dims, `lengths` of rows and
-    planes; a last value says which tensors are images in channels-last format. `packed` are small
-    inputs that are copied beside such images, with their first dim in consecutive places. `sources`
-    pairs values, None for one that is left open, with C sources, and `cuda` with CUDA kernels.
+    planes; a last value says which tensors are images in channels-last format. `sources` pairs
+    values, None for one that is left open, with C sources, and `cuda` with CUDA kernels.
     """
 
     names: tuple[str, ...] = ()
     windows: tuple[str, ...] = ()
     factors: tuple[str, ...] = ()
     lengths: tuple[str, ...] = ()
-    packed: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
     sources: tuple[tuple[tuple[int | None, ...], str], ...] = ()
     cuda: tuple[tuple[tuple[int | None, ...], CudaKernels], ...] = ()

@@ -12,8 +12,8 @@ result is not used.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,17 +23,20 @@ from opgen.runtime.layout import memory_format
 
 if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call
+    from opgen.runtime.operation import Operation
 
 _LEAST_CHANNELS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
 """From how many products of channels in a group on the library is faster, by element type."""
 
 
 Sizes = Sequence[int]
+Tensors = Sequence[torch.Tensor | None]
+Key = tuple[Hashable, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The geometry of one convolution, and the shapes of its three tensors."""
+    """The geometry of one convolution, the shapes of its three tensors, and the result's format."""
 
     groups: int
     stride: Sizes
@@ -42,6 +45,7 @@ class Case:
     result: Sizes
     image: Sizes
     weight: Sizes
+    format: torch.memory_format
 
     @property
     def is_library_form(self) -> bool:
@@ -70,6 +74,37 @@ class Case:
         return self.weight[1] * (self.weight[0] // self.groups)
 
 
+MOST_KNOWN = 256
+"""How many calls are remembered."""
+
+_KNOWN: dict[Hashable, tuple[Case, Call]] = {}
+
+
+def key_of(operation: Operation, tensors: Tensors, values: Sequence[Hashable]) -> Key:
+    """All of a call that its checks and the rule look at; None where no library is asked."""
+    if operation.convolution is None:
+        return None
+    given = tuple(
+        None if each is None else (each.shape, each.stride(), each.dtype, each.device, each.layout)
+        for each in tensors
+    )
+    return operation.registered_name, given, tuple(values)
+
+
+def known(key: Key, tensors: Tensors) -> tuple[Case, Call] | None:
+    """The convolution that a call like an earlier one is, and the call, checked as that one was."""
+    found = None if key is None else _KNOWN.get(key)
+    return None if found is None else (found[0], replace(found[1], tensors=tensors))
+
+
+def remember(key: Key, case: Case, call: Call) -> None:
+    """Know a call from now on, though not its tensors."""
+    if key is not None:
+        if len(_KNOWN) >= MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = case, replace(call, tensors=())
+
+
 def case_of(call: Call) -> Case | None:
     """The convolution that a call is, if it is one for which the library is to be asked."""
     names, geometry = call.operation.convolution, call.shapes.geometry
@@ -84,7 +119,9 @@ def case_of(call: Call) -> Case | None:
     shapes |= {name: each.shape for name, each in _arrangements(call).items()}
     roles = (names.result, names.image, names.weight)
     (groups,), stride, padding, dilation = geometry
-    case = Case(groups, stride, padding, dilation, *(shapes[name] for name in roles))
+    format_ = call.format_of(len(call.shapes.outputs[0]))
+    result, image, weight = (shapes[name] for name in roles)
+    case = Case(groups, stride, padding, dilation, result, image, weight, format_)
     if not case.is_library_form or case.channels < _LEAST_CHANNELS[dtype]:
         return None
     return case
@@ -112,8 +149,8 @@ def convolve(case: Case, call: Call) -> torch.Tensor | None:
         return None
     arrangement = arrangements.get(names.target)
     if arrangement is not None:
-        found = arrangement.restored(found, call.format_of(len(arrangement.parts)))
-    return _in_format(found, call)
+        found = arrangement.restored(found, case.format)
+    return _in_format(found, case.format)
 
 
 def _arrangements(call: Call) -> dict[str, Arrangement]:
@@ -137,10 +174,9 @@ def _result(
     if any(case.padding) and not _is_finite(weight):
         return None
     none = [0] * len(case.stride)
-    found: torch.Tensor = torch.ops.aten.convolution(
+    return torch.convolution(
         image, weight, bias, case.stride, case.padding, case.dilation, False, none, case.groups
     )
-    return found
 
 
 def _image(
@@ -156,8 +192,7 @@ def _image(
     if is_forward:
         more = [outer - least for outer, least in zip(case.image[2:], case.least, strict=True)]
         geometry = (case.stride, case.padding, case.dilation, True, more, case.groups)
-        found: torch.Tensor = torch.ops.aten.convolution(result, weight, bias, *geometry)
-        return found
+        return torch.convolution(result, weight, bias, *geometry)
     assert bias is None
     return _gradient(case, result, _unread(case.image, result), weight, 0)
 
@@ -175,7 +210,7 @@ def _gradient(
     none = [0] * len(case.stride)
     geometry = (case.stride, case.padding, case.dilation, False, none, case.groups)
     wanted = [which == 0, which == 1, False]
-    found: torch.Tensor = torch.ops.aten.convolution_backward(
+    found: torch.Tensor = torch.ops.aten.convolution_backward.default(
         result, image, weight, None, *geometry, wanted
     )[which]
     return found
@@ -195,9 +230,10 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return math.isfinite(tensor.sum(dtype=torch.float32).item())
 
 
-def _in_format(found: torch.Tensor, call: Call) -> torch.Tensor:
+def _in_format(found: torch.Tensor, format_: torch.memory_format) -> torch.Tensor:
     """With the strides that the op promises."""
-    format_ = call.format_of(found.dim())
+    if 1 not in found.shape and found.is_contiguous(memory_format=format_):
+        return found
     strides = torch.empty(found.shape, device="meta", memory_format=format_).stride()
     if found.stride() == strides:
         return found

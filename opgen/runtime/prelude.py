@@ -209,6 +209,7 @@ C = (
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -224,6 +225,11 @@ C = (
 #define ANY_STEPS __attribute__((noinline, optimize("no-tree-vectorize"))) static
 #endif
 #define LANE_BYTES 64
+#if defined __clang__ || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (lane_numbers){__VA_ARGS__})
+#endif
 #define FETCH(place) __builtin_prefetch(place, 0, 2)
 #define PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
@@ -514,9 +520,40 @@ def cuda(narrow: bool, whole: bool = False) -> str:
     return f"#define index_t {'int32_t' if narrow else 'int64_t'}\n{macros}{_CUDA}"
 
 
-def _lanes(shared: str) -> Iterable[str]:
+_BYTES = 64
+_SIZES = {"f32": 4, "f64": 8, "i64": 8}
+_COLUMNS = 16
+
+
+def _load_columns(lanes: int) -> Iterable[str]:
+    """A function that loads consecutive elements of rows, and has a vector for each column."""
+    yield "FUNCTION void load_columns(const T *place, int64_t step, wide_lanes *out)"
+    yield "{"
+    yield f"    for (int first = 0; first < {_COLUMNS}; first += LANES) {{"
+    yield "        wide_lanes *const v = out + first;"
+    yield "        for (int lane = 0; lane < LANES; lane++)"
+    yield "            v[lane] = lanes_from_T(place + lane * step + first);"
+    size = 1
+    while size < lanes:
+        low = (at - size + lanes if at & size else at for at in range(lanes))
+        high = (at + lanes if at & size else at + size for at in range(lanes))
+        yield f"        PRAGMA(GCC unroll {lanes})"
+        yield "        for (int at = 0; at < LANES; at++) {"
+        yield f"            if (at & {size}) continue;"
+        yield f"            const wide_lanes a = v[at], b = v[at + {size}];"
+        yield f"            v[at] = SHUFFLE(a, b, {', '.join(map(str, low))});"
+        yield f"            v[at + {size}] = SHUFFLE(a, b, {', '.join(map(str, high))});"
+        yield "        }"
+        size *= 2
+    yield "    }"
+    yield "}"
+
+
+def _lanes(shared: str, wide: str) -> Iterable[str]:
     """Vectors of `wide`, and how elements of T become one."""
     yield "enum { LANES = LANE_BYTES / sizeof(wide) };"
+    number = f"int{8 * _SIZES[wide]}_t"
+    yield f"typedef {number} lane_numbers __attribute__((vector_size(LANE_BYTES)));"
     for name, element in (("wide_lanes", "wide"), ("T_lanes", _STORED.get(shared, "T"))):
         size = f"vector_size(LANE_BYTES / sizeof(wide) * sizeof({element}))"
         given = f"{size}, aligned(sizeof({element})), may_alias"
@@ -527,8 +564,23 @@ def _lanes(shared: str) -> Iterable[str]:
         yield "typedef float float_lanes __attribute__((vector_size(LANES * 4)));"
         words = "(__builtin_convertvector(*(const T_lanes *)(place), word_lanes) << 16)"
         yield f"#define lanes_from_T(place) lanes_of((float_lanes){words})"
+        yield from _BF16_TO_LANES.strip().split("\n")
     else:
         yield "#define lanes_from_T(place) lanes_of(*(const T_lanes *)(place))"
+        stored = "(values) != 0" if shared == "bool" else "values"
+        one = " & 1" if shared == "bool" else ""
+        value = f"__builtin_convertvector({stored}, T_lanes){one}"
+        yield f"#define lanes_to_T(place, values) (*(T_lanes *)(place) = {value})"
+    yield "FUNCTION wide_lanes same_lanes(wide value) { return value - (wide_lanes){0}; }"
+    yield "FUNCTION wide_lanes lanes_apart(const T *place, int64_t step)"
+    yield "{"
+    yield "    wide_lanes out;"
+    yield "    for (int lane = 0; lane < LANES; lane++) out[lane] = from_T(place[lane * step]);"
+    yield "    return out;"
+    yield "}"
+    yield from _load_columns(_BYTES // _SIZES[wide])
+    yield "#define lanes_or_one(place, step) \\"
+    yield "    ((step) == 1 ? lanes_from_T(place) : same_lanes(from_T(*(place))))"
     yield "FUNCTION wide sum_of_lanes(wide_lanes values)"
     yield "{"
     yield "    wide total = 0;"
@@ -536,6 +588,17 @@ def _lanes(shared: str) -> Iterable[str]:
     yield "    return total;"
     yield "}"
 
+
+_BF16_TO_LANES = r"""
+/* Rounds to nearest, ties to even; a NaN stays one. */
+FUNCTION void lanes_to_T(T *place, wide_lanes values)
+{
+    const float_lanes rounded = __builtin_convertvector(values, float_lanes);
+    const word_lanes bits = (word_lanes)rounded, is_nan = (word_lanes)(rounded != rounded);
+    const word_lanes upper = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    *(T_lanes *)place = __builtin_convertvector((upper & ~is_nan) | (0x7fc0 & is_nan), T_lanes);
+}
+"""
 
 _STORED = {"bf16": "uint16_t", "bool": "b8"}
 """Element types of vectors where that is not the type of the elements."""
@@ -550,9 +613,9 @@ def bindings(shared: str, real: str, integers: Mapping[str, str]) -> str:
     for name, type_name in names.items():
         lines.append(f"typedef {type_name} {name};")
         lines += [f"#define {name}_{end} {type_name}_{end}" for end in ("least", "greatest")]
-    lines += ["#ifdef LANE_BYTES", *_lanes(shared), "#endif"]
     lines.append(f"#define from_T(cell) from_{shared}(cell)")
     lines.append(f"#define to_T(value) to_{shared}(value)")
+    lines += ["#ifdef LANE_BYTES", *_lanes(shared, names["wide"]), "#endif"]
     if not is_floating:
         lines += _INTEGER_FUNCTIONS.strip().split("\n")
     return "\n".join(lines) + "\n"

@@ -96,24 +96,6 @@ class Images:
         )
         return sum(bits) or None
 
-    def is_small(self, tensor: torch.Tensor) -> bool:
-        """Whether a copy of a tensor is nothing beside what is computed."""
-        return tensor.numel() * 8 <= max(e.numel() for e in self.tensors if e is not None)
-
-
-def packed(
-    operation: Operation, images: Images, operands: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Copies of small inputs whose first dim goes along channels, where those come last."""
-    special = operation.special
-    if special is None or not special.packed or not images.are_large or images.layout is None:
-        return {}
-    return {
-        name: operands[name].movedim(0, -1).contiguous().movedim(-1, 0)
-        for name in special.packed
-        if operands[name].stride(0) != 1 and images.is_small(operands[name])
-    }
-
 
 def _split(special: Special, integers: Mapping[str, int]) -> tuple[Values, Values]:
     """The values of attributes and windows, and of other sizes; None for what is left open."""

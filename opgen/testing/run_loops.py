@@ -27,6 +27,9 @@ from opgen.ir.primitives import PRIMITIVES
 
 Environment = dict[str, int]
 
+LANES: Final = 16
+"""How many cells a block has: that of the vectors of a processor is another number."""
+
 
 @dataclass
 class Counts:
@@ -95,7 +98,7 @@ class _Runner:
                 values[define.name] = self.integer(define.value, values)
             except (ZeroDivisionError, ValueError):
                 values[define.name] = 0  # it has no meaning in this call, and is not used
-        if kernel.only is not None and self.is_finite(kernel.only.tensor) != kernel.only.holds:
+        if kernel.only is not None and self.is_so(kernel.only, values) != kernel.only.holds:
             return
         ranges = [range(self.integer(axis.extent, values)) for axis in kernel.axes]
         groups, stretches = (self.stretches(row, values) for row in (kernel.group, kernel.row))
@@ -112,6 +115,16 @@ class _Runner:
                 self.tensors[local] = Cells(shape, False)
             self.nodes(kernel.body, {**values, **at, **group, **stretch})
 
+    def is_so(self, condition: loops.Finite | loops.Blocks, values: Environment) -> bool:
+        """What a kernel is conditional on. Here all tensors are consecutive."""
+        match condition:
+            case loops.Finite(tensor=tensor):
+                return self.is_finite(tensor)
+            case loops.Blocks(extent=extent):
+                return self.integer(extent, values) >= LANES
+            case unexpected:
+                assert_never(unexpected)
+
     def is_finite(self, tensor: str) -> bool:
         """Whether all elements of an input are."""
         cells = self.tensors[tensor]
@@ -127,9 +140,12 @@ class _Runner:
         if row is None:
             return [{}]
         extent = self.integer(row.axis.extent, values)
+        ends = [min(first + row.width, extent) for first in range(0, extent, row.width)]
+        if row.takes_rest and len(ends) > 1 and extent % row.width:
+            del ends[-2]
         return [
-            {row.first: first, row.last: min(first + row.width, extent) - 1}
-            for first in range(0, extent, row.width)
+            {row.first: first, row.last: end - 1}
+            for first, end in zip((0, *ends), ends, strict=False)
         ]
 
     def lanes(self, node: loops.Lanes, values: Environment) -> None:

@@ -1,0 +1,308 @@
+"""The function that the runtime calls: what is found out about a call, and its kernels in order."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Final, assert_never
+
+from opgen.algebra.poly import Poly, poly
+from opgen.emit.c_layout import broken, wrapped
+from opgen.emit.expression import Names, Printer, type_name
+from opgen.emit.function import Function
+from opgen.emit.names import CNames
+from opgen.emit.types import Types
+from opgen.ir.loops import Blocks, Finite, Kernel, Program
+from opgen.ir.primitives import Level
+from opgen.ir.work import points, work
+
+Orders = Mapping[str, tuple[int, ...]]
+"""The axes of tensors whose dims stand in another order in a special program."""
+
+_ARE_FINITE: Final = """
+/* Whether all elements of a tensor are finite; dims that lie one behind the other count as one. */
+static int are_finite(const T *data, int rank, const int64_t *sizes, const int64_t *steps)
+{
+    int64_t size = 1, step = 1, rows = 1;
+    int finite = 1;
+    if (rank > 0) size = sizes[--rank], step = steps[rank];
+    while (rank > 0 && steps[rank - 1] == size * step) size *= sizes[--rank];
+    for (int axis = 0; axis < rank; axis++) rows *= sizes[axis];
+    for (int64_t row = 0; row < rows; row++) {
+        const T *first = data;
+        int64_t rest = row;
+        for (int axis = rank - 1; axis >= 0; axis--) {
+            first += rest % sizes[axis] * steps[axis];
+            rest /= sizes[axis];
+        }
+        if (step == 1)
+            for (int64_t at = 0; at < size; at++) finite &= from_T(first[at]) * 0 == 0;
+        else
+            for (int64_t at = 0; at < size; at++) finite &= from_T(first[at * step]) * 0 == 0;
+    }
+    return finite;
+}
+"""
+
+_CONSECUTIVE: Final = """
+/* A tensor of a call replaced by a copy whose last dim is consecutive. 0 where it is so already, or
+   the tensor has more than `most` elements, or there is no memory: the tensor is then as it was.
+   Its strides stand at `places` of n. */
+static void *consecutive(
+    void **tensor, int64_t *n, int rank, const int64_t *sizes, const int *places, int64_t most)
+{
+    const T *data = *tensor;
+    const int64_t size = sizes[rank - 1], step = n[places[rank - 1]];
+    int64_t rows = 1, next = 1;
+    T *copy;
+    for (int axis = 0; axis < rank - 1; axis++) rows *= sizes[axis];
+    if (step == 1 || rows * size == 0 || rows * size > most) return 0;
+    copy = malloc(rows * size * sizeof(T));
+    if (!copy) return 0;
+    for (int64_t row = 0; row < rows; row++) {
+        const T *first = data;
+        int64_t rest = row;
+        for (int axis = rank - 2; axis >= 0; axis--) {
+            first += rest % sizes[axis] * n[places[axis]];
+            rest /= sizes[axis];
+        }
+        for (int64_t at = 0; at < size; at++) copy[row * size + at] = first[at * step];
+    }
+    for (int axis = rank - 1; axis >= 0; axis--) n[places[axis]] = next, next *= sizes[axis];
+    *tensor = copy;
+    return copy;
+}
+"""
+
+_SMALL: Final = 4
+"""How many times as large as an input all results must be for a copy of it to be worth its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The function that the runtime calls."""
+
+    name: str
+    lines: tuple[str, ...]
+
+
+def entry_name(program: Program) -> str:
+    """The exported symbol of a program's C source."""
+    return f"run_{program.name}"
+
+
+def stride_places(program: Program, orders: Orders, tensor: str) -> tuple[int, ...]:
+    """Where the strides of a tensor are among the integers of a call."""
+    place = len(program.integers)
+    for operand in program.operands:
+        if operand.name == tensor:
+            return tuple(place + axis for axis in orders.get(tensor, range(operand.rank)))
+        place += operand.rank
+    raise KeyError(tensor)
+
+
+def entry_helpers(program: Program, orders: Orders) -> tuple[str, ...]:
+    """The lines of the functions that an entry calls."""
+    text = ""
+    if any(isinstance(kernel.only, Finite) for kernel in program.kernels):
+        text += _ARE_FINITE
+    if _copied(program, orders):
+        text += _CONSECUTIVE
+    return tuple(text.rstrip().split("\n")) if text else ()
+
+
+def _copied(program: Program, orders: Orders) -> tuple[str, ...]:
+    """The inputs that a kernel reads along their first dim: small ones are worth a copy."""
+    written = {kernel.written for kernel in program.kernels}
+    return tuple(
+        name
+        for name, order in orders.items()
+        if order[-1] == 0 and name not in written and type_name(program.operand(name)) == "T"
+    )
+
+
+def print_entry(
+    program: Program, called_as: Program, orders: Orders, functions: Sequence[Function]
+) -> Entry:
+    """Run the kernels in order, each over all of its points."""
+    scope = CNames({function.name for function in functions} | {"arguments", "call", "n"})
+    counts = [(points(kernel), work(kernel, program.integers)) for kernel in program.kernels]
+    writer = _Writer(program, called_as, orders, scope)
+    values = [value for pair in counts for value in pair]
+    writer.declare_integers([*values, *writer.sizes()])
+    writer.announce_outputs(
+        {
+            kernel.written
+            for kernel, function in zip(program.kernels, functions, strict=True)
+            if function.signature.streams
+        }
+    )
+    copies = writer.copy_inputs()
+    writer.look_at_inputs()
+    for kernel, function, (count, each) in zip(program.kernels, functions, counts, strict=True):
+        writer.run(kernel, function, count, each)
+    writer.lines += [f"free({copy});" for copy in copies]
+    return Entry(entry_name(program), tuple(writer.lines))
+
+
+@dataclass
+class _Writer:
+    """The lines of an entry."""
+
+    program: Program
+    called_as: Program
+    orders: Orders
+    scope: CNames
+    lines: list[str] = field(default_factory=list)
+    symbols: dict[str, str] = field(default_factory=dict)
+    flags: dict[Finite | Blocks, str] = field(default_factory=dict)
+    streams: dict[str, str] = field(default_factory=dict)  # whether results go past the caches
+    arguments: str = "arguments"  # what `call` points to
+
+    @property
+    def printer(self) -> Printer:
+        return Printer(self.program, Types(self.program), Names(symbols=self.symbols))
+
+    def tensor(self, name: str) -> str:
+        """The address of a tensor."""
+        operands = [operand.name for operand in self.called_as.operands]
+        return f"call->tensors[{operands.index(name)}]"
+
+    def places(self, tensor: str) -> tuple[int, ...]:
+        return stride_places(self.called_as, self.orders, tensor)
+
+    def written(self) -> Iterator[tuple[str, Poly]]:
+        """The tensors that kernels write, with the number of their cells."""
+        for name in dict.fromkeys(kernel.written for kernel in self.program.kernels):
+            extents = self.program.operand(name).extents
+            yield name, functools.reduce(operator.mul, extents, poly(1))
+
+    def sizes(self) -> Iterator[Poly]:
+        """What the lines speak of beside the work of the kernels."""
+        yield from (size for _, size in self.written())
+        for name in _copied(self.program, self.orders):
+            yield from self.program.operand(name).extents
+        for kernel in self.program.kernels:
+            match kernel.only:
+                case Finite(tensor=tensor):
+                    yield from self.program.operand(tensor).extents
+                case Blocks(extent=extent):
+                    yield extent
+                case None:
+                    pass
+                case unexpected:
+                    assert_never(unexpected)
+
+    def declare_integers(self, values: Sequence[Poly]) -> None:
+        used = frozenset[str]().union(*(value.symbols for value in values))
+        for name in self.program.integers:
+            if name in used:
+                self.symbols[name] = self.scope.fresh(name)
+        place = self.called_as.integers.index
+        parts = [f"{local} = n[{place(name)}]" for name, local in self.symbols.items()]
+        if parts:
+            declared = ",\n    ".join(wrapped(parts, 76))
+            self.lines += f"const int64_t {declared};".split("\n")
+
+    def announce_outputs(self, streamed: Set[str]) -> None:
+        """Make memory ready; for tensors in `streamed` remember whether to go past the caches."""
+        for name, cells in self.written():
+            size = self.printer.poly(cells).at(Level.MULTIPLICATIVE)
+            kind = type_name(self.program.operand(name))
+            text = f"will_be_written({self.tensor(name)}, {size} * sizeof({kind}));"
+            if name in streamed:
+                self.streams[name] = self.scope.fresh(f"{name}_streams")
+                text = f"const int {self.streams[name]} = {text}"
+            self.lines += broken(text)
+
+    def copy_inputs(self) -> list[str]:
+        """Copies of small inputs whose first dim is read as a row; their names."""
+        copied = _copied(self.program, self.orders)
+        if not copied:
+            return []
+        operands = [operand.name for operand in self.called_as.operands]
+        integers = len(self.called_as.integers)
+        integers += sum(operand.rank for operand in self.called_as.operands)
+        tensors, own, changed = map(self.scope.fresh, ("own_tensors", "own_integers", "own_call"))
+        self.lines += [
+            f"void *{tensors}[{len(operands)}];",
+            f"int64_t {own}[{integers}];",
+            f"memcpy({tensors}, call->tensors, sizeof {tensors});",
+            f"memcpy({own}, n, sizeof {own});",
+            f"struct call {changed} = {{{tensors}, {own}, numbers, fault, 0}};",
+        ]
+        largest = " + ".join(self.printer.poly(cells).text for _, cells in self.written())
+        names = []
+        for name in copied:
+            copy, sizes = self.scope.fresh(f"{name}_copy"), self.scope.fresh(f"{name}_sizes")
+            places = self.scope.fresh(f"{name}_places")
+            self.integers(f"const int64_t {sizes}", self.extents(name))
+            self.integers(f"const int {places}", map(str, self.places(name)))
+            arguments = f"&{tensors}[{operands.index(name)}], {own}, {len(self.extents(name))}"
+            arguments += f", {sizes}, {places}, ({largest}) / {_SMALL}"
+            self.lines += broken(f"void *const {copy} = consecutive({arguments});")
+            names.append(copy)
+        self.lines.append(f"call = &{changed}, n = {own};")
+        self.arguments = changed
+        return names
+
+    def extents(self, tensor: str) -> list[str]:
+        return [self.printer.poly(each).text for each in self.program.operand(tensor).extents]
+
+    def integers(self, declared: str, values: Iterator[str] | Sequence[str]) -> None:
+        self.lines += broken(f"{declared}[] = {{{', '.join(values)}}};")
+
+    def look_at_inputs(self) -> None:
+        """What kernels are conditional on."""
+        for kernel in self.program.kernels:
+            condition = None if kernel.only is None else replace(kernel.only, holds=True)
+            if condition is None or condition in self.flags:
+                continue
+            match condition:
+                case Finite(tensor=tensor):
+                    flag = self.scope.fresh(f"{tensor}_is_finite")
+                    self.integers(f"const int64_t {flag}_sizes", self.extents(tensor))
+                    steps = [f"n[{place}]" for place in self.places(tensor)]
+                    self.integers(f"const int64_t {flag}_steps", steps)
+                    rank = len(steps)
+                    arguments = f"{self.tensor(tensor)}, {rank}, {flag}_sizes, {flag}_steps"
+                    value = f"are_finite({arguments})"
+                case Blocks():
+                    flag = self.scope.fresh("are_blocks")
+                    value = " && ".join(self.block_tests(condition))
+                case unexpected:
+                    assert_never(unexpected)
+            self.flags[condition] = flag
+            self.lines += broken(f"const int {flag} = {value};")
+
+    def block_tests(self, condition: Blocks) -> Iterator[str]:
+        yield f"{self.printer.poly(condition.extent).at(Level.RELATIONAL)} >= LANES"
+        for tensor in condition.tensors:
+            step = f"n[{self.places(tensor)[-1]}]"
+            if self.called_as.operand(tensor).optional:
+                yield f"({step} == 1 || {step} == 0)"
+            else:
+                yield f"{step} == 1"
+
+    def run(self, kernel: Kernel, function: Function, count: Poly, each: Poly) -> None:
+        """Call a kernel, if it is one for this call."""
+        if function.signature.streams:
+            self.lines.append(f"{self.arguments}.streams = {self.streams[kernel.written]};")
+        if kernel.only is not None:
+            flag = self.flags[replace(kernel.only, holds=True)]
+            self.lines.append(f"if ({'' if kernel.only.holds else '!'}{flag})")
+        for workspace in self.program.workspaces:
+            if workspace.output == kernel.written:
+                # A workspace of the output's own type is the output itself.
+                pair = self.tensor(workspace.name), self.tensor(kernel.written)
+                self.lines.append(f"if ({pair[0]} != {pair[1]})")
+        count_text, work_text = self.printer.poly(count).text, self.printer.poly(each).text
+        if kernel.is_deterministic:
+            arguments = f"{function.name}_task, call, {count_text}, {work_text}"
+            self.lines += broken(f"in_parallel({arguments});")
+        else:
+            self.lines += broken(
+                f"{function.name}_task(0, {count_text}, call);  // points share cells"
+            )

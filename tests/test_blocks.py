@@ -1,0 +1,257 @@
+"""Kernels that compute blocks of neighbouring cells mean what those along rows mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opgen
+from catalogue import SPECS
+from opgen.compiler import check_source, read_source
+from opgen.errors import Source
+from opgen.ir.cells import to_array
+from opgen.ir.context import facts_of
+from opgen.ir.loops import Blocks, Lanes, Load, Program, loads_of, walk
+from opgen.ir.map_loops import map_loads
+from opgen.ir.notation import Op
+from opgen.ir.show_loops import show_program
+from opgen.passes.blocks import with_blocks
+from opgen.passes.differentiate import adjoint
+from opgen.passes.gather import gather
+from opgen.passes.relayout import channels_last, relayout
+from opgen.passes.rows import rows
+from opgen.passes.schedule import schedule
+from opgen.passes.specialise import specialise
+from opgen.testing.run_loops import run
+
+CONV = {op.name: op for op in check_source(read_source(SPECS / "conv.op"))}
+
+
+def programs(op: Op, values: dict[str, int], layout: int) -> tuple[Program, Program]:
+    """The program of cells for images in channels-last format, and the one with blocks."""
+    special = specialise(relayout(op, channels_last(op, layout)), values)
+    plain = schedule(special, gather(special))
+    return plain, with_blocks(plain, rows(plain, facts_of(special)))
+
+
+def has_blocks(program: Program) -> bool:
+    return any(isinstance(kernel.only, Blocks) for kernel in program.kernels)
+
+
+def geometry(window: int, height: int, width: int, padding: int, stride: int = 1) -> dict[str, int]:
+    names = {"stride": stride, "padding": padding, "dilation": 1}
+    values = {f"{name}[{at}]": value for name, value in names.items() for at in (0, 1)}
+    return values | {"Ci": 1, "Co": 1, "K": window, "L": window, "H": height, "W": width}
+
+
+GEOMETRIES = {
+    "pairs of rows": geometry(3, 6, 3, 1),
+    "an odd number of rows": geometry(3, 7, 4, 1),
+    "mostly borders": geometry(5, 3, 4, 4),
+    "a row in parts": geometry(3, 4, 22, 1),
+    "parts of unequal length": geometry(3, 2, 17, 1),
+    "a stride": geometry(3, 7, 9, 1, 2),
+    "no padding": geometry(2, 5, 4, 0),
+}
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("which", ["result", "x", "weight"])
+def test_blocks_give_what_cells_give(name: str, which: str) -> None:
+    values = GEOMETRIES[name]
+    public = CONV["conv2d"]
+    op = public if which == "result" else adjoint(public, which).op
+    layout = {"result": 9, "x": 6, "weight": 3}[which]
+    plain, blocks = programs(op, values, layout)
+    assert has_blocks(blocks), show_program(blocks)
+    shapes = {"groups": 17, "N": 1}
+    known = {**dict.fromkeys(plain.integers, 1), **values, **shapes}
+    for inner, outer in (("OH", "H"), ("OW", "W")):
+        reach = values[outer] + 2 * values["padding[0]"] - values["K"]
+        known[inner] = reach // values["stride[0]"] + 1
+    random = np.random.default_rng(0)
+    tensors = {
+        each.name: random.normal(size=[extent.evaluate(known) for extent in each.extents])
+        for each in plain.operands
+        if each.name in {tensor.name for tensor in op.inputs}
+    }
+    integers = {name_: known[name_] for name_ in plain.integers}
+    written = blocks.kernels[-1].written
+    wanted, _ = run(plain, tensors, integers)
+    found, _ = run(blocks, tensors, integers)
+    pair = [to_array(each[written], np.dtype(np.float64)) for each in (wanted, found)]
+    np.testing.assert_allclose(pair[1], pair[0], rtol=1e-12, atol=1e-12)
+    assert spoiled(blocks, tensors, integers, written, pair[0])
+
+
+def test_numbers_that_are_the_same_for_all_lanes_may_be_anything() -> None:
+    """Weights with absolute values and quotients, and terms that only a border has."""
+    (public, _) = check_source(read_source(SPECS / "upsample_bilinear.op"))
+    op = adjoint(public, "x").op
+    values = {"scale_factor": 2, "H": 4, "W": 5}
+    plain, blocks = programs(op, values, 3)
+    assert has_blocks(blocks), show_program(blocks)
+    tensors = {"grad_y": np.random.default_rng(0).normal(size=(2, 8, 10, 16))}
+    integers = {name: {"N": 2, "C": 16, **values}[name] for name in plain.integers}
+    written = plain.kernels[-1].written
+    wanted, found = (run(each, tensors, integers)[0][written] for each in (plain, blocks))
+    pair = [to_array(each, np.dtype(np.float64)) for each in (wanted, found)]
+    np.testing.assert_allclose(pair[1], pair[0], rtol=1e-12, atol=1e-12)
+    assert spoiled(blocks, tensors, integers, written, pair[0])
+
+
+def test_planes_of_short_rows_are_lanes() -> None:
+    (public, _) = check_source(read_source(SPECS / "upsample_bilinear.op"))
+    values = {"scale_factor": 2, "H": 3, "W": 8}
+    op = adjoint(public, "x").op
+    plain, blocks = programs(op, values, 0)
+    assert has_blocks(blocks), show_program(blocks)
+    assert blocks.kernels[0].row is not None and blocks.kernels[0].row.axis.name == "c"
+    tensors = {"grad_y": np.random.default_rng(0).normal(size=(1, 17, 6, 16))}
+    integers = {name: {"N": 1, "C": 17, **values}[name] for name in plain.integers}
+    written = plain.kernels[-1].written
+    wanted, found = (run(each, tensors, integers)[0][written] for each in (plain, blocks))
+    pair = [to_array(each, np.dtype(np.float64)) for each in (wanted, found)]
+    np.testing.assert_allclose(pair[1], pair[0], rtol=1e-12, atol=1e-12)
+    assert spoiled(blocks, tensors, integers, written, pair[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_compiled_weights_give_what_torch_gives(
+    layout: torch.memory_format, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    upsample = opgen.load(SPECS / "upsample_bilinear.op").upsample_bilinear
+    x = torch.randn(2, 130, 8, 9, dtype=dtype).to(memory_format=layout).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    y, z = upsample(x, scale_factor=2), F.interpolate(wide, scale_factor=2, mode="bilinear")
+    seed = torch.randn_like(y)
+    (found,) = torch.autograd.grad(y, x, seed)
+    (wanted,) = torch.autograd.grad(z, wide, seed.double())
+    error = (found.double() - wanted).abs().max()
+    assert error <= 8 * torch.finfo(dtype).eps * wanted.abs().max()
+
+
+def spoiled(
+    program: Program,
+    tensors: dict[str, np.ndarray],
+    integers: dict[str, int],
+    written: str,
+    wanted: np.ndarray,
+) -> bool:
+    """Whether a wrong load in the kernel of blocks is seen: else the comparison says nothing."""
+    at = next(i for i, k in enumerate(program.kernels) if isinstance(k.only, Blocks))
+    kernel = program.kernels[at]
+    first = next(load for load in loads_of(walk(kernel.body)) if len(load.indices) == 4)
+    other = next(
+        load
+        for load in loads_of(walk(kernel.body))
+        if load.tensor == first.tensor and load != first
+    )
+
+    def change(load: Load) -> Load:
+        return other if load == first else load
+
+    kernels = list(program.kernels)
+    kernels[at] = replace(kernel, body=map_loads(kernel.body, change))
+    found, _ = run(replace(program, kernels=tuple(kernels)), tensors, integers)
+    return not np.allclose(to_array(found[written], np.dtype(np.float64)), wanted)
+
+
+def test_every_lane_of_a_block_is_in_one_pass() -> None:
+    _, program = programs(CONV["conv2d"], GEOMETRIES["pairs of rows"], 9)
+    kernel = program.kernels[0]
+    assert isinstance(kernel.only, Blocks) and kernel.only.holds
+    for node in walk(kernel.body):
+        if isinstance(node, Lanes):
+            assert not node.lower and not node.upper
+
+
+NEAR_MISSES = {
+    "a window along the row": "y[n,h,w] = sum(k) x[n,h,w + k - 1 ?0] * t[k,w]",
+    "a maximum": "y[n,h,w] = max(k in 3) x[n,h + k - 1 ?0,w] + t[0,w]",
+    "a function without vectors": "y[n,h,w] = sum(k) exp(x[n,h + k - 1 ?0,w]) * t[k,w]",
+    "a choice": "y[n,h,w] = sum(k) select(t[k,w] > 0, x[n,h + k - 1 ?0,w], 1.0) * t[k,w]",
+}
+
+
+def spec(statement: str) -> Op:
+    text = f"op near(x[N,H,W], t[K,W]) -> y[N,H,W]\n  {statement}\n"
+    (op,) = check_source(Source(text, "near.op"))
+    return op
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses_have_no_blocks(name: str) -> None:
+    _, program = programs(spec(NEAR_MISSES[name]), {"K": 3, "H": 8}, 0)
+    assert not has_blocks(program), show_program(program)
+
+
+def test_the_sum_they_nearly_are_has_blocks() -> None:
+    op = spec("y[n,h,w] = sum(k) x[n,h + k - 1 ?0,w] * t[k,w]")
+    _, program = programs(op, {"K": 3, "H": 8}, 0)
+    assert has_blocks(program), show_program(program)
+
+
+CALLS = [
+    (torch.float32, 272, 8, 3),  # a last stretch that takes the rest
+    (torch.bfloat16, 530, 9, 3),
+    pytest.param((torch.float32, 600, 13, 5), marks=pytest.mark.slow),
+    pytest.param((torch.float64, 300, 12, 3), marks=pytest.mark.slow),
+    (torch.float32, 9, 64, 3),  # fewer channels than a block has
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_compiled_blocks_give_what_torch_gives(call: tuple[torch.dtype, int, int, int]) -> None:
+    dtype, channels, size, window = call
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    torch.manual_seed(0)
+    x = torch.randn(2, channels, size, size, dtype=dtype).to(memory_format=torch.channels_last)
+    weight, bias = torch.randn(channels, 1, window, window, dtype=dtype), torch.randn(channels)
+    for own_bias in (None, bias.to(dtype)):
+        given = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
+        y = conv(*given, *([] if own_bias is None else [own_bias]), padding=1, groups=channels)
+        wide = [each.detach().double().requires_grad_() for each in given]
+        wide_bias = None if own_bias is None else own_bias.double()
+        z = F.conv2d(*wide, wide_bias, padding=1, groups=channels)
+        seed = torch.randn_like(y)
+        found = (y, *torch.autograd.grad(y, given, seed))
+        wanted = (z, *torch.autograd.grad(z, wide, seed.double()))
+        bits = torch.finfo(dtype).eps
+        for own, exact in zip(found, wanted, strict=True):
+            assert (own.double() - exact).abs().max() <= 64 * bits * exact.abs().max()
+
+
+def test_zeros_of_padding_are_not_multiplied() -> None:
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    x = torch.ones(2, 272, 8, 8).contiguous(memory_format=torch.channels_last)
+    weight = torch.ones(272, 1, 3, 3)
+    weight[:, :, 0, 0] = float("inf")
+    y = conv(x, weight, padding=1, groups=272)
+    assert not y.isnan().any()
+    assert y[:, :, 0].isfinite().all() and y[:, :, 1:, 1:].isinf().all()
+
+
+@pytest.mark.parametrize("dtype", ["i32", "f64", "same"])
+def test_filters_of_any_type_are_read_along_the_channels(dtype: str) -> None:
+    """Only those of the call's own type are copied; the others would be of another size."""
+    declared = "w[C,K]" if dtype == "same" else f"w: {dtype}[C,K]"
+    module = opgen.compile(
+        f"op columns(x[N,C,H,W], {declared}) -> y[N,C,H,W]\n"
+        "  y[n,c,i,j] = sum(k) x[n,c, i + k ?0, j] * w[c,k]\n"
+    )
+    torch.manual_seed(0)
+    x = torch.randn(2, 80, 16, 16).to(memory_format=torch.channels_last)
+    own = {"i32": torch.int32, "f64": torch.float64, "same": torch.float32}[dtype]
+    weight = torch.randint(-9, 9, (80, 3)).to(own)
+    shifted = [F.pad(x, (0, 0, 0, k))[:, :, k:] for k in range(3)]
+    wanted = sum(each * weight[:, k, None, None] for k, each in enumerate(shifted))
+    torch.testing.assert_close(
+        module.columns(x, weight).double(), wanted.double(), rtol=1e-4, atol=1e-4
+    )
