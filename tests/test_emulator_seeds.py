@@ -46,6 +46,15 @@ def gradient(call: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> torch
     return torch.autograd.grad(y, x, random(*y.shape))[0]
 
 
+def filter_gradient(
+    x: torch.Tensor, filters: torch.Tensor, stem: str = "conv", **given: int
+) -> torch.Tensor:
+    """The gradient for the filters of a depthwise convolution."""
+    filters = filters.requires_grad_()
+    y = getattr(module(stem), f"{stem}2d")(x, filters, groups=len(filters), **given)
+    return torch.autograd.grad(y, filters, random(*y.shape))[0]
+
+
 def second_cache(report: Report) -> float:
     """Bytes that reach the second cache, for one of the device's memory."""
     moved = movement(report)
@@ -84,6 +93,16 @@ CASES: dict[str, tuple[Callable[[], torch.Tensor], float]] = {
     "unfold": (
         lambda: module("unfold").unfold(random(1, 4, 32, 128), kernel_size=3, padding=1),
         HALO,
+    ),
+    "depthwise filter backward": (
+        lambda: filter_gradient(random(1, 8, 32, 128), random(8, 1, 3, 3), padding=1),
+        HALO,
+    ),
+    "transposed filter backward": (
+        lambda: filter_gradient(
+            random(1, 8, 16, 128), random(8, 1, 2, 2), "conv_transpose", stride=2
+        ),
+        PLAIN,
     ),
     "bilinear backward": (
         lambda: gradient(module("upsample_bilinear").upsample_bilinear, 1, 4, 32, 128),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -32,6 +33,19 @@ def test_instructions_for_an_output(name: str, dtype: torch.dtype) -> None:
     (found,) = launched(WORKLOADS[name], dtype)
     line = measured(found, dtype.itemsize)
     assert line.for_an_output <= LIMITS[name, dtype]
+    assert not line.spills
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.float32, 28.0), (torch.bfloat16, 32.0)], ids=str
+)
+def test_instructions_for_a_term_of_a_filter_gradient(dtype: torch.dtype, limit: float) -> None:
+    """For all nine taps together, and adding up what 256 threads have after two stretches each."""
+    workload = WORKLOADS["depthwise"]
+    found = launched(workload, dtype, backward=True)
+    (sums,) = (each for each in found if each[1].kernel == "conv2d_grad_weight_grad_weight")
+    line = measured(sums, dtype.itemsize, math.prod(workload.shapes[0]))
+    assert line.for_an_output <= limit
     assert not line.spills
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from opgen.algebra.poly import Poly
+from opgen.algebra.poly import Poly, poly
 from opgen.emit.c_layout import spec_comment, wrapped
 from opgen.emit.cuda_points import CudaEmitter
 from opgen.emit.cuda_printer import INDEX, CudaPrinter
 from opgen.emit.cuda_reach import reach
 from opgen.emit.cuda_runs import values_of_cell
+from opgen.emit.cuda_sums import SumNames, kind_of, print_sum, print_total, stretched
+from opgen.emit.expression import Names
 from opgen.emit.function import Signature, declare_names, pointer, signature_of, strides_of
 from opgen.emit.names import CNames, function_name, identifier, python_names
 from opgen.emit.polynomial import python_text
@@ -29,10 +33,25 @@ from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import Axis, Kernel, Program
+from opgen.ir.sums import BoxSum, box_sum
 from opgen.ir.work import shared_lengths
 
 
 # ---------------------------------------------------------------------------- CUDA
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """A kernel beside one that sums over a box, with the same parameters: it adds up the parts.
+
+    `cells` is how many of the axes are those of cells, `count` how many sums each has of that type.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    cells: int
+    count: int
+    kind: Type
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """One kernel. `lines` are indented by one level.
@@ -50,9 +69,14 @@ class Function:
     teams: bool
     reach: Poly
     written: str
+    sums: Sums | None
     lanes: str | None  # the macro for the cells of a thread
     rows: tuple[str, int] | None  # that for its rows, and how many values a cell has
     walked: tuple[tuple[str, int], ...]  # tensors that these walk along, and their steps
+
+
+Helpers = dict[tuple[str, Type], None]
+"""Helper functions that kernels call, in the order of their first use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +92,7 @@ class Source:
 def cuda_source(program: Program) -> str:
     """The CUDA source; it is compiled behind `opgen.runtime.prelude` and the bindings of a call."""
     types = Types(program)
-    helpers: dict[tuple[str, Type], None] = {}
+    helpers: Helpers = {}
     functions = tuple(_function(kernel, program, types, helpers) for kernel in program.kernels)
     (title,) = comment(program.name)
     return render(
@@ -76,69 +100,131 @@ def cuda_source(program: Program) -> str:
     )
 
 
-def _function(
-    kernel: Kernel, program: Program, types: Types, helpers: dict[tuple[str, Type], None]
-) -> Function:
-    """The function of a kernel. The helper functions that it calls join `helpers`."""
-    signature = _signature(kernel, program)
-    scope = CNames({function_name(each.name) for each in program.kernels})
-    names = declare_names(signature, program, scope)
-    parameters: list[str] = []
-    narrowed: list[str] = []
+@dataclass
+class _Head:
+    """How a kernel begins: its parameters, and the integers narrowed to indices."""
 
-    def integers(group: Sequence[str]) -> list[str]:
-        given = [scope.fresh(f"{name}_arg") for name in group]
-        narrowed.extend(f"{name} = {wide}" for name, wide in zip(group, given, strict=True))
+    kernel: Kernel
+    program: Program
+    signature: Signature
+    scope: CNames
+    names: Names
+    parameters: list[str] = field(default_factory=list)
+    narrowed: list[str] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, kernel: Kernel, program: Program) -> _Head:
+        """With the parameters for tensors."""
+        signature = _signature(kernel, program)
+        scope = CNames({function_name(each.name) for each in program.kernels})
+        head = cls(kernel, program, signature, scope, declare_names(signature, program, scope))
+        for name in signature.tensors:
+            group = [pointer(program.operand(name), kernel, head.names, "__restrict__")]
+            strides = head.integers(strides_of(name, program, head.names))
+            head.parameters += wrapped([*group, *strides])
+        return head
+
+    def integers(self, group: Sequence[str]) -> list[str]:
+        given = [self.scope.fresh(f"{name}_arg") for name in group]
+        self.narrowed.extend(f"{name} = {wide}" for name, wide in zip(group, given, strict=True))
         return [f"int64_t {name}" for name in given]
 
-    for name in signature.tensors:
-        group = [pointer(program.operand(name), kernel, names, "__restrict__")]
-        parameters += wrapped([*group, *integers(strides_of(name, program, names))])
-    row = kernel.row
+    def end(self, magic: Sequence[str], more: Sequence[str] = ()) -> None:
+        """The parameters behind the tensors: integers, numbers, what it divides by, `more`."""
+        names, signature = self.names, self.signature
+        group = self.integers([names.symbols[name] for name in signature.integers])
+        group += [f"double {names.numbers[name]}" for name in signature.numbers]
+        group += [f"int64_t {name}" for name in magic]
+        group += [*more, *(["int64_t *fault"] if signature.faults else [])]
+        self.parameters += wrapped(group)
+
+    def magic(self, axes: Sequence[Axis]) -> list[str]:
+        """Names for what divides by the extents of axes."""
+        return [self.scope.fresh(f"{axis.name}_magic") for axis in axes]
+
+    def emitter(self, kernel: Kernel, types: Types, helpers: Helpers) -> CudaEmitter:
+        """The emitter of a body; `kernel` is this one, or what a thread does in place of it."""
+        names = replace(self.names, symbols=dict(self.names.symbols), accumulators={})
+        printer = CudaPrinter(self.program, types, names, True, helpers)
+        emitter = CudaEmitter(printer, self.scope.inner(), kernel)
+        if kernel.row is not None:
+            emitter.write(f"constexpr int LANES = {_macro('lanes', kernel)};")
+        if kernel.group is not None:
+            emitter.write(f"constexpr int ROWS = {_macro('rows', kernel)};")
+        if self.narrowed:
+            declared = ",\n        ".join(wrapped(self.narrowed, 84))
+            emitter.lines += f"    const {INDEX} {declared};".split("\n")
+        emitter.prologue()
+        return emitter
+
+    def function(
+        self, kernel: Kernel, emitter: CudaEmitter, extents: Sequence[Poly], reach: Poly
+    ) -> Function:
+        """The function with the body that the emitter of that kernel has printed."""
+        return Function(
+            function_name(kernel.name),
+            tuple(line for text in kernel.spec for line in spec_comment(text)),
+            self.signature,
+            tuple(self.parameters),
+            tuple(emitter.lines),
+            tuple(extents),
+            False,
+            reach,
+            kernel.written,
+            None,
+            None if kernel.row is None else _macro("lanes", kernel),
+            None if kernel.group is None else (_macro("rows", kernel), values_of_cell(kernel)),
+            tuple(emitter.walked.items()),
+        )
+
+
+def _function(kernel: Kernel, program: Program, types: Types, helpers: Helpers) -> Function:
+    """The function of a kernel. The helper functions that it calls join `helpers`."""
+    found = box_sum(kernel, program.integers)
+    if found is not None:
+        return _sum_function(kernel, found, program, types, helpers)
+    head = _Head.begin(kernel, program)
     lengths = shared_lengths(kernel, program.integers)
     parts = (Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched)
     axes = (*kernel.axes, *parts)
-    divided = axes[1:] if lengths else axes[1:-2]
-    magic = [scope.fresh(f"{axis.name}_magic") for axis in divided]
-    group = integers([names.symbols[name] for name in signature.integers])
-    group += [f"double {names.numbers[name]}" for name in signature.numbers]
-    group += [f"int64_t {name}" for name in magic]
-    group += ["int64_t *fault"] if signature.faults else []
-    parameters += wrapped(group)
-    printer = CudaPrinter(program, types, names, True, helpers)
-    emitter = CudaEmitter(printer, scope, kernel)
-    if row is not None:
-        emitter.write(f"constexpr int LANES = {_macro('lanes', kernel)};")
-    if kernel.group is not None:
-        emitter.write(f"constexpr int ROWS = {_macro('rows', kernel)};")
-    if narrowed:
-        declared = ",\n        ".join(wrapped(narrowed, 84))
-        emitter.lines += f"    const {INDEX} {declared};".split("\n")
-    emitter.prologue()
+    magic = head.magic(axes[1:] if lengths else axes[1:-2])
+    head.end(magic)
+    emitter = head.emitter(kernel, types, helpers)
     if lengths:
         emitter.team(axes, magic)
     else:
         inner = emitter.grid(axes, magic)
-        if row is not None:
+        if kernel.row is not None:
             named = inner.printer.names.symbols
             inner.begin_stretches([named[axis.name] for axis in axes[len(kernel.axes) :]])
         inner.nodes(kernel.body)
         inner.close(emitter)
-    spec = tuple(line for text in kernel.spec for line in spec_comment(text))
-    return Function(
-        function_name(kernel.name),
-        spec,
-        signature,
-        tuple(parameters),
-        tuple(emitter.lines),
-        (*(axis.extent for axis in axes), *lengths),
-        bool(lengths),
-        reach(kernel),
-        kernel.written,
-        None if row is None else _macro("lanes", kernel),
-        None if kernel.group is None else (_macro("rows", kernel), values_of_cell(kernel)),
-        tuple(emitter.walked.items()),
-    )
+    extents = (*(axis.extent for axis in axes), *lengths)
+    function = head.function(kernel, emitter, extents, reach(kernel))
+    return replace(function, teams=bool(lengths))
+
+
+def _sum_function(
+    kernel: Kernel, found: BoxSum, program: Program, types: Types, helpers: Helpers
+) -> Function:
+    """The functions of a kernel that sums over a box."""
+    stretch = stretched(kernel, found)
+    head = _Head.begin(stretch, program)
+    magic = head.magic(kernel.axes[1:]), head.magic(found.box[1:])
+    share, splits, partial = map(head.scope.fresh, ("points_of_block", "splits", "partial"))
+    wide = head.integers([share, splits])
+    names = SumNames(tuple(magic[0]), tuple(magic[1]), share, splits, partial)
+    kind = kind_of(types, kernel, found)
+    head.end((*magic[0], *magic[1]), (*wide, f"{kind.value} *{partial}"))
+    first, second = (head.emitter(each, types, helpers) for each in (stretch, kernel))
+    print_sum(first, kernel, found, names)
+    print_total(second, kernel, found, names)
+    axes = (*kernel.axes, *found.box)
+    points = functools.reduce(operator.mul, (axis.extent for axis in found.box), poly(1))
+    function = head.function(stretch, first, [axis.extent for axis in axes], reach(kernel) + points)
+    total = head.scope.fresh(f"{function.name}_parts")
+    sums = Sums(total, tuple(second.lines), len(kernel.axes), len(found.starts), kind)
+    return replace(function, sums=sums)
 
 
 def _signature(kernel: Kernel, program: Program) -> Signature:
@@ -215,10 +301,16 @@ def _launch(kernel: Function, program: Program) -> Group:
         faults="True" if signature.faults else None,
         converts=None if source is None else strings((source, kernel.written)),
         teams="True" if kernel.teams else None,
+        sums=None if kernel.sums is None else _sums(kernel.sums),
         lanes=None if kernel.lanes is None else quoted(kernel.lanes),
         rows=rows,
         walked=dict_of({name: str(step) for name, step in kernel.walked}) if kernel.lanes else None,
     )
+
+
+def _sums(sums: Sums) -> Group:
+    counts = (str(sums.cells), str(sums.count))
+    return tuple_of([quoted(sums.name), *counts, quoted(sums.kind.tag)])
 
 
 def _extents(program: Program, functions: Sequence[Function], name: str) -> str:

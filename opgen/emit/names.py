@@ -26,7 +26,7 @@ threadIdx blockIdx blockDim gridDim warpSize half
 f16 bf16 f32 f64 u8 i8 i16 i32 i64 b8 T real fault gcd inside
 KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER FIRST EACH LANES UNROLL
 quotient aligned load_run store_run multiply_add
-MEMBER MEMBERS team_sum
+MEMBER MEMBERS team_sum team_sums
 tensors integers numbers arguments task share
 """
 _FUNCTIONS: Final = """

@@ -9,12 +9,12 @@ asked for cell by cell.
 
 How many cells a stretch has is left to the launch, which knows alignments and element types. It
 divides the row, so no stretch is partial. A thread may have several such rows, see `cuda_tiles`.
-Sums along consecutive memory are shared out instead, see `cuda_teams`.
+Sums along consecutive memory are shared out instead, see `cuda_sums` and `cuda_teams`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -36,6 +36,7 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_nodes
+from opgen.passes.cuda_sums import summed
 from opgen.passes.cuda_teams import team_sum
 from opgen.passes.cuda_tiles import copies_across, tiled
 from opgen.passes.gather import fresh_name
@@ -60,7 +61,8 @@ def cuda_rows(program: Program, facts: Facts) -> Program:
     def plain(value: Poly) -> Poly:
         return value.substitute(known)
 
-    kernels = (_kernel(_mapped(kernel, plain), facts) for kernel in program.kernels)
+    integers = program.integers
+    kernels = (_kernel(_mapped(kernel, plain), facts, integers) for kernel in program.kernels)
     operands = tuple(
         replace(operand, extents=tuple(map(plain, operand.extents))) for operand in program.operands
     )
@@ -77,19 +79,21 @@ def _mapped(kernel: Kernel, change: Callable[[Poly], Poly]) -> Kernel:
     return replace(kernel, axes=axes, prologue=prologue, body=map_nodes(kernel.body, change))
 
 
-def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
+def _kernel(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel:
     if not kernel.is_deterministic:
         return kernel
-    if not kernel.axes:
-        return team_sum(kernel)
-    kernel = replace(kernel, body=direct(kernel.body))
-    match choose(kernel):
-        case Choice(way=Way.ROW, name=name):
-            return _along(kernel, name, facts)
-        case Choice(way=Way.SUM):
-            return team_sum(kernel)
-        case _:
-            return kernel
+    if kernel.axes:
+        kernel = replace(kernel, body=direct(kernel.body))
+        match choose(kernel):
+            case Choice(way=Way.ROW, name=name):
+                found = summed(kernel, facts, integers)
+                is_in_a_pass = found is not None and all(a.name != name for a in found.axes)
+                return found if found and is_in_a_pass else _along(kernel, name, facts)
+            case Choice(way=Way.POINTS):
+                return kernel
+            case _:
+                pass
+    return summed(kernel, facts, integers) or team_sum(kernel)
 
 
 def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import cuda_grid, prelude, special
+from opgen.runtime import checks, cuda_grid, prelude, special
 from opgen.runtime.cuda import Argument, KernelLaunch
-from opgen.runtime.description import CudaKernels
+from opgen.runtime.description import CudaKernels, Launch
 
 if TYPE_CHECKING:
-    from opgen.runtime.evaluation import Call
+    from opgen.runtime.evaluation import Call, Types
 
 
 def launches(
@@ -30,7 +31,7 @@ def launches(
     kernels = special.cuda_of(call.operation, integers)
     extents, reach = _sizes(kernels, tuple(integers.values()))
     narrow = cuda_grid.is_narrow(max(reach, default=0), extents, operands.values())
-    found = []
+    found: list[KernelLaunch] = []
     macros = []
     whole = True
     for launch, axes in zip(kernels.launches, extents, strict=True):
@@ -48,23 +49,55 @@ def launches(
             rows = cuda_grid.rows(axes, lanes * values)
             macros.append(f"#define {macro} {rows}\n")
             axes = (*axes[:-2], axes[-2] // rows, axes[-1])
-        grid = cuda_grid.team_grid(axes[:-2], *axes[-2:]) if launch.teams else cuda_grid.grid(axes)
-        if grid is None:
-            continue
-        whole = whole and grid.whole
         arguments: list[Argument] = []
         for name in launch.tensors:
             arguments += [operands[name].data_ptr(), *operands[name].stride()]
         arguments += [integers[name] for name in launch.integers]
         arguments += [numbers[name] for name in launch.numbers]
-        arguments += grid.magic
-        if launch.faults:
-            assert fault is not None
-            arguments.append(fault.data_ptr())
-        found.append(KernelLaunch(launch.kernel, grid.blocks, grid.threads, tuple(arguments)))
+        last = () if fault is None or not launch.faults else (fault.data_ptr(),)
+        if launch.sums is not None:
+            found += _sums(launch, axes, (tuple(arguments), last), call.device, call.types)
+            continue
+        grid = cuda_grid.team_grid(axes[:-2], *axes[-2:]) if launch.teams else cuda_grid.grid(axes)
+        if grid is None:
+            continue
+        whole = whole and grid.whole
+        given = (*arguments, *grid.magic, *last)
+        found.append(KernelLaunch(launch.kernel, grid.blocks, grid.threads, given))
     types = call.types
     head = prelude.cuda(narrow, whole) + types.bindings() + "".join(macros)
     return head + kernels.source, call.device, found
+
+
+def _sums(
+    launch: Launch,
+    axes: Sequence[int],
+    arguments: tuple[tuple[Argument, ...], tuple[Argument, ...]],
+    device: torch.device,
+    types: Types,
+) -> Iterator[KernelLaunch]:
+    """The launches of a sum over a box: of its points, and of the parts of cells if there are any.
+
+    `arguments` are those before and behind its own.
+    """
+    assert launch.sums is not None
+    total, cells, sums, kind = launch.sums
+    found = cuda_grid.sum_grid(axes[:cells], axes[cells:])
+    if found is None:
+        return
+    dtype = {"i64": "i64", "real": types.real, "wide": types.wide}[kind]
+    count = math.prod(axes[:cells]) * sums * found.splits if found.splits > 1 else 0
+    parts = empty_parts(count, checks.TORCH_DTYPES[dtype], device)
+    before, behind = arguments
+    given = (*before, *found.magic, found.share, found.splits, parts.data_ptr(), *behind)
+    yield KernelLaunch(launch.kernel, found.blocks, found.threads, given, (parts,))
+    if found.splits > 1:
+        yield KernelLaunch(total, found.total_blocks, found.total_threads, given, (parts,))
+
+
+def empty_parts(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for the parts of sums that several blocks share."""
+    return torch.empty(count, dtype=dtype, device=device)
 
 
 @functools.lru_cache(maxsize=1024)

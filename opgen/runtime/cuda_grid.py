@@ -29,6 +29,13 @@ _MOST_VALUES = 128
 _MOST_ACROSS = 64
 """The most threads of a block in a row of several: what neighbouring rows share is read once."""
 _WARP = 32
+_FEWEST_ROUNDS = 8
+"""How many points a thread adds up at least, where there are threads enough."""
+_MANY_THREADS = 2**18
+"""About as many threads as a large GPU holds."""
+_MANY_BLOCKS = 1024
+"""As many blocks of a sum, or more than it holds at once."""
+_MOST_SPLITS = 512
 _ACCESS = 16  # bytes of the widest load and store
 _NARROW = 2**30  # half of what 32 bits hold: loops count one step past their end
 
@@ -78,6 +85,58 @@ def team_grid(extents: Sequence[int], outer: int, inner: int) -> Grid | None:
     blocks = min(-(-cells // deep), MOST_BLOCKS[0])
     whole = blocks * deep >= cells
     return Grid((blocks, 1, 1), (across, along, deep), tuple(map(magic, extents[1:])), whole)
+
+
+@dataclass(frozen=True, slots=True)
+class SumGrid:
+    """The grids over the cells of a sum over a box, and how the points of the box are shared out.
+
+    `splits` blocks along y share a cell; each has `share` points, the last one may have fewer. The
+    `total` grid is that of the kernel which adds up what they have.
+    """
+
+    blocks: Size
+    threads: Size
+    total_blocks: Size
+    total_threads: Size
+    magic: tuple[int, ...]
+    share: int
+    splits: int
+
+
+def sum_grid(cells: Sequence[int], box: Sequence[int]) -> SumGrid | None:
+    """The grids for cells and points of these extents; None where there is no cell.
+
+    They depend on nothing but extents, so that sums are the same on every device.
+    """
+    count, points = math.prod(cells), math.prod(box)
+    if count == 0:
+        return None
+    rounds = max(1, min(_FEWEST_ROUNDS, count * points // _MANY_THREADS))
+    members = min(THREADS, _power(points // rounds))
+    blocks, threads = _teams(count, members)
+    most = min(_MOST_SPLITS, MOST_BLOCKS[1], _MANY_BLOCKS // blocks)
+    splits = max(1, min(most, points // (members * _FEWEST_ROUNDS)))
+    share = -(-points // (splits * members)) * members
+    splits = max(1, -(-points // max(1, share)))
+    divisors = tuple(magic(max(1, extent)) for extent in (*cells[1:], *box[1:]))
+    total_blocks, total_threads = _teams(count, min(_WARP, THREADS))
+    return SumGrid(
+        (blocks, splits, 1),
+        threads,
+        (total_blocks, 1, 1),
+        total_threads,
+        divisors,
+        share,
+        splits,
+    )
+
+
+def _teams(count: int, members: int) -> tuple[int, Size]:
+    """Blocks and threads for that many teams of so many members, in whole warps."""
+    deep = max(_power(2 * count - 1), _WARP // members)
+    deep = min(deep, THREADS // members, _MOST_ALONG_Z)
+    return min(-(-count // deep), MOST_BLOCKS[0]), (members, 1, deep)
 
 
 def _power(value: int) -> int:

@@ -107,6 +107,11 @@ class Launch:
     rows: tuple[str, int] | None = None
     teams: bool = False  # whether a team of threads adds up a cell
     walked: Mapping[str, int] = field(default_factory=dict)
+    # Of a kernel that sums over a box of points, of which blocks may have a part each: the kernel
+    # that adds up the parts, how many of its axes are those of cells (the others are those of the
+    # box), how many sums a cell has, and their type: wide, real or i64. Both take the same
+    # arguments: behind what they divide by, points of a block, number of parts, where these are.
+    sums: tuple[str, int, int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -484,6 +484,35 @@ template <class A> FUNCTION A team_sum(A value, A *partial)
     return total;
 }
 
+/* For each of several sums: what all members of a team have, with its first member, always added in
+   the same order: by warps, then warp after warp. Teams have a power of two of members; a block has
+   whole warps, or is one. */
+template <int COUNT, class A> FUNCTION void team_sums(A (&totals)[COUNT], A *shared)
+{
+    const unsigned threads = MEMBERS * blockDim.z, width = MEMBERS < 32 ? MEMBERS : 32;
+    const unsigned all = threads < 32 ? (1u << threads) - 1 : 0xffffffffu;
+    UNROLL
+    for (int at = 0; at < COUNT; at++) {
+        for (unsigned half = width / 2; half > 0; half /= 2) {
+            totals[at] += __shfl_down_sync(all, totals[at], half, width);
+        }
+    }
+    if (MEMBERS <= 32) return;
+    A *own = shared + threadIdx.z * (MEMBERS / 32) * COUNT;
+    if (MEMBER % 32 == 0) {
+        UNROLL
+        for (int at = 0; at < COUNT; at++) own[MEMBER / 32 * COUNT + at] = totals[at];
+    }
+    __syncthreads();
+    if (MEMBER == 0) {
+        for (unsigned warp = 1; warp < MEMBERS / 32; warp++) {
+            UNROLL
+            for (int at = 0; at < COUNT; at++) totals[at] += own[warp * COUNT + at];
+        }
+    }
+    __syncthreads();
+}
+
 /* The points along one dimension of the grid that are this thread's: one at most, if the grids of a
    call leave out none. */
 #define THREAD(dimension) \
