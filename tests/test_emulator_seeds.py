@@ -127,9 +127,7 @@ def test_little_more_than_needed_is_moved(name: str) -> None:
         assert bank_conflicts(report) <= 2
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in CASES if not n.startswith("shift_sum") and n != "bilinear backward"]
-)
+@pytest.mark.parametrize("name", [n for n in CASES if not n.startswith("shift_sum")])
 def test_one_side_is_16_bytes_wide(name: str) -> None:
     for report in traced(CASES[name][0]):
         assert any(16 in found for found in widths(report).values()), report.kernel

@@ -243,6 +243,12 @@ def _loads(nodes: Iterable[Node], certain: bool) -> Iterator[tuple[Load, bool]]:
                     yield from _in_scalar(value, certain)
 
 
+def loads_for_sure(node: Node) -> Iterator[Load]:
+    """The loads of a node's values that are made for every cell for which it is executed."""
+    for value in node_scalars(node):
+        yield from (load for load, certain in _in_scalar(value, True) if certain)
+
+
 def _stores(nodes: Iterable[Node], certain: bool) -> Iterator[tuple[Store, bool]]:
     for node in nodes:
         if isinstance(node, Store):

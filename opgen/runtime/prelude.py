@@ -394,28 +394,40 @@ FUNCTION constexpr int access_of(int o, int vector) { return o - (o % vector + v
 
 /* The elements [BEGIN, END) behind element `start` of a row, which is at `from`. The elements
    [KNOWN, KNOWN_END) are inside of the row; others are looked at, and are the nearest one inside if
-   CLAMPED, else 0. */
-template <int BEGIN, int END, int KNOWN, int KNOWN_END, int ALIGNED, bool CLAMPED, class A>
+   CLAMPED, else 0. If WHOLE, the row has a multiple of ALIGNED elements: so much as one of them
+   inside, and all of an access are. */
+template <int BEGIN, int END, int KNOWN, int KNOWN_END, int ALIGNED, bool WHOLE, bool CLAMPED,
+          class A>
 FUNCTION void load_run(A *run, const A *from, index_t start, index_t step, index_t extent)
 {
     constexpr int VECTOR = vector_of<A>(ALIGNED);
     typedef typename words<VECTOR * sizeof(A)>::type type;
     UNROLL
-    for (int o = BEGIN; o < END; o++) {
-        const int first = access_of(o, VECTOR), last = first + VECTOR - 1;
-        const bool fits = VECTOR > 1 && first >= BEGIN && last < END;
-        if (fits && ((first >= KNOWN && last < KNOWN_END)
-                     || (start + first >= 0 && start + last < extent))) {
-            if (o != first) continue;
-            const type all = *(const type *)(from + o);
-            memcpy(run + (o - BEGIN), &all, sizeof all);
-        } else if (o >= KNOWN && o < KNOWN_END) {
-            run[o - BEGIN] = from[o * step];
-        } else if (CLAMPED) {
-            run[o - BEGIN] = from[(greatest(least(start + o, extent - 1), 0) - start) * step];
-        } else {
-            run[o - BEGIN] = A();
-            if (start + o >= 0 && start + o < extent) run[o - BEGIN] = from[o * step];
+    for (int first = access_of(BEGIN, VECTOR); first < END; first += VECTOR) {
+        const int past = first + VECTOR, from_o = first > BEGIN ? first : BEGIN;
+        const int to_o = past < END ? past : END;
+        /* What lies beside the elements is loaded with them, if these are not a single one. */
+        if (VECTOR > 1 && to_o - from_o > 1
+            && ((WHOLE ? past > KNOWN && first < KNOWN_END && KNOWN < KNOWN_END
+                       : first >= KNOWN && past <= KNOWN_END)
+                || (start + first >= 0 && start + past <= extent))) {
+            const type all = *(const type *)(from + first);
+            A each[VECTOR];
+            memcpy(each, &all, sizeof all);
+            UNROLL
+            for (int o = from_o; o < to_o; o++) run[o - BEGIN] = each[o - first];
+            continue;
+        }
+        UNROLL
+        for (int o = from_o; o < to_o; o++) {
+            if (o >= KNOWN && o < KNOWN_END) {
+                run[o - BEGIN] = from[o * step];
+            } else if (CLAMPED) {
+                run[o - BEGIN] = from[(greatest(least(start + o, extent - 1), 0) - start) * step];
+            } else {
+                run[o - BEGIN] = A();
+                if (start + o >= 0 && start + o < extent) run[o - BEGIN] = from[o * step];
+            }
         }
     }
 }
