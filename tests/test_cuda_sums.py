@@ -13,7 +13,7 @@ from catalogue import SPECS
 from opgen.errors import Source
 from opgen.ir.context import facts_of
 from opgen.ir.loops import Kernel
-from opgen.ir.sums import box_sum
+from opgen.ir.sums import box_sum, serial_sum
 from opgen.lang.read import read
 from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.gather import gather
@@ -21,6 +21,7 @@ from opgen.passes.schedule import schedule
 from opgen.runtime import cuda_grid, prelude
 from opgen.testing.cuda_on_cpu import KernelError
 from opgen.testing.cuda_on_cpu.emulated import emulated
+from opgen.testing.cuda_on_cpu.launch import Order
 
 SPEC = """
 op total(x[N,M]) -> y[1]
@@ -37,6 +38,15 @@ op many_taps(x[C,N,W], g[C,N,W]) -> y[C,25]
 
 op too_many_taps(x[C,N,W], g[C,N,W]) -> y[C,26]
   y[c,k] = sum(n,w) x[c,n, w + k - 1 ?0] * g[c,n,w]
+
+op columns(x[N,C]) -> y[C]
+  y[c] = sum(n) x[n,c]
+
+op masked(x[B,C,H,W], g[B,C,H,W]) -> y[H,W]
+  y[h,w] = sum(b,c) x[b,c,h,w] * g[b,c,h,w]
+
+op largest_columns(x[N,C]) -> y[C]
+  y[c] = max(n) x[n,c]
 
 op triangle(x[N,N]) -> y[N]
   y[n] = sum(m in N if m <= n) x[n,m]
@@ -79,6 +89,19 @@ def test_other_kernels(name: str) -> None:
     assert box_sum(*kernel(name)) is None
 
 
+@pytest.mark.parametrize("name", ["columns", "masked"])
+def test_serial_sums(name: str) -> None:
+    found = serial_sum(*kernel(name))
+    assert found is not None
+    lengths = {"columns": ("N", "1"), "masked": ("B", "C")}
+    assert (str(found.length), str(found.turn)) == lengths[name]
+
+
+@pytest.mark.parametrize("name", ["largest_columns", "total", "triangle"])
+def test_kernels_without_a_serial_sum(name: str) -> None:
+    assert serial_sum(*kernel(name)) is None
+
+
 # ---------------------------------------------------------------------------- what they give
 def small_shares() -> mock._patch[int]:
     """Every thread of a block may have one point: small sums are split as long ones are."""
@@ -112,6 +135,39 @@ def test_every_term_is_added_once(shape: tuple[int, int, int], threads: int) -> 
     split = {name for name in launches.kernels if name.endswith("_parts")}
     is_long = shape[1] * shape[2] >= 16 * threads
     assert not is_long or split == {"taps_y_parts", "many_taps_y_parts", "total_y_parts"}
+
+
+def few_terms() -> mock._patch[int]:
+    """Every term of a serial sum may be another thread's."""
+    return mock.patch.object(cuda_grid, "_FEWEST_TERMS", 1)
+
+
+@pytest.mark.parametrize("blocks", [1, 65535])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (5, 3, 4, 6), (40, 2, 3, 33), (0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 4, 0)]
+)
+def test_every_turn_is_done_once(shape: tuple[int, ...], blocks: int) -> None:
+    x, g = integers(*shape, seed=0), integers(*shape, seed=1)
+    flat = x.flatten(1)
+    most = (blocks, blocks, blocks)
+    with few_terms(), emulated(threads=64, most_blocks=most) as launches:
+        assert torch.equal(OPS.masked(x, g), (x * g).sum((0, 1)))
+        assert torch.equal(OPS.columns(flat), flat.sum(0))
+        assert torch.equal(OPS.columns(flat.T), flat.sum(1))
+    split = {name for name in launches.kernels if name.endswith("_parts")}
+    assert split == ({"masked_y_parts", "columns_y_parts"} if min(shape) > 1 else set())
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+def test_parts_of_serial_sums_are_added_in_order(order: Order) -> None:
+    """As by hand: 4 parts of 3 turns each, in float32."""
+    x = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+    with mock.patch.object(cuda_grid, "_FEWEST_TERMS", 3), emulated(order=order) as launches:
+        got = OPS.columns(x)
+    assert launches.kernels == {"columns_y", "columns_y_parts"}
+    zero = torch.zeros(5)
+    expected = sum((sum(part, zero) for part in x.split(3)), zero)
+    assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -196,6 +252,20 @@ def test_a_missing_barrier_is_a_race(monkeypatch: pytest.MonkeyPatch, barrier: i
 
 
 # ---------------------------------------------------------------------------- grids
+@pytest.mark.parametrize(
+    ("cells", "turns", "terms", "splits"),
+    [
+        ((256, 64), 16, 28, 7),  # 448 terms, 64 for each at least
+        ((256, 64), 16, 1000, 16),  # all turns: there might be 16 times as many threads
+        ((2**18,), 1000, 1000, 1),  # threads enough
+        ((1,), 10**6, 1, 512),  # the most
+        ((8,), 0, 5, 1),
+    ],
+)
+def test_splits_of_serial_sums(cells: tuple[int, ...], turns: int, terms: int, splits: int) -> None:
+    assert cuda_grid.serial_splits(cells, turns, terms) == splits
+
+
 @pytest.mark.parametrize(
     ("cells", "box", "threads", "blocks", "splits"),
     [

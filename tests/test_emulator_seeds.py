@@ -55,6 +55,17 @@ def filter_gradient(
     return torch.autograd.grad(y, filters, random(*y.shape))[0]
 
 
+MASKED = opgen.compile(
+    "op masked(x[B,C,H,W], mask[H,W]) -> y[B,C,H,W]\n  y[b,c,h,w] = x[b,c,h,w] * mask[h,w]"
+)
+
+
+def mask_gradient(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The gradient for a mask that all images and channels share."""
+    y = MASKED.masked(x, mask.requires_grad_())
+    return torch.autograd.grad(y, mask, random(*y.shape))[0]
+
+
 def second_cache(report: Report) -> float:
     """Bytes that reach the second cache, for one of the device's memory."""
     moved = movement(report)
@@ -104,6 +115,7 @@ CASES: dict[str, tuple[Callable[[], torch.Tensor], float]] = {
         ),
         PLAIN,
     ),
+    "mask backward": (lambda: mask_gradient(random(8, 16, 8, 32), random(8, 32)), PLAIN),
     "bilinear backward": (
         lambda: gradient(module("upsample_bilinear").upsample_bilinear, 1, 4, 32, 128),
         HALO,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from opgen.algebra.poly import Poly, poly
+from opgen.emit import cuda_serial
 from opgen.emit.c_layout import spec_comment, wrapped
 from opgen.emit.cuda_points import CudaEmitter
 from opgen.emit.cuda_printer import INDEX, CudaPrinter
@@ -33,16 +34,17 @@ from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import Axis, Kernel, Program
-from opgen.ir.sums import BoxSum, box_sum
+from opgen.ir.sums import BoxSum, SerialSum, box_sum, serial_sum
 from opgen.ir.work import shared_lengths
 
 
 # ---------------------------------------------------------------------------- CUDA
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """A kernel beside one that sums over a box, with the same parameters: it adds up the parts.
+    """A kernel beside one of sums, with the same parameters: it adds up what blocks have.
 
     `cells` is how many of the axes are those of cells, `count` how many sums each has of that type.
+    The others are those of a box, or of a serial loop how many turns it has, and terms in a turn.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Sums:
     cells: int
     count: int
     kind: Type
+    is_serial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,9 @@ def _function(kernel: Kernel, program: Program, types: Types, helpers: Helpers) 
     found = box_sum(kernel, program.integers)
     if found is not None:
         return _sum_function(kernel, found, program, types, helpers)
+    serial = serial_sum(kernel, program.integers)
+    if serial is not None and cuda_serial.kind_of(types, kernel, serial) is not None:
+        return _serial_function(kernel, serial, program, types, helpers)
     head = _Head.begin(kernel, program)
     lengths = shared_lengths(kernel, program.integers)
     parts = (Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched)
@@ -224,6 +230,32 @@ def _sum_function(
     function = head.function(stretch, first, [axis.extent for axis in axes], reach(kernel) + points)
     total = head.scope.fresh(f"{function.name}_parts")
     sums = Sums(total, tuple(second.lines), len(kernel.axes), len(found.starts), kind)
+    return replace(function, sums=sums)
+
+
+def _serial_function(
+    kernel: Kernel, found: SerialSum, program: Program, types: Types, helpers: Helpers
+) -> Function:
+    """The functions of a kernel of rows of cells that have long sums."""
+    head = _Head.begin(kernel, program)
+    parts = (Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched)
+    axes = (*kernel.axes, *parts)
+    magic = tuple(head.magic(axes[:-2]))
+    split, share, splits, partial = map(
+        head.scope.fresh, ("split", "turns_of_split", "splits", "partial")
+    )
+    wide = head.integers([share, splits])
+    names = cuda_serial.SerialNames(magic, share, split, splits, partial)
+    kind = cuda_serial.kind_of(types, kernel, found)
+    assert kind is not None
+    head.end(magic, (*wide, f"{kind.value} *{partial}"))
+    first, second = (head.emitter(kernel, types, helpers) for _ in range(2))
+    cuda_serial.print_sum(first, axes, found, names)
+    cuda_serial.print_total(second, axes, found, names)
+    extents = (*(axis.extent for axis in axes), found.length, found.turn)
+    function = head.function(kernel, first, extents, reach(kernel))
+    total = head.scope.fresh(f"{function.name}_parts")
+    sums = Sums(total, tuple(second.lines), len(axes), len(found.starts), kind, is_serial=True)
     return replace(function, sums=sums)
 
 
@@ -310,7 +342,8 @@ def _launch(kernel: Function, program: Program) -> Group:
 
 def _sums(sums: Sums) -> Group:
     counts = (str(sums.cells), str(sums.count))
-    return tuple_of([quoted(sums.name), *counts, quoted(sums.kind.tag)])
+    loop = "serial" if sums.is_serial else "box"
+    return tuple_of([quoted(sums.name), quoted(loop), *counts, quoted(sums.kind.tag)])
 
 
 def _extents(program: Program, functions: Sequence[Function], name: str) -> str:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from opgen.algebra.poly import ZERO, Poly, split_quotient, symbol
+from opgen.algebra.poly import ZERO, Poly, symbol
 from opgen.emit.cuda_interior import interior
 from opgen.emit.cuda_known import Known, known_elements
 from opgen.emit.cuda_printer import INDEX, CudaPrinter, Stretch, plus, times
-from opgen.emit.cuda_runs import Access, Run, fixed_loads, load_runs, store_runs
+from opgen.emit.cuda_runs import (
+    Access,
+    Run,
+    aligned_text,
+    fixed_loads,
+    is_whole,
+    load_runs,
+    store_runs,
+)
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
 from opgen.emit.statements import Emitter, extreme
@@ -246,8 +253,8 @@ class CudaStatements(Emitter):
             begin,
             end,
             *known,
-            _vector(run, row.axis.extent),
-            _true(_is_whole(run, extent, row.axis.extent)),
+            aligned_text(run, row.axis.extent),
+            _true(is_whole(run, extent, row.axis.extent)),
             _true(run.clamped),
         )
         place, first, step = self.run_place(run)
@@ -272,7 +279,7 @@ class CudaStatements(Emitter):
         """Store what the cells have written."""
         row = self.kernel.row
         assert row is not None
-        options = (f"{run.begin}", _lanes(run.step, run.end), _vector(run, row.axis.extent))
+        options = (f"{run.begin}", _lanes(run.step, run.end), aligned_text(run, row.axis.extent))
 
         def write(emitter: CudaStatements, registers: str) -> None:
             place, _, step = emitter.run_place(run)
@@ -379,18 +386,6 @@ def _without_rows(kernel: Kernel) -> tuple[Node, ...]:
         is_group = isinstance(node, For) and group is not None and node.name == group.axis.name
         out += node.body if isinstance(node, For) and is_group else (node,)
     return tuple(out)
-
-
-def _vector(run: Run, row: Poly) -> str:
-    """How many elements every run begins at a multiple of; the row has a multiple of LANES."""
-    rows, rest = split_quotient(run.rest, row)
-    divisor = math.gcd(*(abs(count) for count in rest.terms.values()))
-    return f"aligned(LANES, {run.step if rows == 0 else 1}, {divisor})"
-
-
-def _is_whole(run: Run, extent: Poly, row: Poly) -> bool:
-    """Whether a row of the tensor has a multiple of the elements that a stretch walks over."""
-    return split_quotient(extent, run.step * row)[1] == 0
 
 
 def _true(value: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,8 +40,11 @@ def launches(
             workspace, output = launch.converts
             if operands[workspace] is operands[output]:
                 continue
+        turns: tuple[int, ...] = ()
+        if launch.sums is not None and launch.sums[1] == "serial":
+            axes, turns = axes[:-2], axes[-2:]
         walked = ((operands[name], step) for name, step in launch.walked.items())
-        lanes = cuda_grid.lanes(axes, walked)
+        lanes, rows = cuda_grid.lanes(axes, walked), 1
         if launch.lanes is not None:
             macros.append(f"#define {launch.lanes} {lanes}\n")
             axes = (*axes[:-1], axes[-1] // lanes)
@@ -56,7 +60,13 @@ def launches(
         arguments += [numbers[name] for name in launch.numbers]
         last = () if fault is None or not launch.faults else (fault.data_ptr(),)
         if launch.sums is not None:
-            found += _sums(launch, axes, (tuple(arguments), last), call.device, call.types)
+            shared = _Sums(launch, (tuple(arguments), last), call.device, call.types)
+            if turns:
+                cells = lanes * rows
+                found += shared.serial(axes, turns, cells)
+                whole = whole and all(grid.whole for grid in shared.grids)
+            else:
+                found += shared.box(axes)
             continue
         grid = cuda_grid.team_grid(axes[:-2], *axes[-2:]) if launch.teams else cuda_grid.grid(axes)
         if grid is None:
@@ -69,30 +79,66 @@ def launches(
     return head + kernels.source, call.device, found
 
 
-def _sums(
-    launch: Launch,
-    axes: Sequence[int],
-    arguments: tuple[tuple[Argument, ...], tuple[Argument, ...]],
-    device: torch.device,
-    types: Types,
-) -> Iterator[KernelLaunch]:
-    """The launches of a sum over a box: of its points, and of the parts of cells if there are any.
+@dataclass
+class _Sums:
+    """The launches of sums that blocks may share: of their terms, then of the parts, if any.
 
     `arguments` are those before and behind its own.
     """
-    assert launch.sums is not None
-    total, cells, sums, kind = launch.sums
-    found = cuda_grid.sum_grid(axes[:cells], axes[cells:])
-    if found is None:
-        return
-    dtype = {"i64": "i64", "real": types.real, "wide": types.wide}[kind]
-    count = math.prod(axes[:cells]) * sums * found.splits if found.splits > 1 else 0
-    parts = empty_parts(count, checks.TORCH_DTYPES[dtype], device)
-    before, behind = arguments
-    given = (*before, *found.magic, found.share, found.splits, parts.data_ptr(), *behind)
-    yield KernelLaunch(launch.kernel, found.blocks, found.threads, given, (parts,))
-    if found.splits > 1:
-        yield KernelLaunch(total, found.total_blocks, found.total_threads, given, (parts,))
+
+    launch: Launch
+    arguments: tuple[tuple[Argument, ...], tuple[Argument, ...]]
+    device: torch.device
+    types: Types
+    grids: list[cuda_grid.Grid] = field(default_factory=list)
+
+    def box(self, axes: Sequence[int]) -> Iterator[KernelLaunch]:
+        """Of the points of a box: the last axes."""
+        assert self.launch.sums is not None
+        total, _, cells, *_ = self.launch.sums
+        found = cuda_grid.sum_grid(axes[:cells], axes[cells:])
+        if found is None:
+            return
+        parts = self.parts(math.prod(axes[:cells]), found.splits)
+        given = self.given(found.magic, found.share, found.splits, parts)
+        yield KernelLaunch(self.launch.kernel, found.blocks, found.threads, given, (parts,))
+        if found.splits > 1:
+            yield KernelLaunch(total, found.total_blocks, found.total_threads, given, (parts,))
+
+    def serial(
+        self, axes: Sequence[int], turns: tuple[int, ...], cells: int
+    ) -> Iterator[KernelLaunch]:
+        """Of the turns of a loop, where a thread has so many cells."""
+        assert self.launch.sums is not None
+        count, terms = turns
+        splits = cuda_grid.serial_splits(axes, count, terms)
+        share = -(-count // splits)
+        splits = max(1, -(-count // max(1, share)))
+        grid, total = cuda_grid.grid((splits, *axes)), cuda_grid.grid(axes)
+        if grid is None or total is None:
+            return
+        self.grids += [grid, total]
+        parts = self.parts(math.prod(axes) * cells, splits)
+        given = self.given(grid.magic, share, splits, parts)
+        yield KernelLaunch(self.launch.kernel, grid.blocks, grid.threads, given, (parts,))
+        if splits > 1:
+            name = self.launch.sums[0]
+            yield KernelLaunch(name, total.blocks, total.threads, given, (parts,))
+
+    def parts(self, cells: int, splits: int) -> torch.Tensor:
+        """Memory for the parts of the sums of cells; none where there is one part."""
+        assert self.launch.sums is not None
+        *_, sums, kind = self.launch.sums
+        dtype = {"i64": "i64", "real": self.types.real, "wide": self.types.wide}[kind]
+        count = cells * sums * splits if splits > 1 else 0
+        return empty_parts(count, checks.TORCH_DTYPES[dtype], self.device)
+
+    def given(
+        self, magic: tuple[int, ...], share: int, splits: int, parts: torch.Tensor
+    ) -> tuple[Argument, ...]:
+        """All arguments."""
+        before, behind = self.arguments
+        return (*before, *magic, share, splits, parts.data_ptr(), *behind)
 
 
 def empty_parts(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -31,6 +31,8 @@ _MOST_ACROSS = 64
 _WARP = 32
 _FEWEST_ROUNDS = 8
 """How many points a thread adds up at least, where there are threads enough."""
+_FEWEST_TERMS = 64
+"""How many terms a thread adds up at least that shares a serial sum."""
 _MANY_THREADS = 2**18
 """About as many threads as a large GPU holds."""
 _MANY_BLOCKS = 1024
@@ -130,6 +132,15 @@ def sum_grid(cells: Sequence[int], box: Sequence[int]) -> SumGrid | None:
         share,
         splits,
     )
+
+
+def serial_splits(cells: Sequence[int], turns: int, terms: int) -> int:
+    """How many threads share the turns of the loop of a cell, where a turn has so many terms.
+
+    More than one where there are fewer threads than a GPU holds, and terms enough for each.
+    """
+    wanted = _MANY_THREADS // max(1, math.prod(cells))
+    return max(1, min(wanted, turns, turns * terms // _FEWEST_TERMS, _MOST_SPLITS))
 
 
 def _teams(count: int, members: int) -> tuple[int, Size]:

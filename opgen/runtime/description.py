@@ -107,11 +107,12 @@ class Launch:
     rows: tuple[str, int] | None = None
     teams: bool = False  # whether a team of threads adds up a cell
     walked: Mapping[str, int] = field(default_factory=dict)
-    # Of a kernel that sums over a box of points, of which blocks may have a part each: the kernel
-    # that adds up the parts, how many of its axes are those of cells (the others are those of the
-    # box), how many sums a cell has, and their type: wide, real or i64. Both take the same
-    # arguments: behind what they divide by, points of a block, number of parts, where these are.
-    sums: tuple[str, int, int, str] | None = None
+    # Of sums that blocks may share: the kernel that adds up what each has; box, if they share the
+    # points of a box, or serial, if turns of a loop; how many of its axes are those of cells (the
+    # others are those of the box, or turns of the loop and terms of a turn); how many sums a cell
+    # has, and their type: wide, real or i64. Both kernels take the same arguments: behind what they
+    # divide by, points or turns of a block, the number of parts, and where these are.
+    sums: tuple[str, str, int, int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
