@@ -34,6 +34,7 @@ from opgen.ir.loops import (
 )
 from opgen.ir.notation import DType, Reducer
 from opgen.ir.sums import BoxSum, box_sum
+from opgen.ir.transpose import transpose
 
 _THREAD = 50  # instructions of a thread before and after its cells
 _LOAD = 2  # of a load: its address, and itself
@@ -224,6 +225,11 @@ def _template(kernel: Kernel, box: BoxSum | None) -> Template:
     if any(loop.any_order for loop in loops):
         names = ", ".join(loop.name for loop in loops if loop.any_order)
         return Template("team sum", f"terms are consecutive in memory, cells are not: {names}")
+    turned = transpose(kernel)
+    if turned is not None:
+        across = ", ".join(axis.name for axis in turned.across)
+        reason = f"read along {turned.along.name}, written along {across}, through shared memory"
+        return Template("transpose tile", reason)
     if kernel.row is None:
         return Template("cells", "no axis along which most tensors are consecutive")
     row = kernel.row.axis.name

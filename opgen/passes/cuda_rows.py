@@ -38,6 +38,7 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_nodes
+from opgen.ir.transpose import transpose
 from opgen.passes.cuda_sums import summed
 from opgen.passes.cuda_teams import team_sum
 from opgen.passes.cuda_tiles import copies_across, tiled
@@ -90,6 +91,8 @@ def _kernel(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel:
     if kernel.axes:
         kernel = replace(kernel, body=direct(kernel.body))
         match choose(kernel):
+            case Choice(way=Way.POINTS) | Choice(way=Way.ROW) if transpose(kernel) is not None:
+                return kernel
             case Choice(way=Way.ROW, name=name):
                 found = summed(kernel, facts, integers)
                 is_in_a_pass = found is not None and all(a.name != name for a in found.axes)

@@ -44,7 +44,18 @@ def launches(
         if launch.sums is not None and launch.sums[1] == "serial":
             axes, turns = axes[:-2], axes[-2:]
         walked = ((operands[name], step) for name, step in launch.walked.items())
-        lanes, rows = cuda_grid.lanes(axes, walked), 1
+        lanes, rows, grid = cuda_grid.lanes(axes, walked), 1, None
+        tiles = None
+        if launch.tile is not None:
+            # A stretch of what is stored has as many cells as one of what is loaded.
+            name, digits, *sides = launch.tile
+            written, across = operands[name], axes[-1 - digits : -1]
+            lanes = min(lanes, cuda_grid.lanes((math.prod(across),), [(written, 1)]))
+            size = written.element_size()
+            tiles = cuda_grid.Tiles.of(math.prod(across), axes[-1], size, lanes)
+            lanes, grid = tiles.lanes, tiles.grid(axes[: -1 - digits], across, axes[-1])
+            for side, cells in zip(sides, (tiles.across, tiles.along), strict=True):
+                macros.append(f"#define {side} {cells}\n")
         if launch.lanes is not None:
             macros.append(f"#define {launch.lanes} {lanes}\n")
             axes = (*axes[:-1], axes[-1] // lanes)
@@ -68,7 +79,10 @@ def launches(
             else:
                 found += shared.box(axes)
             continue
-        grid = cuda_grid.team_grid(axes[:-2], *axes[-2:]) if launch.teams else cuda_grid.grid(axes)
+        if launch.teams:
+            grid = cuda_grid.team_grid(axes[:-2], *axes[-2:])
+        elif tiles is None:
+            grid = cuda_grid.grid(axes)
         if grid is None:
             continue
         whole = whole and grid.whole

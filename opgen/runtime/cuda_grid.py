@@ -29,6 +29,7 @@ _MOST_VALUES = 128
 _MOST_ACROSS = 64
 """The most threads of a block in a row of several: what neighbouring rows share is read once."""
 _WARP = 32
+_LONGEST_TILE = 256
 _FEWEST_ROUNDS = 8
 """How many points a thread adds up at least, where there are threads enough."""
 _FEWEST_TERMS = 64
@@ -87,6 +88,46 @@ def team_grid(extents: Sequence[int], outer: int, inner: int) -> Grid | None:
     blocks = min(-(-cells // deep), MOST_BLOCKS[0])
     whole = blocks * deep >= cells
     return Grid((blocks, 1, 1), (across, along, deep), tuple(map(magic, extents[1:])), whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles of cells that are read along one axis and stored along another.
+
+    `across` and `along` are the sides of a tile, in cells that are stored and read side by side;
+    `lanes` of them are a stretch.
+    """
+
+    across: int
+    along: int
+    lanes: int
+
+    @classmethod
+    def of(cls, width: int, length: int, size: int, lanes: int) -> Tiles:
+        """Tiles of elements of that size, of a matrix of that width and length.
+
+        Square ones have sides of 128 bytes, or 32 cells. Narrow ones, where the matrix is, have as
+        many cells, each a stretch of its own.
+        """
+        side = 64 if size <= 2 else 32
+        across, along = (min(_power(2 * e - 1), _LONGEST_TILE) for e in (width, length))
+        if min(across, along) * 2 >= side:
+            return cls(side, side, lanes)
+        if across < along:
+            return cls(across, min(along, max(side, side * side // across)), 1)
+        return cls(min(across, max(side, side * side // along)), along, 1)
+
+    def grid(self, outer: Sequence[int], digits: Sequence[int], length: int) -> Grid | None:
+        """The grid: x along what is read, y along what is stored, z all others."""
+        width, count = math.prod(digits), math.prod(outer)
+        if not count * width * length:
+            return None
+        needed = (-(-length // self.along), -(-width // self.across), count)
+        x, y, z = map(min, needed, MOST_BLOCKS)
+        cells = self.across * self.along // self.lanes
+        threads = min(THREADS, max(_WARP, cells))
+        divisors = tuple(map(magic, (*outer[1:], *digits[1:])))
+        return Grid((x, y, z), (threads, 1, 1), divisors, True)
 
 
 @dataclass(frozen=True, slots=True)

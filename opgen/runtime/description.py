@@ -113,6 +113,10 @@ class Launch:
     # has, and their type: wide, real or i64. Both kernels take the same arguments: behind what they
     # divide by, points or turns of a block, the number of parts, and where these are.
     sums: tuple[str, str, int, int, str] | None = None
+    # Of a kernel that is read along the last axis and written along others, by tiles: the tensor it
+    # writes, how many axes before the last one are the digits of that one's last index, and the
+    # macros for the sides of a tile: along these, and along the last axis.
+    tile: tuple[str, int, str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -465,6 +465,14 @@ FUNCTION void store_run(const A *run, A *to, index_t step)
     store_run<BEGIN, END, ALIGNED>(run, to, step, is_out);
 }
 
+/* How many elements lie between the rows of a tile, so that what a warp accesses at once lies in
+   different banks: by columns one bank further for every row, or more of them for short columns. */
+template <class A> FUNCTION constexpr int pitch_of(int across, int along, int lanes)
+{
+    const int banks = lanes == 1 && along < 32 ? 32 / along : 1;
+    return across + banks * (sizeof(A) < 4 ? 4 / (int)sizeof(A) : 1);
+}
+
 /* a * b + total, rounded once. */
 template <class A, class B> FUNCTION float multiply_add(A a, B b, float total)
 {
