@@ -118,7 +118,7 @@ def _launch(kernel: Function, program: Program) -> Group:
 def _sums(sums: Sums) -> Group:
     counts = (str(sums.cells), str(sums.count))
     loop = "serial" if sums.is_serial else "box"
-    return tuple_of([quoted(sums.name), quoted(loop), *counts, quoted(sums.kind.tag)])
+    return tuple_of([quoted(loop), *counts, quoted(sums.kind.tag)])
 
 
 def _tile(tile: Tile) -> Group:

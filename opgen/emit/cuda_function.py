@@ -14,7 +14,7 @@ from opgen.emit.cuda_points import CudaEmitter
 from opgen.emit.cuda_printer import INDEX, CudaPrinter
 from opgen.emit.cuda_reach import reach
 from opgen.emit.cuda_runs import values_of_cell
-from opgen.emit.cuda_sums import SumNames, kind_of, print_sum, print_total, stretched
+from opgen.emit.cuda_sums import SumNames, kind_of, print_sum, stretched
 from opgen.emit.expression import Names
 from opgen.emit.function import Signature, declare_names, pointer, signature_of, strides_of
 from opgen.emit.names import CNames, function_name, identifier
@@ -27,14 +27,12 @@ from opgen.ir.work import shared_lengths
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """A kernel beside one of sums, with the same parameters: it adds up what blocks have.
+    """Of a kernel of sums that blocks may share: it is launched for terms, then for parts of sums.
 
     `cells` is how many of the axes are those of cells, `count` how many sums each has of that type.
     The others are those of a box, or of a serial loop how many turns it has, and terms in a turn.
     """
 
-    name: str
-    lines: tuple[str, ...]
     cells: int
     count: int
     kind: Type
@@ -195,7 +193,7 @@ def print_function(kernel: Kernel, program: Program, types: Types, helpers: Help
 def _sum_function(
     kernel: Kernel, found: BoxSum, program: Program, types: Types, helpers: Helpers
 ) -> Function:
-    """The functions of a kernel that sums over a box."""
+    """The function of a kernel that sums over a box."""
     stretch = stretched(kernel, found)
     head = _Head.begin(stretch, program)
     magic = head.magic(kernel.axes[1:]), head.magic(found.box[1:])
@@ -204,21 +202,20 @@ def _sum_function(
     names = SumNames(tuple(magic[0]), tuple(magic[1]), share, splits, partial)
     kind = kind_of(types, kernel, found)
     head.end((*magic[0], *magic[1]), (*wide, f"{kind.value} *{partial}"))
-    first, second = (head.emitter(each, types, helpers) for each in (stretch, kernel))
-    print_sum(first, kernel, found, names)
-    print_total(second, kernel, found, names)
+    emitter = head.emitter(stretch, types, helpers)
+    print_sum(emitter, kernel, found, names)
     axes = (*kernel.axes, *found.box)
     points = functools.reduce(operator.mul, (axis.extent for axis in found.box), poly(1))
-    function = head.function(stretch, first, [axis.extent for axis in axes], reach(kernel) + points)
-    total = head.scope.fresh(f"{function.name}_parts")
-    sums = Sums(total, tuple(second.lines), len(kernel.axes), len(found.starts), kind)
+    extents = [axis.extent for axis in axes]
+    function = head.function(stretch, emitter, extents, reach(kernel) + points)
+    sums = Sums(len(kernel.axes), len(found.starts), kind)
     return replace(function, sums=sums)
 
 
 def _serial_function(
     kernel: Kernel, found: SerialSum, program: Program, types: Types, helpers: Helpers
 ) -> Function:
-    """The functions of a kernel of rows of cells that have long sums."""
+    """The function of a kernel of rows of cells that have long sums."""
     head = _Head.begin(kernel, program)
     parts = (Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched)
     axes = (*kernel.axes, *parts)
@@ -231,13 +228,11 @@ def _serial_function(
     kind = cuda_serial.kind_of(types, kernel, found)
     assert kind is not None
     head.end(magic, (*wide, f"{kind.value} *{partial}"))
-    first, second = (head.emitter(kernel, types, helpers) for _ in range(2))
-    cuda_serial.print_sum(first, axes, found, names)
-    cuda_serial.print_total(second, axes, found, names)
+    emitter = head.emitter(kernel, types, helpers)
+    cuda_serial.print_sum(emitter, axes, found, names)
     extents = (*(axis.extent for axis in axes), found.length, found.turn)
-    function = head.function(kernel, first, extents, reach(kernel))
-    total = head.scope.fresh(f"{function.name}_parts")
-    sums = Sums(total, tuple(second.lines), len(axes), len(found.starts), kind, is_serial=True)
+    function = head.function(kernel, emitter, extents, reach(kernel))
+    sums = Sums(len(axes), len(found.starts), kind, is_serial=True)
     return replace(function, sums=sums)
 
 

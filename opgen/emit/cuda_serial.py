@@ -1,7 +1,7 @@
 """Kernels of rows of cells with long sums, of which several blocks may each do some turns.
 
 Where there are few cells, each of `splits` threads takes some turns of the loop for the same cells,
-and leaves its totals as one of as many parts. A second kernel adds up the parts in their order.
+and leaves its totals as one of as many parts. Another launch adds up the parts in their order.
 """
 
 from __future__ import annotations
@@ -43,40 +43,38 @@ def kind_of(types: Types, kernel: Kernel, found: SerialSum) -> Type | None:
 def print_sum(
     emitter: CudaEmitter, axes: Sequence[Axis], found: SerialSum, names: SerialNames
 ) -> None:
-    """The body of the kernel that does turns; `axes` are those of the grid but for the splits."""
-    emitter.printer.names.symbols[names.splits] = names.splits
+    """The body of the kernel; `axes` are those of the grid but for the splits.
+
+    It is launched to do turns, then, with no turns for a split, to add up parts.
+    """
+    emitter.printer.names.symbols[names.splits] = f"({names.share} > 0 ? {names.splits} : 1)"
     split = Axis(names.split, symbol(names.splits))
     inner = emitter.grid((split, *axes), names.magic)
     _begin(inner, axes)
     inner.nodes(found.head)
-    begin = f"{inner.printer.names.symbols[names.split]} * {names.share}"
-    first, last = (inner.scope.fresh(f"turn_{end}") for end in ("first", "last"))
-    inner.write(f"const {INDEX} {first} = {begin}, {last} = {first} + {names.share} - 1;")
+    own = inner.printer.names.symbols[names.split]
+    inner.write(f"if ({names.share} > 0) {{")
+    turns = inside(inner)
+    first, last = (turns.scope.fresh(f"turn_{end}") for end in ("first", "last"))
+    turns.write(
+        f"const {INDEX} {first} = {own} * {names.share}, {last} = {first} + {names.share} - 1;"
+    )
     for name in (first, last):
-        inner.printer.names.symbols[name] = name
-    inner.nodes(
+        turns.printer.names.symbols[name] = name
+    turns.nodes(
         [replace(found.loop, lower=(symbol(first),), upper=(*found.loop.upper, symbol(last)))]
     )
-    inner.block(f"if ({names.splits} == 1)", found.tail)
+    inner.write("} else {")
+    parts = inside(inner)
+    other = parts.scope.fresh(names.split)
+    parts.write(f"for ({INDEX} {other} = 0; {other} < {names.splits}; {other}++) {{")
+    _parts(inside(parts), axes, found, names, other, "{total} += {part};")
+    parts.write("}")
+    inner.write("}")
+    inner.block(f"if ({names.splits} == 1 || {names.share} == 0)", found.tail)
     inner.write("else {")
-    at = inner.printer.names.symbols[names.split]
-    _parts(inside(inner), axes, found, names, at, "{part} = {total};")
+    _parts(inside(inner), axes, found, names, own, "{part} = {total};")
     inner.write("}")
-    inner.close(emitter)
-
-
-def print_total(
-    emitter: CudaEmitter, axes: Sequence[Axis], found: SerialSum, names: SerialNames
-) -> None:
-    """The body of the kernel that adds up parts."""
-    inner = emitter.grid(axes, names.magic[1:])
-    _begin(inner, axes)
-    inner.nodes(found.head)
-    split = inner.scope.fresh(names.split)
-    inner.write(f"for ({INDEX} {split} = 0; {split} < {names.splits}; {split}++) {{")
-    _parts(inside(inner), axes, found, names, split, "{total} += {part};")
-    inner.write("}")
-    inner.nodes(found.tail)
     inner.close(emitter)
 
 

@@ -3,7 +3,7 @@
 A block has teams of threads, one for each of its cells. A member of a team takes every so many-th
 stretch of the box, and keeps the accumulators of all its terms in registers; members are added up
 in a fixed order. Where several blocks share a cell, each writes what it has as one of `splits`
-parts, and a second kernel adds up the parts in their order.
+parts, and another launch adds up the parts in their order.
 """
 
 from __future__ import annotations
@@ -61,16 +61,24 @@ def kind_of(types: Types, kernel: Kernel, found: BoxSum) -> Type:
 
 
 def print_sum(emitter: CudaEmitter, kernel: Kernel, found: BoxSum, names: SumNames) -> None:
-    """The body of the kernel that adds up terms; the emitter's kernel is that of a stretch."""
+    """The body of the kernel; the emitter's kernel is that of a stretch.
+
+    It is launched to add up points, then, with no points for a block, to add up parts.
+    """
     body = _Body.begin(emitter, kernel, found, names)
     inner = body.inner
     inner.write(f"if ({body.point} < {body.cells}) {{")
-    _stretches(inside(inner), found, names)
+    terms = inside(inner)
+    terms.write(f"if ({names.share} > 0) {{")
+    _stretches(inside(terms), found, names)
+    terms.write("} else {")
+    _parts(inside(terms), body, names)
+    terms.write("}")
     inner.write("}")
-    body.add_up()
+    inner.write(f"team_sums<{body.count}>({body.totals}, {body.shared});")
     inner.write(f"if ({body.point} < {body.cells} && MEMBER == 0) {{")
     last = inside(inner)
-    last.block(f"if ({names.splits} == 1)", found.stores)
+    last.block(f"if ({names.splits} == 1 || {names.share} == 0)", found.stores)
     at = last.scope.fresh("at")
     last.write(f"else for (int {at} = 0; {at} < {body.count}; {at}++)")
     last.write(f"    {body.part(at, 'blockIdx.y')} = {body.totals}[{at}];")
@@ -78,27 +86,20 @@ def print_sum(emitter: CudaEmitter, kernel: Kernel, found: BoxSum, names: SumNam
     emitter.write("}")
 
 
-def print_total(emitter: CudaEmitter, kernel: Kernel, found: BoxSum, names: SumNames) -> None:
-    """The body of the kernel that adds up the parts of every cell."""
-    body = _Body.begin(emitter, kernel, found, names)
-    inner = body.inner
-    inner.write(f"if ({body.point} < {body.cells}) {{")
-    terms = inside(inner)
-    at, split = terms.scope.fresh("at"), terms.scope.fresh("split")
-    terms.write(f"for ({INDEX} {split} = MEMBER; {split} < {names.splits}; {split} += MEMBERS) {{")
-    terms.write("    UNROLL")
-    terms.write(f"    for (int {at} = 0; {at} < {body.count}; {at}++)")
-    terms.write(f"        {body.totals}[{at}] += {body.part(at, split)};")
-    terms.write("}")
-    inner.write("}")
-    body.add_up()
-    inner.block(f"if ({body.point} < {body.cells} && MEMBER == 0)", found.stores)
+def _parts(emitter: CudaEmitter, body: _Body, names: SumNames) -> None:
+    """The loop of a member over its parts of a cell."""
+    at, split = emitter.scope.fresh("at"), emitter.scope.fresh("split")
+    head = f"{INDEX} {split} = MEMBER; {split} < {names.splits}; {split} += MEMBERS"
+    emitter.write(f"for ({head}) {{")
+    emitter.write("    UNROLL")
+    emitter.write(f"    for (int {at} = 0; {at} < {body.count}; {at}++)")
+    emitter.write(f"        {body.totals}[{at}] += {body.part(at, split)};")
     emitter.write("}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """What both kernels have around their terms: a loop over cells, and a team for each."""
+    """What is around the terms: a loop over cells, and a team for each."""
 
     inner: CudaEmitter
     names: SumNames
@@ -132,10 +133,6 @@ class _Body:
             inner.printer.names.accumulators[start.accumulator] = f"{totals}[{at}]"
             inner.kinds[start.accumulator] = kind
         return cls(inner, names, count, cells, point, totals, shared)
-
-    def add_up(self) -> None:
-        """Leave the sums of all members with the first one."""
-        self.inner.write(f"team_sums<{self.count}>({self.totals}, {self.shared});")
 
     def part(self, at: str, split: str) -> str:
         """The part of a sum that a split has; there may be more of them than 32 bits count."""

@@ -41,7 +41,7 @@ def launches(
             if operands[workspace] is operands[output]:
                 continue
         turns: tuple[int, ...] = ()
-        if launch.sums is not None and launch.sums[1] == "serial":
+        if launch.sums is not None and launch.sums[0] == "serial":
             axes, turns = axes[:-2], axes[-2:]
         walked = ((operands[name], step) for name, step in launch.walked.items())
         lanes, rows, grid = cuda_grid.lanes(axes, walked), 1, None
@@ -109,15 +109,16 @@ class _Sums:
     def box(self, axes: Sequence[int]) -> Iterator[KernelLaunch]:
         """Of the points of a box: the last axes."""
         assert self.launch.sums is not None
-        total, _, cells, *_ = self.launch.sums
+        kernel, cells = self.launch.kernel, self.launch.sums[1]
         found = cuda_grid.sum_grid(axes[:cells], axes[cells:])
         if found is None:
             return
         parts = self.parts(math.prod(axes[:cells]), found.splits)
         given = self.given(found.magic, found.share, found.splits, parts)
-        yield KernelLaunch(self.launch.kernel, found.blocks, found.threads, given, (parts,))
+        yield KernelLaunch(kernel, found.blocks, found.threads, given, (parts,))
         if found.splits > 1:
-            yield KernelLaunch(total, found.total_blocks, found.total_threads, given, (parts,))
+            given = self.given(found.magic, 0, found.splits, parts)
+            yield KernelLaunch(kernel, found.total_blocks, found.total_threads, given, (parts,))
 
     def serial(
         self, axes: Sequence[int], turns: tuple[int, ...], cells: int
@@ -126,18 +127,18 @@ class _Sums:
         assert self.launch.sums is not None
         count, terms = turns
         splits = cuda_grid.serial_splits(axes, count, terms)
-        share = -(-count // splits)
-        splits = max(1, -(-count // max(1, share)))
-        grid, total = cuda_grid.grid((splits, *axes)), cuda_grid.grid(axes)
+        share = max(1, -(-count // splits))
+        splits = max(1, -(-count // share))
+        grid, total = (cuda_grid.grid((each, *axes)) for each in (splits, 1))
         if grid is None or total is None:
             return
         self.grids += [grid, total]
-        parts = self.parts(math.prod(axes) * cells, splits)
+        kernel, parts = self.launch.kernel, self.parts(math.prod(axes) * cells, splits)
         given = self.given(grid.magic, share, splits, parts)
-        yield KernelLaunch(self.launch.kernel, grid.blocks, grid.threads, given, (parts,))
+        yield KernelLaunch(kernel, grid.blocks, grid.threads, given, (parts,))
         if splits > 1:
-            name = self.launch.sums[0]
-            yield KernelLaunch(name, total.blocks, total.threads, given, (parts,))
+            given = self.given(total.magic, 0, splits, parts)
+            yield KernelLaunch(kernel, total.blocks, total.threads, given, (parts,))
 
     def parts(self, cells: int, splits: int) -> torch.Tensor:
         """Memory for the parts of the sums of cells; none where there is one part."""

@@ -135,7 +135,7 @@ class SumGrid:
     """The grids over the cells of a sum over a box, and how the points of the box are shared out.
 
     `splits` blocks along y share a cell; each has `share` points, the last one may have fewer. The
-    `total` grid is that of the kernel which adds up what they have.
+    `total` grid is that of the launch which adds up what they have.
     """
 
     blocks: Size
@@ -160,8 +160,8 @@ def sum_grid(cells: Sequence[int], box: Sequence[int]) -> SumGrid | None:
     blocks, threads = _teams(count, members)
     most = min(_MOST_SPLITS, MOST_BLOCKS[1], _MANY_BLOCKS // blocks)
     splits = max(1, min(most, points // (members * _FEWEST_ROUNDS)))
-    share = -(-points // (splits * members)) * members
-    splits = max(1, -(-points // max(1, share)))
+    share = max(1, -(-points // (splits * members))) * members
+    splits = max(1, -(-points // share))
     divisors = tuple(magic(max(1, extent)) for extent in (*cells[1:], *box[1:]))
     total_blocks, total_threads = _teams(count, min(_WARP, THREADS))
     return SumGrid(
