@@ -53,6 +53,7 @@ from opgen.passes.specialise import (
     specialise,
     windows_of,
 )
+from opgen.passes.unclamp import unclamped
 from opgen.runtime import Operation, generated
 
 ORDERS = 2
@@ -167,7 +168,7 @@ def _special_kernels(
     return replace(
         kernels,
         programs=((values, _special(op, program, fixed, rows)),),
-        on_gpu=((values, _special(op, on_gpu, fixed, cuda_rows)),),
+        on_gpu=((values, _special(op, on_gpu, fixed, cuda_rows, unclamped)),),
     )
 
 
@@ -176,9 +177,10 @@ def _special(
     program: Program,
     values: Mapping[str, int],
     rewrite: Callable[[Program, Facts], Program],
+    prepare: Callable[[Op], Op] = lambda op: op,
 ) -> Program:
     """The program for particular values, or the general one if it has not all operands of it."""
-    special = specialise(op, values)
+    special = prepare(specialise(op, values))
     found = rewrite(schedule(special, gather(special)), facts_of(special))
     known = {operand.name for operand in program.operands}
     if any(operand.name not in known for operand in found.operands):
@@ -289,7 +291,8 @@ def special_cuda(text: str, name: str, path: tuple[str, ...], values: Mapping[st
     """The same in CUDA, for no layout: Python source that defines `kernels`."""
     op = _derived_op(text, name, path)
     program = cuda_rows(schedule(op, gather(op)), facts_of(op))
-    return cuda_kernels(_special(op, program, values, cuda_rows), "kernels", program)
+    special = _special(op, program, values, cuda_rows, unclamped)
+    return cuda_kernels(special, "kernels", program)
 
 
 def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:

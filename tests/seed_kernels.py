@@ -3,11 +3,13 @@
     python tests/seed_kernels.py [NAME...]
 
 prints for every kernel, forward and backward: instructions that an inner thread executes for one
-element it stores, the goal, bytes that reach the second cache for one that is needed, registers.
+element it stores, or of a sum for one element of its largest operand; the goal; bytes that reach
+the second cache for one that is needed; registers.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -80,8 +82,11 @@ Launched = tuple[str, cuda.KernelLaunch]
 """A source, and a launch of one of its kernels."""
 
 
-def launched(workload: Workload, dtype: torch.dtype) -> list[Launched]:
-    """What a call would launch, with as many rows for a thread as a large one; nothing is run."""
+def launched(workload: Workload, dtype: torch.dtype, backward: bool = False) -> list[Launched]:
+    """What a call would launch, with as many rows for a thread as a large one; nothing is run.
+
+    With `backward` what its gradients for all tensors would.
+    """
     found: list[Launched] = []
 
     def noting(source: str, device: torch.device, launches: list[cuda.KernelLaunch]) -> None:
@@ -94,7 +99,11 @@ def launched(workload: Workload, dtype: torch.dtype) -> list[Launched]:
         mock.patch.object(cuda_grid, "LEAST_THREADS", 1),
         lookup.suspended(),
     ):
-        workload.call(*(random(*shape).to(dtype) for shape in workload.shapes))
+        tensors = [random(*shape).to(dtype).requires_grad_() for shape in workload.shapes]
+        result = workload.call(*tensors)
+        if backward:
+            found.clear()
+            result.backward(torch.ones_like(result))
     return found
 
 
@@ -129,10 +138,10 @@ class Measured:
         return self.instructions / self.stored
 
 
-def measured(found: Launched, itemsize: int) -> Measured:
+def measured(found: Launched, itemsize: int, terms: int = 0) -> Measured:
     """The kernel compiled, and the thread in the middle of the block in the middle followed.
 
-    Of a sum by a team every member counts, and one element.
+    A thread that stores nothing adds up its part of the `terms` of a sum.
     """
     source, launch = found
     compiled = nvrtc.compile_cuda(source, ARCHITECTURE)
@@ -145,7 +154,7 @@ def measured(found: Launched, itemsize: int) -> Measured:
     return Measured(
         launch.kernel,
         len(way),
-        stored / itemsize or 1 / (launch.threads[0] * launch.threads[1]),
+        stored / itemsize or terms / math.prod((*launch.blocks, *launch.threads)),
         use.registers,
         use.spills,
     )
@@ -158,7 +167,9 @@ def table(names: Iterable[str]) -> Iterator[str]:
         for dtype in (torch.float32, torch.bfloat16):
             kind = str(dtype).removeprefix("torch.")
             for number, (found, report) in enumerate(traced(workload, dtype)):
-                line, moved = measured(found, dtype.itemsize), movement(report)
+                sectors = max(each.read_unique_sectors for each in report.traffic.values())
+                line = measured(found, dtype.itemsize, 32 * sectors // dtype.itemsize)
+                moved = movement(report)
                 goal = f"{workload.goal:.1f}" if number == 0 else ""
                 yield (
                     f"{line.kernel:42} {kind:8} {line.for_an_output:12.1f} {goal:>6} "

@@ -59,7 +59,7 @@ def test_a_product_of_matrices() -> None:
 def test_a_sum_over_everything() -> None:
     (found,) = costs("op f(x[N,M]) -> y[1]\n  y[0] = sum(n,m) x[n,m]", {"N": 1000, "M": 2000})
     assert found.flops == 2 * 10**6
-    assert found.template.name == "team sum"
+    assert found.template.name == "split sum"
 
 
 def test_small_work_is_a_launch() -> None:

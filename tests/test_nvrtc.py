@@ -11,9 +11,11 @@ from catalogue import SPECS
 from opgen import compiler
 from opgen.emit.cuda import cuda_source
 from opgen.emit.cuda_runs import values_of_cell
+from opgen.emit.cuda_sums import stretched
 from opgen.errors import Source
 from opgen.ir.loops import Program
 from opgen.ir.notation import DType
+from opgen.ir.sums import box_sum
 from opgen.runtime import cuda_grid, prelude
 from opgen.testing import nvrtc
 
@@ -89,12 +91,15 @@ def test_threads_of_many_cells(stem: str) -> None:
     """Kernels with the most cells that a launch would give a thread; those alone, of bfloat16."""
     ops = programs(spec_text(stem))
     macros = []
-    for kernel in (kernel for program in ops for kernel in program.kernels):
-        if kernel.row is not None:
-            macros.append(f"#define lanes_of_{kernel.name} 8\n")
-        if kernel.group is not None:
-            rows = cuda_grid.rows((2**10, 2**10, 2**10), 8 * values_of_cell(kernel))
-            macros.append(f"#define rows_of_{kernel.name} {rows}\n")
+    for program in ops:
+        for kernel in program.kernels:
+            box = box_sum(kernel, program.integers)
+            thread = kernel if box is None else stretched(kernel, box)
+            if thread.row is not None:
+                macros.append(f"#define lanes_of_{kernel.name} 8\n")
+            if thread.group is not None:
+                rows = cuda_grid.rows((2**10, 2**10, 2**10), 8 * values_of_cell(thread))
+                macros.append(f"#define rows_of_{kernel.name} {rows}\n")
     compiled = nvrtc.compile_cuda("".join(dict.fromkeys(macros)) + source(ops, "bf16"), "sm_90")
     assert not [kernel for kernel in compiled.kernels if kernel.spills]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -17,7 +18,7 @@ from seed_kernels import ARCHITECTURE, WORKLOADS, launched, measured
 # Instructions of an inner thread for an element of the result. Goals are in WORKLOADS; transposed
 # misses its own by a tenth.
 LIMITS = {
-    ("shift_sum", torch.float32): 82,
+    ("shift_sum", torch.float32): 46,
     ("depth_to_space", torch.bfloat16): 2.4,
     ("depthwise", torch.float32): 22.5,
     ("depthwise", torch.bfloat16): 23.5,
@@ -32,6 +33,30 @@ def test_instructions_for_an_output(name: str, dtype: torch.dtype) -> None:
     (found,) = launched(WORKLOADS[name], dtype)
     line = measured(found, dtype.itemsize)
     assert line.for_an_output <= LIMITS[name, dtype]
+    assert not line.spills
+
+
+# Of the gradient for the filter: for one term of all nine taps together, what it takes to add up
+# what 256 threads have after two stretches each included.
+BACKWARD_LIMITS = {
+    ("depthwise", "grad_weight", torch.float32): 29,
+    ("depthwise", "grad_weight", torch.bfloat16): 33,
+    ("transposed", "grad_x", torch.float32): 20,
+    ("transposed", "grad_x", torch.bfloat16): 21,
+    ("bilinear", "grad_x", torch.float32): 69,
+    ("bilinear", "grad_x", torch.bfloat16): 57,
+    ("unfold", "grad_x", torch.float32): 43,
+    ("unfold", "grad_x", torch.bfloat16): 53,
+}
+
+
+@pytest.mark.parametrize(("name", "gradient", "dtype"), BACKWARD_LIMITS, ids=str)
+def test_instructions_of_gradients(name: str, gradient: str, dtype: torch.dtype) -> None:
+    workload = WORKLOADS[name]
+    found = launched(workload, dtype, backward=True)
+    (of_gradient,) = (each for each in found if each[1].kernel.endswith(f"{gradient}_{gradient}"))
+    line = measured(of_gradient, dtype.itemsize, math.prod(workload.shapes[0]))
+    assert line.for_an_output <= BACKWARD_LIMITS[name, gradient, dtype]
     assert not line.spills
 
 

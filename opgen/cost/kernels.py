@@ -33,6 +33,8 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.notation import DType, Reducer
+from opgen.ir.sums import BoxSum, box_sum
+from opgen.ir.transpose import transpose
 
 _THREAD = 50  # instructions of a thread before and after its cells
 _LOAD = 2  # of a load: its address, and itself
@@ -88,7 +90,8 @@ def cost(
     `kernel` has one point for each cell, `threads` is the same as it is launched. `sizes` are the
     integers of the call, `shared` is the type of tensors that declare none.
     """
-    lanes = 1 if threads.row is None else max(1, 16 // max(4, _BYTES[shared]))
+    box = box_sum(threads, program.integers)
+    lanes = 1 if threads.row is None and box is None else max(1, 16 // max(4, _BYTES[shared]))
     cells_of_thread = lanes * (1 if threads.group is None else threads.group.width)
     # Of a row whole vectors are loaded, and what several cells read is loaded once.
     counts = _Counts(_BYTES[shared] < 4, cells_of_thread)
@@ -111,10 +114,16 @@ def cost(
     limit = max(times, key=lambda name: times[name])
     if times[limit] < machine.launch:
         return Cost(
-            kernel.name, _template(threads), flops, moved, instructions, machine.launch, "launch"
+            kernel.name,
+            _template(threads, box),
+            flops,
+            moved,
+            instructions,
+            machine.launch,
+            "launch",
         )
     seconds = machine.launch + times[limit]
-    return Cost(kernel.name, _template(threads), flops, moved, instructions, seconds, limit)
+    return Cost(kernel.name, _template(threads, box), flops, moved, instructions, seconds, limit)
 
 
 def _value(value: Poly, known: Mapping[str, int]) -> int:
@@ -199,7 +208,7 @@ def _adds(node: Node) -> bool:
 
 
 # ---------------------------------------------------------------------------- templates
-def _template(kernel: Kernel) -> Template:
+def _template(kernel: Kernel, box: BoxSum | None) -> Template:
     """What the schedule chose."""
     group = kernel.group
     loops = [
@@ -209,9 +218,18 @@ def _template(kernel: Kernel) -> Template:
     ]
     if not kernel.is_deterministic:
         return Template("scatter", "cells are known at run time only: atomic additions")
+    if box is not None:
+        names = ", ".join(axis.name for axis in box.box)
+        sums = f"; {len(box.starts)} sums in one pass" if len(box.starts) > 1 else ""
+        return Template("split sum", f"blocks share the terms of a cell: {names}{sums}")
     if any(loop.any_order for loop in loops):
         names = ", ".join(loop.name for loop in loops if loop.any_order)
         return Template("team sum", f"terms are consecutive in memory, cells are not: {names}")
+    turned = transpose(kernel)
+    if turned is not None:
+        across = ", ".join(axis.name for axis in turned.across)
+        reason = f"read along {turned.along.name}, written along {across}, through shared memory"
+        return Template("transpose tile", reason)
     if kernel.row is None:
         return Template("cells", "no axis along which most tensors are consecutive")
     row = kernel.row.axis.name

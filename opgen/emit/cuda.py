@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from opgen.algebra.poly import Poly
-from opgen.emit.c_layout import spec_comment, wrapped
-from opgen.emit.cuda_points import CudaEmitter
-from opgen.emit.cuda_printer import INDEX, CudaPrinter
-from opgen.emit.cuda_reach import reach
-from opgen.emit.cuda_runs import values_of_cell
-from opgen.emit.function import Signature, declare_names, pointer, signature_of, strides_of
-from opgen.emit.names import CNames, function_name, identifier, python_names
+from opgen.emit.cuda_function import Function, Helpers, Sums, Tile, print_function
+from opgen.emit.names import python_names
 from opgen.emit.polynomial import python_text
 from opgen.emit.python_text import (
     Chain,
@@ -27,34 +22,11 @@ from opgen.emit.python_text import (
 )
 from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
-from opgen.emit.types import Type, Types
-from opgen.ir.loops import Axis, Kernel, Program
-from opgen.ir.work import shared_lengths
+from opgen.emit.types import Types
+from opgen.ir.loops import Program
 
 
 # ---------------------------------------------------------------------------- CUDA
-@dataclass(frozen=True, slots=True)
-class Function:
-    """One kernel. `lines` are indented by one level.
-
-    `extents` are those of the axes of its grid; of a kernel of teams also the lengths of the loops
-    that a team shares.
-    """
-
-    name: str
-    comment: tuple[str, ...]
-    signature: Signature
-    parameters: tuple[str, ...]
-    lines: tuple[str, ...]
-    extents: tuple[Poly, ...]
-    teams: bool
-    reach: Poly
-    written: str
-    lanes: str | None  # the macro for the cells of a thread
-    rows: tuple[str, int] | None  # that for its rows, and how many values a cell has
-    walked: tuple[tuple[str, int], ...]  # tensors that these walk along, and their steps
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """What `cuda.cu.j2` prints."""
@@ -68,92 +40,12 @@ class Source:
 def cuda_source(program: Program) -> str:
     """The CUDA source; it is compiled behind `opgen.runtime.prelude` and the bindings of a call."""
     types = Types(program)
-    helpers: dict[tuple[str, Type], None] = {}
-    functions = tuple(_function(kernel, program, types, helpers) for kernel in program.kernels)
+    helpers: Helpers = {}
+    functions = tuple(print_function(kernel, program, types, helpers) for kernel in program.kernels)
     (title,) = comment(program.name)
     return render(
         "cuda.cu.j2", Source(title, helper_lines(helpers), table_lines(program), functions)
     )
-
-
-def _function(
-    kernel: Kernel, program: Program, types: Types, helpers: dict[tuple[str, Type], None]
-) -> Function:
-    """The function of a kernel. The helper functions that it calls join `helpers`."""
-    signature = _signature(kernel, program)
-    scope = CNames({function_name(each.name) for each in program.kernels})
-    names = declare_names(signature, program, scope)
-    parameters: list[str] = []
-    narrowed: list[str] = []
-
-    def integers(group: Sequence[str]) -> list[str]:
-        given = [scope.fresh(f"{name}_arg") for name in group]
-        narrowed.extend(f"{name} = {wide}" for name, wide in zip(group, given, strict=True))
-        return [f"int64_t {name}" for name in given]
-
-    for name in signature.tensors:
-        group = [pointer(program.operand(name), kernel, names, "__restrict__")]
-        parameters += wrapped([*group, *integers(strides_of(name, program, names))])
-    row = kernel.row
-    lengths = shared_lengths(kernel, program.integers)
-    parts = (Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched)
-    axes = (*kernel.axes, *parts)
-    divided = axes[1:] if lengths else axes[1:-2]
-    magic = [scope.fresh(f"{axis.name}_magic") for axis in divided]
-    group = integers([names.symbols[name] for name in signature.integers])
-    group += [f"double {names.numbers[name]}" for name in signature.numbers]
-    group += [f"int64_t {name}" for name in magic]
-    group += ["int64_t *fault"] if signature.faults else []
-    parameters += wrapped(group)
-    printer = CudaPrinter(program, types, names, True, helpers)
-    emitter = CudaEmitter(printer, scope, kernel)
-    if row is not None:
-        emitter.write(f"constexpr int LANES = {_macro('lanes', kernel)};")
-    if kernel.group is not None:
-        emitter.write(f"constexpr int ROWS = {_macro('rows', kernel)};")
-    if narrowed:
-        declared = ",\n        ".join(wrapped(narrowed, 84))
-        emitter.lines += f"    const {INDEX} {declared};".split("\n")
-    emitter.prologue()
-    if lengths:
-        emitter.team(axes, magic)
-    else:
-        inner = emitter.grid(axes, magic)
-        if row is not None:
-            named = inner.printer.names.symbols
-            inner.begin_stretches([named[axis.name] for axis in axes[len(kernel.axes) :]])
-        inner.nodes(kernel.body)
-        inner.close(emitter)
-    spec = tuple(line for text in kernel.spec for line in spec_comment(text))
-    return Function(
-        function_name(kernel.name),
-        spec,
-        signature,
-        tuple(parameters),
-        tuple(emitter.lines),
-        (*(axis.extent for axis in axes), *lengths),
-        bool(lengths),
-        reach(kernel),
-        kernel.written,
-        None if row is None else _macro("lanes", kernel),
-        None if kernel.group is None else (_macro("rows", kernel), values_of_cell(kernel)),
-        tuple(emitter.walked.items()),
-    )
-
-
-def _signature(kernel: Kernel, program: Program) -> Signature:
-    """The arguments of a kernel; the ends of runs are compared with extents."""
-    signature = signature_of(kernel, program)
-    if kernel.row is None:
-        return signature
-    extents = (e for name in signature.tensors for e in program.operand(name).extents)
-    needed = frozenset(signature.integers).union(*(extent.symbols for extent in extents))
-    return replace(signature, integers=tuple(n for n in program.integers if n in needed))
-
-
-def _macro(what: str, kernel: Kernel) -> str:
-    """The macro for the number of `lanes` or `rows` of a thread, which a launch defines."""
-    return f"{what}_of_{identifier(kernel.name)}"
 
 
 # ---------------------------------------------------------------------------- Python
@@ -176,7 +68,7 @@ def cuda_kernels(program: Program, name: str, called_as: Program | None = None) 
     """
     called_as = called_as or program
     types = Types(program)
-    functions = tuple(_function(kernel, program, types, {}) for kernel in program.kernels)
+    functions = tuple(print_function(kernel, program, types, {}) for kernel in program.kernels)
     source_name = f"{name}_source".upper()
     description = call(
         "CudaKernels",
@@ -215,10 +107,22 @@ def _launch(kernel: Function, program: Program) -> Group:
         faults="True" if signature.faults else None,
         converts=None if source is None else strings((source, kernel.written)),
         teams="True" if kernel.teams else None,
+        sums=None if kernel.sums is None else _sums(kernel.sums),
+        tile=None if kernel.tile is None else _tile(kernel.tile),
         lanes=None if kernel.lanes is None else quoted(kernel.lanes),
         rows=rows,
         walked=dict_of({name: str(step) for name, step in kernel.walked}) if kernel.lanes else None,
     )
+
+
+def _sums(sums: Sums) -> Group:
+    counts = (str(sums.cells), str(sums.count))
+    loop = "serial" if sums.is_serial else "box"
+    return tuple_of([quoted(loop), *counts, quoted(sums.kind.tag)])
+
+
+def _tile(tile: Tile) -> Group:
+    return tuple_of([quoted(tile.written), str(tile.digits), *map(quoted, tile.macros)])
 
 
 def _extents(program: Program, functions: Sequence[Function], name: str) -> str:

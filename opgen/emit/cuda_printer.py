@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from opgen.algebra.condition import Condition, Relation
-from opgen.algebra.poly import Kind, Poly, symbol_atom
+from opgen.algebra.poly import Kind, Poly, symbol, symbol_atom
 from opgen.emit.cuda_runs import Access
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
@@ -39,20 +39,40 @@ class Stretch:
             a*cell + c >= 0     if a*lane + c >= 0
             r - b*cell >= 0     if b*(lane - LANES + 1) <= r - b*(extent - 1)
         """
+        found = self._linear(value)
+        if found is None:
+            return None
+        factor, known = found
+        if factor > 0:
+            return f"{'' if factor == 1 else f'{factor} * '}{self.lane} >= {-known}"
+        if factor == -1:
+            return f"{self.lane} < {times(1, self.count, known)}"
+        return f"{-factor} * ({self.lane} - {self.count} + 1) <= {known}"
+
+    def ends(self, value: Poly) -> tuple[int, int] | None:
+        """How many lanes at the beginning and at the end do not decide `value >= 0`, by `hint`."""
+        found = self._linear(value)
+        if found is None:
+            return None
+        factor, known = found
+        undecided = max(0, -(known // abs(factor)))
+        return (undecided, 0) if factor > 0 else (0, undecided)
+
+    def lane_of_end(self, value: Poly) -> str | None:
+        """The lane of the first cell, or the last one, if `value == 0` for that cell alone."""
+        if value in (symbol(self.name), -symbol(self.name)):
+            return "0"
+        last = self.extent - 1 - symbol(self.name)
+        return f"{self.count} - 1" if value in (last, -last) else None
+
+    def _linear(self, value: Poly) -> tuple[int, int] | None:
+        """The factor of the axis, and the value at its first cell, or its last if that is less."""
         linear = value.linear_in(symbol_atom(self.name))
         if linear is None or not linear[0].is_constant or self.name in linear[1].symbols:
             return None
         factor, rest = linear[0].constant, linear[1]
-        if factor > 0:
-            if not rest.is_constant:
-                return None
-            return f"{'' if factor == 1 else f'{factor} * '}{self.lane} >= {-rest.constant}"
-        slack = rest + factor * (self.extent - 1)
-        if factor == 0 or not slack.is_constant:
-            return None
-        if factor == -1:
-            return f"{self.lane} < {times(1, self.count, slack.constant)}"
-        return f"{-factor} * ({self.lane} - {self.count} + 1) <= {slack.constant}"
+        least = rest if factor > 0 else rest + factor * (self.extent - 1)
+        return (factor, least.constant) if factor != 0 and least.is_constant else None
 
 
 @dataclass(frozen=True)
@@ -86,9 +106,13 @@ class CudaPrinter(Printer):
     def condition(self, condition: Condition) -> Text:
         """A comparison, which costs nothing for the cells for which it holds anyway."""
         text = super().condition(condition)
-        if condition.relation is not Relation.GE:
-            return text
-        return self._hinted(condition.value, text)
+        match condition.relation:
+            case Relation.GE:
+                return self._hinted(condition.value, text)
+            case Relation.EQ:
+                return self._at_end(condition.value, text)
+            case _:
+                return text
 
     def inside(self, index: Poly, extent: Poly) -> Text:
         """Whether an index is inside of its dim."""
@@ -112,6 +136,14 @@ class CudaPrinter(Printer):
             case _:
                 pass
         return None
+
+    def _at_end(self, value: Poly, text: Text) -> Text:
+        """A comparison that holds for one cell of the row, which is that of a certain lane."""
+        for stretch in self.stretches:
+            lane = stretch.lane_of_end(value)
+            if lane is not None:
+                return Text(f"{stretch.lane} == {lane} && {text.at(Level.EQUALITY)}", Level.AND)
+        return text
 
     def _hinted(self, value: Poly, text: Text) -> Text:
         for stretch in self.stretches:

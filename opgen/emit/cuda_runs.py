@@ -14,11 +14,12 @@ of member i is row `x[b*i+e]` of member i+d, so rows that several members read a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from opgen.algebra.poly import ZERO, Kind, Poly, poly, symbol, symbol_atom
+from opgen.algebra.poly import ZERO, Kind, Poly, poly, split_quotient, symbol, symbol_atom
 from opgen.ir.loops import (
     Accumulate,
     All,
@@ -220,6 +221,18 @@ def values_of_cell(kernel: Kernel) -> int:
     return count + len(read)
 
 
+def aligned_text(run: Run, row: Poly) -> str:
+    """How many elements every run begins at a multiple of; the row has a multiple of LANES."""
+    rows, rest = split_quotient(run.rest, row)
+    divisor = math.gcd(*(abs(count) for count in rest.terms.values()))
+    return f"aligned(LANES, {run.step if rows == 0 else 1}, {divisor})"
+
+
+def is_whole(run: Run, extent: Poly, row: Poly) -> bool:
+    """Whether a row of the tensor has a multiple of the elements that a stretch walks over."""
+    return split_quotient(extent, run.step * row)[1] == 0
+
+
 # ---------------------------------------------------------------------------- traversal
 def _walk(nodes: Iterable[Node]) -> Iterator[Node]:
     for node in nodes:
@@ -241,6 +254,12 @@ def _loads(nodes: Iterable[Node], certain: bool) -> Iterator[tuple[Load, bool]]:
             case _:
                 for value in node_scalars(node):
                     yield from _in_scalar(value, certain)
+
+
+def loads_for_sure(node: Node) -> Iterator[Load]:
+    """The loads of a node's values that are made for every cell for which it is executed."""
+    for value in node_scalars(node):
+        yield from (load for load, certain in _in_scalar(value, True) if certain)
 
 
 def _stores(nodes: Iterable[Node], certain: bool) -> Iterator[tuple[Store, bool]]:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from opgen.algebra.poly import ZERO, Poly, split_quotient, symbol
+from opgen.algebra.poly import ZERO, Poly, symbol
+from opgen.emit.cuda_interior import interior
+from opgen.emit.cuda_known import Known, known_elements
 from opgen.emit.cuda_printer import INDEX, CudaPrinter, Stretch, plus, times
-from opgen.emit.cuda_runs import Access, Run, fixed_loads, load_runs, store_runs
+from opgen.emit.cuda_runs import (
+    Access,
+    Run,
+    aligned_text,
+    fixed_loads,
+    is_whole,
+    load_runs,
+    store_runs,
+)
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
 from opgen.emit.statements import Emitter, extreme
@@ -45,10 +54,12 @@ class CudaStatements(Emitter):
         names = self.printer.names.symbols
         for row, part in zip(self.kernel.stretched, parts, strict=True):
             count = "LANES" if row is self.kernel.row else "ROWS"
-            names[row.first], names[row.last] = map(self.scope.fresh, (row.first, row.last))
-            self.write(f"const {INDEX} {names[row.first]} = {part} * {count};")
+            first = names[row.first] = self.scope.fresh(row.first)
+            self.write(f"const {INDEX} {first} = {part} * {count};")
+            names[row.last] = f"({first} + {count} - 1)"
             if row.last in symbols_of(*_without_rows(self.kernel)):
-                self.write(f"const {INDEX} {names[row.last]} = {names[row.first]} + {count} - 1;")
+                names[row.last] = self.scope.fresh(row.last)
+                self.write(f"const {INDEX} {names[row.last]} = {first} + {count} - 1;")
             self.members[row.axis.name] = self.scope.fresh("lane" if count == "LANES" else "row")
             stretch = Stretch(row.axis.name, row.axis.extent, self.members[row.axis.name], count)
             self.printer = replace(self.printer, stretches=(*self.printer.stretches, stretch))
@@ -61,6 +72,19 @@ class CudaStatements(Emitter):
         return f"[{self.members[group.axis.name]}][{self.lane}]", "[ROWS][LANES]"
 
     def lanes(self, node: Lanes) -> None:
+        """A pass over the cells, and another one where conditions hold for all of them."""
+        found = interior(node, self.printer.stretches, self.kernel.stretched)
+        if found is None:
+            self.all_lanes(node)
+            return
+        tests = [Printer.condition(self.printer, each) for each in found.conditions]
+        self.write(f"if ({' && '.join(each.at(Level.EQUALITY) for each in tests)}) {{")
+        inside(self).all_lanes(found.lanes)
+        self.write("} else {")
+        inside(self).all_lanes(node)
+        self.write("}")
+
+    def all_lanes(self, node: Lanes) -> None:
         """What is loaded for all cells, loops over them, what is stored for them."""
         row, group, program = self.kernel.row, self.kernel.group, self.printer.program
         assert row is not None and not node.lower and not node.upper
@@ -73,7 +97,7 @@ class CudaStatements(Emitter):
         for load in fixed_loads(node, frozenset(each.axis.name for each in self.kernel.stretched)):
             block.load_once(load)
         for run in loads:
-            block.load(run)
+            block.load(run, self.known(node, run))
         block.outputs = dict(self.outputs)
         registers = [block.begin_store(run) for run in stores]
         cells = block
@@ -161,11 +185,18 @@ class CudaStatements(Emitter):
             return ""
         return _place(1, self.members[group.axis.name], offset - run.top)
 
-    def load(self, run: Run) -> None:
+    def known(self, node: Lanes, run: Run) -> Known | None:
+        """What the lanes tell of the elements of a run."""
+        row, group = self.kernel.row, self.kernel.group
+        assert row is not None
+        (lane,) = (each for each in self.printer.stretches if each.name == row.axis.name)
+        return known_elements(node, run, lane, None if group is None else group.axis.name)
+
+    def load(self, run: Run, known: Known | None) -> None:
         """Fill registers with a run."""
         name, places = self.declare(run, "run")
         self.printer.registers.update({access: name + at for access, at in places.items()})
-        self.for_rows(run, name, lambda row, registers: row.load_row(run, registers))
+        self.for_rows(run, name, lambda row, registers: row.load_row(run, registers, known))
 
     def for_rows(self, run: Run, name: str, write: Callable[[CudaStatements, str], None]) -> None:
         """Write something for every row of a run, given its registers."""
@@ -190,37 +221,45 @@ class CudaStatements(Emitter):
         write(inner, f"{name}[{plus(at, -run.top)}]")
         self.write("}")
 
-    def load_row(self, run: Run, name: str) -> None:
+    def load_row(self, run: Run, name: str, by_lanes: Known | None) -> None:
         """Fill the registers of one row of a run."""
         operand = self.printer.program.operand(run.tensor)
         extent = operand.extents[-1]
         row = self.kernel.row
         assert row is not None
         begin, end = f"{run.begin}", _lanes(run.step, run.end)
+        tests: list[str] = []
         if run.certain and not run.clamped:
             known = (begin, end)
         elif run.rest == 0 and (extent - run.step * row.axis.extent).is_constant:
             spare = (extent - run.step * row.axis.extent).constant
             known = ("0", _lanes(run.step, spare))
+            by_lanes = None
+        elif by_lanes is not None:
+            known = (f"{by_lanes.begin}", _lanes(run.step, by_lanes.end))
         else:
             known = ("0", "0")
-        options = (
-            begin,
-            end,
-            *known,
-            _vector(run, row.axis.extent),
-            "true" if run.clamped else "false",
-        )
-        place, first, step = self.run_place(run)
-        arguments = (name, place, first.text, step, self.text(extent))
-        call = f"load_run<{', '.join(options)}>({', '.join(arguments)})"
-        tests = []
-        if not run.certain:
+        if by_lanes is not None:
+            tests = [
+                self.printer.condition(each).at(Level.EQUALITY) for each in by_lanes.conditions
+            ]
+        elif not run.certain:
             tests = [
                 self.printer.inside(index, size).at(Level.EQUALITY)
                 for index, size in zip(run.rows, operand.extents, strict=False)
                 if (index, size) not in self.printer.bounded and index != 0
             ]
+        options = (
+            begin,
+            end,
+            *known,
+            aligned_text(run, row.axis.extent),
+            _true(is_whole(run, extent, row.axis.extent)),
+            _true(run.clamped),
+        )
+        place, first, step = self.run_place(run)
+        arguments = (name, place, first.text, step, self.text(extent))
+        call = f"load_run<{', '.join(options)}>({', '.join(arguments)})"
         self.write(f"if ({' && '.join(tests)}) {call};" if tests else f"{call};")
 
     def begin_store(self, run: Run) -> tuple[str, str]:
@@ -240,7 +279,7 @@ class CudaStatements(Emitter):
         """Store what the cells have written."""
         row = self.kernel.row
         assert row is not None
-        options = (f"{run.begin}", _lanes(run.step, run.end), _vector(run, row.axis.extent))
+        options = (f"{run.begin}", _lanes(run.step, run.end), aligned_text(run, row.axis.extent))
 
         def write(emitter: CudaStatements, registers: str) -> None:
             place, _, step = emitter.run_place(run)
@@ -349,11 +388,8 @@ def _without_rows(kernel: Kernel) -> tuple[Node, ...]:
     return tuple(out)
 
 
-def _vector(run: Run, row: Poly) -> str:
-    """How many elements every run begins at a multiple of; the row has a multiple of LANES."""
-    rows, rest = split_quotient(run.rest, row)
-    divisor = math.gcd(*(abs(count) for count in rest.terms.values()))
-    return f"aligned(LANES, {run.step if rows == 0 else 1}, {divisor})"
+def _true(value: bool) -> str:
+    return "true" if value else "false"
 
 
 _E = TypeVar("_E", bound=Emitter)

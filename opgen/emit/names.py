@@ -24,9 +24,9 @@ typename typeof union unsigned using virtual void volatile wchar_t while xor
 complex imaginary I errno main unix linux NULL EOF INFINITY NAN HUGE_VAL M_PI M_E
 threadIdx blockIdx blockDim gridDim warpSize half
 f16 bf16 f32 f64 u8 i8 i16 i32 i64 b8 T real fault gcd inside
-KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER FIRST EACH LANES UNROLL
-quotient aligned load_run store_run multiply_add
-MEMBER MEMBERS team_sum
+KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER FIRST EACH LANES UNROLL ACROSS ALONG PITCH
+quotient aligned load_run store_run multiply_add pitch_of
+MEMBER MEMBERS team_sum team_sums
 tensors integers numbers arguments task share stream is_of_lines will_be_written
 """
 _FUNCTIONS: Final = """
@@ -37,7 +37,7 @@ round rsqrt scalbn signbit sin sinh sqrt tan tanh tgamma time trunc y0 y1 yn mal
 memset exit abort assert signal index
 """
 _OURS: Final = re.compile(
-    r"(opgen|from|to|floor_div|least|greatest|modular_inverse|atomic|lanes_of)(_|$)"
+    r"(opgen|from|to|floor_div|least|greatest|modular_inverse|atomic|lanes_of|rows_of|across_of|along_of)(_|$)"
 )
 
 _FUNCTION_PREFIXES: Final = re.compile(

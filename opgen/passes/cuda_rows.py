@@ -9,18 +9,18 @@ asked for cell by cell.
 
 How many cells a stretch has is left to the launch, which knows alignments and element types. It
 divides the row, so no stretch is partial. A thread may have several such rows, see `cuda_tiles`.
-Sums along consecutive memory are shared out instead, see `cuda_teams`.
+Sums along consecutive memory are shared out instead, see `cuda_sums` and `cuda_teams`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
-from opgen.algebra.poly import ZERO, Kind, Poly
+from opgen.algebra.poly import ZERO, Kind, Poly, symbol_atom
 from opgen.algebra.prove import implies
 from opgen.ir.loops import (
     Always,
@@ -33,9 +33,13 @@ from opgen.ir.loops import (
     Node,
     Program,
     Row,
+    Store,
+    loads_of,
     walk,
 )
 from opgen.ir.map_loops import map_nodes
+from opgen.ir.transpose import transpose
+from opgen.passes.cuda_sums import summed
 from opgen.passes.cuda_teams import team_sum
 from opgen.passes.cuda_tiles import copies_across, tiled
 from opgen.passes.gather import fresh_name
@@ -44,6 +48,9 @@ from opgen.passes.lane_choice import Choice, Way, choose
 from opgen.passes.lane_passes import together
 from opgen.passes.rows import Rewriter, Scope, direct
 from opgen.passes.unroll import unrolled
+
+LARGEST_STEP: Final = 4
+"""The most elements that may lie from what one cell loads to what the next one does."""
 
 WIDEST: Final = 16
 """The most cells of a stretch: 16 bytes of the smallest elements."""
@@ -60,7 +67,8 @@ def cuda_rows(program: Program, facts: Facts) -> Program:
     def plain(value: Poly) -> Poly:
         return value.substitute(known)
 
-    kernels = (_kernel(_mapped(kernel, plain), facts) for kernel in program.kernels)
+    integers = program.integers
+    kernels = (_kernel(_mapped(kernel, plain), facts, integers) for kernel in program.kernels)
     operands = tuple(
         replace(operand, extents=tuple(map(plain, operand.extents))) for operand in program.operands
     )
@@ -77,19 +85,53 @@ def _mapped(kernel: Kernel, change: Callable[[Poly], Poly]) -> Kernel:
     return replace(kernel, axes=axes, prologue=prologue, body=map_nodes(kernel.body, change))
 
 
-def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
+def _kernel(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel:
     if not kernel.is_deterministic:
         return kernel
-    if not kernel.axes:
-        return team_sum(kernel)
-    kernel = replace(kernel, body=direct(kernel.body))
-    match choose(kernel):
-        case Choice(way=Way.ROW, name=name):
-            return _along(kernel, name, facts)
-        case Choice(way=Way.SUM):
-            return team_sum(kernel)
-        case _:
-            return kernel
+    if kernel.axes:
+        kernel = replace(kernel, body=direct(kernel.body))
+        match choose(kernel):
+            case Choice(way=Way.POINTS) | Choice(way=Way.ROW) if transpose(kernel) is not None:
+                return kernel
+            case Choice(way=Way.ROW, name=name):
+                found = summed(kernel, facts, integers)
+                is_in_a_pass = found is not None and all(a.name != name for a in found.axes)
+                return found if found and is_in_a_pass else _along(kernel, name, facts)
+            case Choice(way=Way.POINTS):
+                stored = _stored_along(kernel)
+                return kernel if stored is None else _along(kernel, stored, facts)
+            case _:
+                pass
+    return summed(kernel, facts, integers) or team_sum(kernel)
+
+
+def _stored_along(kernel: Kernel) -> str | None:
+    """The axis along which cells are neighbours, and what is loaded is few elements apart.
+
+    Such loads take as much time as others where a stretch of cells reads what lies between, too.
+    """
+    values: dict[str, Poly] = {}
+    for node in walk(kernel.body):
+        if isinstance(node, Define):
+            values.setdefault(node.name, node.value.substitute(values))
+    stores = [node.indices for node in walk(kernel.body) if isinstance(node, Store)]
+    loads = [load.indices for load in loads_of(walk(kernel.body))]
+    for axis in reversed(kernel.axes):
+        steps = [_step_along(indices, axis.name, values) for indices in stores]
+        others = [_step_along(indices, axis.name, values) for indices in loads]
+        near = all(step is not None and abs(step) <= LARGEST_STEP for step in others)
+        if not axis.extent.is_constant and near and all(step == 1 for step in steps):
+            return axis.name
+    return None
+
+
+def _step_along(indices: tuple[Poly, ...], name: str, values: Mapping[str, Poly]) -> int | None:
+    """How many elements an access moves with an axis; None where it leaves its row or jumps."""
+    *rows, last = (index.substitute(values) for index in indices or (ZERO,))
+    linear = last.linear_in(symbol_atom(name))
+    if any(name in row.symbols for row in rows) or linear is None or name in linear[1].symbols:
+        return None
+    return linear[0].constant if linear[0].is_constant else None
 
 
 def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:

@@ -27,12 +27,17 @@ Argument = int | float
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """One kernel on a grid: blocks, threads of a block, arguments of 64 bits each."""
+    """One kernel on a grid: blocks, threads of a block, arguments of 64 bits each.
+
+    `holds` are tensors of its own: they must live until it is launched, for then whoever gets their
+    memory next is behind it on the stream.
+    """
 
     kernel: str
     blocks: tuple[int, int, int]
     threads: tuple[int, int, int]
     arguments: tuple[Argument, ...]
+    holds: tuple[torch.Tensor, ...] = ()
 
 
 class CudaError(RuntimeError):

@@ -29,6 +29,16 @@ _MOST_VALUES = 128
 _MOST_ACROSS = 64
 """The most threads of a block in a row of several: what neighbouring rows share is read once."""
 _WARP = 32
+_LONGEST_TILE = 256
+_FEWEST_ROUNDS = 8
+"""How many points a thread adds up at least, where there are threads enough."""
+_FEWEST_TERMS = 64
+"""How many terms a thread adds up at least that shares a serial sum."""
+_MANY_THREADS = 2**18
+"""About as many threads as a large GPU holds."""
+_MANY_BLOCKS = 1024
+"""As many blocks of a sum, or more than it holds at once."""
+_MOST_SPLITS = 512
 _ACCESS = 16  # bytes of the widest load and store
 _NARROW = 2**30  # half of what 32 bits hold: loops count one step past their end
 
@@ -78,6 +88,107 @@ def team_grid(extents: Sequence[int], outer: int, inner: int) -> Grid | None:
     blocks = min(-(-cells // deep), MOST_BLOCKS[0])
     whole = blocks * deep >= cells
     return Grid((blocks, 1, 1), (across, along, deep), tuple(map(magic, extents[1:])), whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles of cells that are read along one axis and stored along another.
+
+    `across` and `along` are the sides of a tile, in cells that are stored and read side by side;
+    `lanes` of them are a stretch.
+    """
+
+    across: int
+    along: int
+    lanes: int
+
+    @classmethod
+    def of(cls, width: int, length: int, size: int, lanes: int) -> Tiles:
+        """Tiles of elements of that size, of a matrix of that width and length.
+
+        Square ones have sides of 128 bytes, or 32 cells. Narrow ones, where the matrix is, have as
+        many cells, each a stretch of its own.
+        """
+        side = 64 if size <= 2 else 32
+        across, along = (min(_power(2 * e - 1), _LONGEST_TILE) for e in (width, length))
+        if min(across, along) * 2 >= side:
+            return cls(side, side, lanes)
+        if across < along:
+            return cls(across, min(along, max(side, side * side // across)), 1)
+        return cls(min(across, max(side, side * side // along)), along, 1)
+
+    def grid(self, outer: Sequence[int], digits: Sequence[int], length: int) -> Grid | None:
+        """The grid: x along what is read, y along what is stored, z all others."""
+        width, count = math.prod(digits), math.prod(outer)
+        if not count * width * length:
+            return None
+        needed = (-(-length // self.along), -(-width // self.across), count)
+        x, y, z = map(min, needed, MOST_BLOCKS)
+        cells = self.across * self.along // self.lanes
+        threads = min(THREADS, max(_WARP, cells))
+        divisors = tuple(map(magic, (*outer[1:], *digits[1:])))
+        return Grid((x, y, z), (threads, 1, 1), divisors, True)
+
+
+@dataclass(frozen=True, slots=True)
+class SumGrid:
+    """The grids over the cells of a sum over a box, and how the points of the box are shared out.
+
+    `splits` blocks along y share a cell; each has `share` points, the last one may have fewer. The
+    `total` grid is that of the launch which adds up what they have.
+    """
+
+    blocks: Size
+    threads: Size
+    total_blocks: Size
+    total_threads: Size
+    magic: tuple[int, ...]
+    share: int
+    splits: int
+
+
+def sum_grid(cells: Sequence[int], box: Sequence[int]) -> SumGrid | None:
+    """The grids for cells and points of these extents; None where there is no cell.
+
+    They depend on nothing but extents, so that sums are the same on every device.
+    """
+    count, points = math.prod(cells), math.prod(box)
+    if count == 0:
+        return None
+    rounds = max(1, min(_FEWEST_ROUNDS, count * points // _MANY_THREADS))
+    members = min(THREADS, _power(points // rounds))
+    blocks, threads = _teams(count, members)
+    most = min(_MOST_SPLITS, MOST_BLOCKS[1], _MANY_BLOCKS // blocks)
+    splits = max(1, min(most, points // (members * _FEWEST_ROUNDS)))
+    share = max(1, -(-points // (splits * members))) * members
+    splits = max(1, -(-points // share))
+    divisors = tuple(magic(max(1, extent)) for extent in (*cells[1:], *box[1:]))
+    total_blocks, total_threads = _teams(count, min(_WARP, THREADS))
+    return SumGrid(
+        (blocks, splits, 1),
+        threads,
+        (total_blocks, 1, 1),
+        total_threads,
+        divisors,
+        share,
+        splits,
+    )
+
+
+def serial_splits(cells: Sequence[int], turns: int, terms: int) -> int:
+    """How many threads share the turns of the loop of a cell, where a turn has so many terms.
+
+    More than one where there are fewer threads than a GPU holds, and terms enough for each.
+    """
+    wanted = _MANY_THREADS // max(1, math.prod(cells))
+    return max(1, min(wanted, turns, turns * terms // _FEWEST_TERMS, _MOST_SPLITS))
+
+
+def _teams(count: int, members: int) -> tuple[int, Size]:
+    """Blocks and threads for that many teams of so many members, in whole warps."""
+    deep = max(_power(2 * count - 1), _WARP // members)
+    deep = min(deep, THREADS // members, _MOST_ALONG_Z)
+    return min(-(-count // deep), MOST_BLOCKS[0]), (members, 1, deep)
 
 
 def _power(value: int) -> int:

@@ -388,28 +388,40 @@ FUNCTION constexpr int access_of(int o, int vector) { return o - (o % vector + v
 
 /* The elements [BEGIN, END) behind element `start` of a row, which is at `from`. The elements
    [KNOWN, KNOWN_END) are inside of the row; others are looked at, and are the nearest one inside if
-   CLAMPED, else 0. */
-template <int BEGIN, int END, int KNOWN, int KNOWN_END, int ALIGNED, bool CLAMPED, class A>
+   CLAMPED, else 0. If WHOLE, the row has a multiple of ALIGNED elements: so much as one of them
+   inside, and all of an access are. */
+template <int BEGIN, int END, int KNOWN, int KNOWN_END, int ALIGNED, bool WHOLE, bool CLAMPED,
+          class A>
 FUNCTION void load_run(A *run, const A *from, index_t start, index_t step, index_t extent)
 {
     constexpr int VECTOR = vector_of<A>(ALIGNED);
     typedef typename words<VECTOR * sizeof(A)>::type type;
     UNROLL
-    for (int o = BEGIN; o < END; o++) {
-        const int first = access_of(o, VECTOR), last = first + VECTOR - 1;
-        const bool fits = VECTOR > 1 && first >= BEGIN && last < END;
-        if (fits && ((first >= KNOWN && last < KNOWN_END)
-                     || (start + first >= 0 && start + last < extent))) {
-            if (o != first) continue;
-            const type all = *(const type *)(from + o);
-            memcpy(run + (o - BEGIN), &all, sizeof all);
-        } else if (o >= KNOWN && o < KNOWN_END) {
-            run[o - BEGIN] = from[o * step];
-        } else if (CLAMPED) {
-            run[o - BEGIN] = from[(greatest(least(start + o, extent - 1), 0) - start) * step];
-        } else {
-            run[o - BEGIN] = A();
-            if (start + o >= 0 && start + o < extent) run[o - BEGIN] = from[o * step];
+    for (int first = access_of(BEGIN, VECTOR); first < END; first += VECTOR) {
+        const int past = first + VECTOR, from_o = first > BEGIN ? first : BEGIN;
+        const int to_o = past < END ? past : END;
+        /* What lies beside the elements is loaded with them, if these are not a single one. */
+        if (VECTOR > 1 && to_o - from_o > 1
+            && ((WHOLE ? past > KNOWN && first < KNOWN_END && KNOWN < KNOWN_END
+                       : first >= KNOWN && past <= KNOWN_END)
+                || (start + first >= 0 && start + past <= extent))) {
+            const type all = *(const type *)(from + first);
+            A each[VECTOR];
+            memcpy(each, &all, sizeof all);
+            UNROLL
+            for (int o = from_o; o < to_o; o++) run[o - BEGIN] = each[o - first];
+            continue;
+        }
+        UNROLL
+        for (int o = from_o; o < to_o; o++) {
+            if (o >= KNOWN && o < KNOWN_END) {
+                run[o - BEGIN] = from[o * step];
+            } else if (CLAMPED) {
+                run[o - BEGIN] = from[(greatest(least(start + o, extent - 1), 0) - start) * step];
+            } else {
+                run[o - BEGIN] = A();
+                if (start + o >= 0 && start + o < extent) run[o - BEGIN] = from[o * step];
+            }
         }
     }
 }
@@ -447,6 +459,14 @@ FUNCTION void store_run(const A *run, A *to, index_t step)
     store_run<BEGIN, END, ALIGNED>(run, to, step, is_out);
 }
 
+/* How many elements lie between the rows of a tile, so that what a warp accesses at once lies in
+   different banks: by columns one bank further for every row, or more of them for short columns. */
+template <class A> FUNCTION constexpr int pitch_of(int across, int along, int lanes)
+{
+    const int banks = lanes == 1 && along < 32 ? 32 / along : 1;
+    return across + banks * (sizeof(A) < 4 ? 4 / (int)sizeof(A) : 1);
+}
+
 /* a * b + total, rounded once. */
 template <class A, class B> FUNCTION float multiply_add(A a, B b, float total)
 {
@@ -476,6 +496,35 @@ template <class A> FUNCTION A team_sum(A value, A *partial)
     const A total = own[0];
     __syncthreads();
     return total;
+}
+
+/* For each of several sums: what all members of a team have, with its first member, always added in
+   the same order: by warps, then warp after warp. Teams have a power of two of members; a block has
+   whole warps, or is one. */
+template <int COUNT, class A> FUNCTION void team_sums(A (&totals)[COUNT], A *shared)
+{
+    const unsigned threads = MEMBERS * blockDim.z, width = MEMBERS < 32 ? MEMBERS : 32;
+    const unsigned all = threads < 32 ? (1u << threads) - 1 : 0xffffffffu;
+    UNROLL
+    for (int at = 0; at < COUNT; at++) {
+        for (unsigned half = width / 2; half > 0; half /= 2) {
+            totals[at] += __shfl_down_sync(all, totals[at], half, width);
+        }
+    }
+    if (MEMBERS <= 32) return;
+    A *own = shared + threadIdx.z * (MEMBERS / 32) * COUNT;
+    if (MEMBER % 32 == 0) {
+        UNROLL
+        for (int at = 0; at < COUNT; at++) own[MEMBER / 32 * COUNT + at] = totals[at];
+    }
+    __syncthreads();
+    if (MEMBER == 0) {
+        for (unsigned warp = 1; warp < MEMBERS / 32; warp++) {
+            UNROLL
+            for (int at = 0; at < COUNT; at++) totals[at] += own[warp * COUNT + at];
+        }
+    }
+    __syncthreads();
 }
 
 /* The points along one dimension of the grid that are this thread's: one at most, if the grids of a

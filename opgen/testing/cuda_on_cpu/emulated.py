@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from opgen.runtime import cuda, cuda_grid, evaluation, library, lookup
+from opgen.runtime import cuda, cuda_call, cuda_grid, evaluation, library, lookup
 from opgen.testing.cuda_on_cpu.arguments import (
     Bound,
     Memory,
@@ -77,6 +77,11 @@ def emulated(
             running.pop()
         return done
 
+    def empty_parts(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        found = torch.empty(count, dtype=dtype, device=device)
+        running[-1].add_parts(found)
+        return found
+
     @contextlib.contextmanager
     def device(index: int) -> Iterator[None]:
         yield
@@ -89,6 +94,7 @@ def emulated(
             (torch.cuda, "current_stream", lambda index: stream),
             (cuda, "_loaded", lambda cupy, source, device: cupy.RawModule(code=source)),
             (evaluation, "run_on_cpu", run),
+            (cuda_call, "empty_parts", empty_parts),
             (library, "case_of", lambda call: None),
             (cuda_grid, "THREADS", threads),
             (cuda_grid, "MOST_BLOCKS", most_blocks),
@@ -187,10 +193,10 @@ class _Call:
     """The memory of one call of an op."""
 
     name: str
-    memories: Mapping[str, Memory]
-    """Of every operand that is not empty."""
-    written: Mapping[int, np.ndarray]
-    """Of outputs and temporaries, by address: which elements some kernel has written."""
+    memories: dict[str, Memory]
+    """Of every operand that is not empty, and of parts of sums."""
+    written: dict[int, np.ndarray]
+    """Of all but the inputs, by address: which elements some kernel has written."""
     outputs: tuple[str, ...]
 
     @staticmethod
@@ -205,10 +211,16 @@ class _Call:
         for name in (*names, *(each.name for each in operation.temporaries)):
             memory = memories.get(name)
             if memory is not None:
-                ctypes.memset(memory.low, 0xFF, memory.extent)
-                written[memory.low] = np.zeros(memory.extent // memory.itemsize, np.bool_)
+                written[memory.low] = _poisoned(memory)
         outputs = tuple(name for name in names if name in memories)
         return _Call(operation.name, memories, written, outputs)
+
+    def add_parts(self, tensor: torch.Tensor) -> None:
+        """Parts of sums: they belong to no operand."""
+        if tensor.numel():
+            name = f"parts {len(self.memories)}"
+            memory = self.memories[name] = memory_of(name, tensor)
+            self.written[memory.low] = _poisoned(memory)
 
     def bind(self, kernel: str, parameter: Parameter, value: object) -> Bound:
         """An argument as CuPy is given it: an address for a pointer, else a number."""
@@ -246,3 +258,9 @@ class _Call:
                     f"{self.name}: {int((~cells).sum())} of {cells.size} elements of {name} are "
                     f"written by no kernel, the first at {int(cells.argmin())}"
                 )
+
+
+def _poisoned(memory: Memory) -> np.ndarray:
+    """Fill memory with NaN (all bits set); gives which of its elements are written, none."""
+    ctypes.memset(memory.low, 0xFF, memory.extent)
+    return np.zeros(memory.extent // memory.itemsize, np.bool_)

@@ -1,0 +1,268 @@
+"""A kernel as CUDA functions: their signatures and statements, for each form of kernel."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from opgen.algebra.poly import Poly, poly
+from opgen.emit import cuda_serial, cuda_transpose
+from opgen.emit.c_layout import spec_comment, wrapped
+from opgen.emit.cuda_points import CudaEmitter
+from opgen.emit.cuda_printer import INDEX, CudaPrinter
+from opgen.emit.cuda_reach import reach
+from opgen.emit.cuda_runs import values_of_cell
+from opgen.emit.cuda_sums import SumNames, kind_of, print_sum, stretched
+from opgen.emit.expression import Names
+from opgen.emit.function import Signature, declare_names, pointer, signature_of, strides_of
+from opgen.emit.names import CNames, function_name, identifier
+from opgen.emit.types import Type, Types
+from opgen.ir.loops import Axis, Kernel, Program
+from opgen.ir.sums import BoxSum, SerialSum, box_sum, serial_sum
+from opgen.ir.transpose import Transpose, transpose
+from opgen.ir.work import shared_lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of a kernel of sums that blocks may share: it is launched for terms, then for parts of sums.
+
+    `cells` is how many of the axes are those of cells, `count` how many sums each has of that type.
+    The others are those of a box, or of a serial loop how many turns it has, and terms in a turn.
+    """
+
+    cells: int
+    count: int
+    kind: Type
+    is_serial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Of a kernel that writes along other axes than it reads: what, along how many axes.
+
+    The macros are for the sides of a tile, across and along the axis that is read.
+    """
+
+    written: str
+    digits: int
+    macros: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One kernel. `lines` are indented by one level.
+
+    `extents` are those of the axes of its grid; of a kernel of teams also the lengths of the loops
+    that a team shares.
+    """
+
+    name: str
+    comment: tuple[str, ...]
+    signature: Signature
+    parameters: tuple[str, ...]
+    lines: tuple[str, ...]
+    extents: tuple[Poly, ...]
+    teams: bool
+    reach: Poly
+    written: str
+    sums: Sums | None
+    tile: Tile | None
+    lanes: str | None  # the macro for the cells of a thread
+    rows: tuple[str, int] | None  # that for its rows, and how many values a cell has
+    walked: tuple[tuple[str, int], ...]  # tensors that these walk along, and their steps
+
+
+Helpers = dict[tuple[str, Type], None]
+"""Helper functions that kernels call, in the order of their first use."""
+
+
+@dataclass
+class _Head:
+    """How a kernel begins: its parameters, and the integers narrowed to indices."""
+
+    kernel: Kernel
+    program: Program
+    signature: Signature
+    scope: CNames
+    names: Names
+    parameters: list[str] = field(default_factory=list)
+    narrowed: list[str] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, kernel: Kernel, program: Program) -> _Head:
+        """With the parameters for tensors."""
+        signature = _signature(kernel, program)
+        scope = CNames({function_name(each.name) for each in program.kernels})
+        head = cls(kernel, program, signature, scope, declare_names(signature, program, scope))
+        for name in signature.tensors:
+            group = [pointer(program.operand(name), kernel, head.names, "__restrict__")]
+            strides = head.integers(strides_of(name, program, head.names))
+            head.parameters += wrapped([*group, *strides])
+        return head
+
+    def integers(self, group: Sequence[str]) -> list[str]:
+        given = [self.scope.fresh(f"{name}_arg") for name in group]
+        self.narrowed.extend(f"{name} = {wide}" for name, wide in zip(group, given, strict=True))
+        return [f"int64_t {name}" for name in given]
+
+    def end(self, magic: Sequence[str], more: Sequence[str] = ()) -> None:
+        """The parameters behind the tensors: integers, numbers, what it divides by, `more`."""
+        names, signature = self.names, self.signature
+        group = self.integers([names.symbols[name] for name in signature.integers])
+        group += [f"double {names.numbers[name]}" for name in signature.numbers]
+        group += [f"int64_t {name}" for name in magic]
+        group += [*more, *(["int64_t *fault"] if signature.faults else [])]
+        self.parameters += wrapped(group)
+
+    def magic(self, axes: Sequence[Axis]) -> list[str]:
+        """Names for what divides by the extents of axes."""
+        return [self.scope.fresh(f"{axis.name}_magic") for axis in axes]
+
+    def emitter(self, kernel: Kernel, types: Types, helpers: Helpers) -> CudaEmitter:
+        """The emitter of a body; `kernel` is this one, or what a thread does in place of it."""
+        names = replace(self.names, symbols=dict(self.names.symbols), accumulators={})
+        printer = CudaPrinter(self.program, types, names, True, helpers)
+        emitter = CudaEmitter(printer, self.scope.inner(), kernel)
+        if kernel.row is not None:
+            emitter.write(f"constexpr int LANES = {_macro('lanes', kernel)};")
+        if kernel.group is not None:
+            emitter.write(f"constexpr int ROWS = {_macro('rows', kernel)};")
+        if self.narrowed:
+            declared = ",\n        ".join(wrapped(self.narrowed, 84))
+            emitter.lines += f"    const {INDEX} {declared};".split("\n")
+        emitter.prologue()
+        return emitter
+
+    def function(
+        self, kernel: Kernel, emitter: CudaEmitter, extents: Sequence[Poly], reach: Poly
+    ) -> Function:
+        """The function with the body that the emitter of that kernel has printed."""
+        return Function(
+            function_name(kernel.name),
+            tuple(line for text in kernel.spec for line in spec_comment(text)),
+            self.signature,
+            tuple(self.parameters),
+            tuple(emitter.lines),
+            tuple(extents),
+            False,
+            reach,
+            kernel.written,
+            None,
+            None,
+            None if kernel.row is None else _macro("lanes", kernel),
+            None if kernel.group is None else (_macro("rows", kernel), values_of_cell(kernel)),
+            tuple(emitter.walked.items()),
+        )
+
+
+def print_function(kernel: Kernel, program: Program, types: Types, helpers: Helpers) -> Function:
+    """The function of a kernel. The helper functions that it calls join `helpers`."""
+    found = box_sum(kernel, program.integers)
+    if found is not None:
+        return _sum_function(kernel, found, program, types, helpers)
+    turned = transpose(kernel)
+    if turned is not None:
+        return _transpose_function(kernel, turned, program, types, helpers)
+    serial = serial_sum(kernel, program.integers)
+    if serial is not None and cuda_serial.kind_of(types, kernel, serial) is not None:
+        return _serial_function(kernel, serial, program, types, helpers)
+    head = _Head.begin(kernel, program)
+    lengths = shared_lengths(kernel, program.integers)
+    parts = (Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched)
+    axes = (*kernel.axes, *parts)
+    magic = head.magic(axes[1:] if lengths else axes[1:-2])
+    head.end(magic)
+    emitter = head.emitter(kernel, types, helpers)
+    if lengths:
+        emitter.team(axes, magic)
+    else:
+        inner = emitter.grid(axes, magic)
+        if kernel.row is not None:
+            named = inner.printer.names.symbols
+            inner.begin_stretches([named[axis.name] for axis in axes[len(kernel.axes) :]])
+        inner.nodes(kernel.body)
+        inner.close(emitter)
+    extents = (*(axis.extent for axis in axes), *lengths)
+    function = head.function(kernel, emitter, extents, reach(kernel))
+    return replace(function, teams=bool(lengths))
+
+
+def _sum_function(
+    kernel: Kernel, found: BoxSum, program: Program, types: Types, helpers: Helpers
+) -> Function:
+    """The function of a kernel that sums over a box."""
+    stretch = stretched(kernel, found)
+    head = _Head.begin(stretch, program)
+    magic = head.magic(kernel.axes[1:]), head.magic(found.box[1:])
+    share, splits, partial = map(head.scope.fresh, ("points_of_block", "splits", "partial"))
+    wide = head.integers([share, splits])
+    names = SumNames(tuple(magic[0]), tuple(magic[1]), share, splits, partial)
+    kind = kind_of(types, kernel, found)
+    head.end((*magic[0], *magic[1]), (*wide, f"{kind.value} *{partial}"))
+    emitter = head.emitter(stretch, types, helpers)
+    print_sum(emitter, kernel, found, names)
+    axes = (*kernel.axes, *found.box)
+    points = functools.reduce(operator.mul, (axis.extent for axis in found.box), poly(1))
+    extents = [axis.extent for axis in axes]
+    function = head.function(stretch, emitter, extents, reach(kernel) + points)
+    sums = Sums(len(kernel.axes), len(found.starts), kind)
+    return replace(function, sums=sums)
+
+
+def _serial_function(
+    kernel: Kernel, found: SerialSum, program: Program, types: Types, helpers: Helpers
+) -> Function:
+    """The function of a kernel of rows of cells that have long sums."""
+    head = _Head.begin(kernel, program)
+    parts = (Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched)
+    axes = (*kernel.axes, *parts)
+    magic = tuple(head.magic(axes[:-2]))
+    split, share, splits, partial = map(
+        head.scope.fresh, ("split", "turns_of_split", "splits", "partial")
+    )
+    wide = head.integers([share, splits])
+    names = cuda_serial.SerialNames(magic, share, split, splits, partial)
+    kind = cuda_serial.kind_of(types, kernel, found)
+    assert kind is not None
+    head.end(magic, (*wide, f"{kind.value} *{partial}"))
+    emitter = head.emitter(kernel, types, helpers)
+    cuda_serial.print_sum(emitter, axes, found, names)
+    extents = (*(axis.extent for axis in axes), found.length, found.turn)
+    function = head.function(kernel, emitter, extents, reach(kernel))
+    sums = Sums(len(axes), len(found.starts), kind, is_serial=True)
+    return replace(function, sums=sums)
+
+
+def _transpose_function(
+    kernel: Kernel, found: Transpose, program: Program, types: Types, helpers: Helpers
+) -> Function:
+    """The function of a kernel that reads along one axis and writes along another."""
+    stretch = cuda_transpose.stretched(kernel, found)
+    head = _Head.begin(stretch, program)
+    outer, across = head.magic(found.outer[1:]), head.magic(found.across[1:])
+    head.end((*outer, *across))
+    emitter = head.emitter(stretch, types, helpers)
+    macros = (_macro("across", kernel), _macro("along", kernel))
+    cuda_transpose.print_transpose(emitter, found, macros, outer, across)
+    extents = [axis.extent for axis in (*found.outer, *found.across, found.along)]
+    function = head.function(stretch, emitter, extents, reach(kernel))
+    tile = Tile(found.store.tensor, len(found.across), macros)
+    return replace(function, tile=tile)
+
+
+def _signature(kernel: Kernel, program: Program) -> Signature:
+    """The arguments of a kernel; the ends of runs are compared with extents."""
+    signature = signature_of(kernel, program)
+    if kernel.row is None:
+        return signature
+    extents = (e for name in signature.tensors for e in program.operand(name).extents)
+    needed = frozenset(signature.integers).union(*(extent.symbols for extent in extents))
+    return replace(signature, integers=tuple(n for n in program.integers if n in needed))
+
+
+def _macro(what: str, kernel: Kernel) -> str:
+    """The macro for the number of `lanes` or `rows` of a thread, which a launch defines."""
+    return f"{what}_of_{identifier(kernel.name)}"

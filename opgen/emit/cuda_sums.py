@@ -1,0 +1,166 @@
+"""Kernels of sums over a box: threads share its points out, then put together what each has.
+
+A block has teams of threads, one for each of its cells. A member of a team takes every so many-th
+stretch of the box, and keeps the accumulators of all its terms in registers; members are added up
+in a fixed order. Where several blocks share a cell, each writes what it has as one of `splits`
+parts, and another launch adds up the parts in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from opgen.algebra.poly import symbol
+from opgen.emit.cuda_points import CudaEmitter, product
+from opgen.emit.cuda_printer import INDEX
+from opgen.emit.cuda_statements import inside
+from opgen.emit.polynomial import Text
+from opgen.emit.types import Type, Types
+from opgen.ir.loops import Axis, Kernel, Lanes, Row
+from opgen.ir.map_loops import symbols_of
+from opgen.ir.sums import BoxSum
+
+WIDEST = 16
+"""The most neighbouring points of a stretch, as of a row of cells."""
+
+
+def stretched(kernel: Kernel, found: BoxSum) -> Kernel:
+    """What a thread does with a stretch of the box: a kernel whose cells are points of it."""
+    taken = {axis.name for axis in (*kernel.axes, *found.box)} | symbols_of(*kernel.body)
+    rows = []
+    for axis in found.box[-2:]:
+        first, last = (_unused(f"{axis.name}_{end}", taken) for end in ("first", "last"))
+        rows.append(Row(axis, first, last, WIDEST))
+    group = rows[0] if len(rows) == 2 else None
+    return replace(kernel, row=rows[-1], group=group, body=(Lanes((), (), found.terms),))
+
+
+def _unused(wanted: str, taken: set[str]) -> str:
+    while wanted in taken:
+        wanted += "_"
+    taken.add(wanted)
+    return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class SumNames:
+    """What a kernel of a sum calls its parameters beside those of every kernel."""
+
+    cell_magic: tuple[str, ...]
+    box_magic: tuple[str, ...]
+    share: str
+    splits: str
+    partial: str
+
+
+def kind_of(types: Types, kernel: Kernel, found: BoxSum) -> Type:
+    """What is added up; all terms are copies of those of one cell."""
+    start = found.starts[0]
+    return types.of_accumulator(start.tensor, start.accumulator, kernel.body)
+
+
+def print_sum(emitter: CudaEmitter, kernel: Kernel, found: BoxSum, names: SumNames) -> None:
+    """The body of the kernel; the emitter's kernel is that of a stretch.
+
+    It is launched to add up points, then, with no points for a block, to add up parts.
+    """
+    body = _Body.begin(emitter, kernel, found, names)
+    inner = body.inner
+    inner.write(f"if ({body.point} < {body.cells}) {{")
+    terms = inside(inner)
+    terms.write(f"if ({names.share} > 0) {{")
+    _stretches(inside(terms), found, names)
+    terms.write("} else {")
+    _parts(inside(terms), body, names)
+    terms.write("}")
+    inner.write("}")
+    inner.write(f"team_sums<{body.count}>({body.totals}, {body.shared});")
+    inner.write(f"if ({body.point} < {body.cells} && MEMBER == 0) {{")
+    last = inside(inner)
+    last.block(f"if ({names.splits} == 1 || {names.share} == 0)", found.stores)
+    at = last.scope.fresh("at")
+    last.write(f"else for (int {at} = 0; {at} < {body.count}; {at}++)")
+    last.write(f"    {body.part(at, 'blockIdx.y')} = {body.totals}[{at}];")
+    inner.write("}")
+    emitter.write("}")
+
+
+def _parts(emitter: CudaEmitter, body: _Body, names: SumNames) -> None:
+    """The loop of a member over its parts of a cell."""
+    at, split = emitter.scope.fresh("at"), emitter.scope.fresh("split")
+    head = f"{INDEX} {split} = MEMBER; {split} < {names.splits}; {split} += MEMBERS"
+    emitter.write(f"for ({head}) {{")
+    emitter.write("    UNROLL")
+    emitter.write(f"    for (int {at} = 0; {at} < {body.count}; {at}++)")
+    emitter.write(f"        {body.totals}[{at}] += {body.part(at, split)};")
+    emitter.write("}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """What is around the terms: a loop over cells, and a team for each."""
+
+    inner: CudaEmitter
+    names: SumNames
+    count: int
+    cells: str
+    point: str
+    totals: str
+    shared: str
+
+    @classmethod
+    def begin(cls, emitter: CudaEmitter, kernel: Kernel, found: BoxSum, names: SumNames) -> _Body:
+        kind = kind_of(emitter.printer.types, kernel, found)
+        axes, scope, count = kernel.axes, emitter.scope, len(found.starts)
+        shared = scope.fresh("shared")
+        emitter.write(f"__shared__ {kind.value} {shared}[{count} * THREADS / 32];")
+        counters = [scope.fresh(axis.name) for axis in axes]
+        extents = [emitter.printer.poly(axis.extent) for axis in axes]
+        for axis, name in zip(axes, counters, strict=True):
+            emitter.printer.names.symbols[axis.name] = name
+            emitter.printer.bounded.add((symbol(axis.name), axis.extent))
+        cells, first, point = product(extents), scope.fresh("first"), scope.fresh("point")
+        head = f"{INDEX} {first} = blockIdx.x * ({INDEX})blockDim.z"
+        step = f"gridDim.x * ({INDEX})blockDim.z"
+        emitter.write(f"for ({head}; {first} < {cells}; {first} += {step}) {{")
+        inner = inside(emitter)
+        inner.write(f"const {INDEX} {point} = {first} + threadIdx.z;")
+        inner.digits_of(point, counters, extents, names.cell_magic)
+        totals = inner.scope.fresh("totals")
+        inner.write(f"{kind.value} {totals}[{count}] = {{}};")
+        for at, start in enumerate(found.starts):
+            inner.printer.names.accumulators[start.accumulator] = f"{totals}[{at}]"
+            inner.kinds[start.accumulator] = kind
+        return cls(inner, names, count, cells, point, totals, shared)
+
+    def part(self, at: str, split: str) -> str:
+        """The part of a sum that a split has; there may be more of them than 32 bits count."""
+        index = f"(int64_t){self.point} * {self.count} + {at}"
+        return f"{self.names.partial}[({index}) * {self.names.splits} + {split}]"
+
+
+def _stretches(emitter: CudaEmitter, found: BoxSum, names: SumNames) -> None:
+    """The loop of a member over its stretches of the block's share of the box."""
+    counters = [emitter.scope.fresh(f"{axis.name}_part") for axis in found.box[-2:]]
+    counters = [*(emitter.scope.fresh(axis.name) for axis in found.box[:-2]), *counters]
+    extents = [emitter.printer.poly(axis.extent) for axis in found.box]
+    for at, count in ((-1, "LANES"), (-2, "ROWS"))[: len(found.box)]:
+        extents[at] = Text(f"parts({extents[at].text}, {count})")
+    _name_outer(emitter, found.box[:-2], counters)
+    stretch, end = emitter.scope.fresh("stretch"), emitter.scope.fresh("end")
+    begin = f"blockIdx.y * {names.share}"
+    emitter.write(f"const {INDEX} {end} = least({product(extents)}, {begin} + {names.share});")
+    start = f"{begin} + ({INDEX})MEMBER"
+    emitter.write(f"for ({INDEX} {stretch} = {start}; {stretch} < {end}; {stretch} += MEMBERS) {{")
+    inner = inside(emitter)
+    inner.digits_of(stretch, counters, extents, names.box_magic)
+    inner.begin_stretches(counters[-2:])
+    inner.nodes(inner.kernel.body)
+    emitter.write("}")
+
+
+def _name_outer(emitter: CudaEmitter, axes: Sequence[Axis], counters: Sequence[str]) -> None:
+    for axis, name in zip(axes, counters, strict=False):
+        emitter.printer.names.symbols[axis.name] = name
+        emitter.printer.bounded.add((symbol(axis.name), axis.extent))

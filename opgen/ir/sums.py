@@ -1,0 +1,116 @@
+"""Sums that several blocks can share: which kernels are such sums, and what they are made of.
+
+    total = 0, for every cell
+    for n < N, i < H, j < W in any order
+        total += term, where some conditions hold
+    cell = total
+
+Terms of a box can be shared out in any way, stretches of neighbouring ones among them. Where a
+thread has a row of cells, of which each has a serial sum, turns of the loop can be shared out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from opgen.algebra.poly import ZERO, Kind, Poly, poly
+from opgen.ir.loops import Accumulate, Axis, For, Kernel, Lanes, Node, Start, Store, walk
+from opgen.ir.notation import Reducer
+
+
+@dataclass(frozen=True, slots=True)
+class BoxSum:
+    """A kernel that starts accumulators, adds up terms at every point of a box, stores them."""
+
+    starts: tuple[Start, ...]
+    box: tuple[Axis, ...]
+    terms: tuple[Node, ...]
+    stores: tuple[Store, ...]
+
+
+def box_sum(kernel: Kernel, integers: Iterable[str]) -> BoxSum | None:
+    """The sum that a kernel is, None if it is none; `integers` are known at a launch."""
+    starts = tuple(node for node in kernel.body if isinstance(node, Start))
+    stores = tuple(node for node in kernel.body if isinstance(node, Store))
+    inner = kernel.body[len(starts) : len(kernel.body) - len(stores)]
+    if kernel.row is not None or any(start.value is not None for start in starts):
+        return None
+    known = frozenset(integers)
+    box: list[Axis] = []
+    while True:
+        match inner:
+            case (For(name=name, body=body, any_order=True) as loop,):
+                extent = _length(loop, known)
+                if extent is None:
+                    return None
+                box.append(Axis(name, extent))
+                inner = body
+            case _:
+                break
+    if not box or not stores or any(isinstance(n, For | Start | Store) for n in walk(inner)):
+        return None
+    return BoxSum(starts, tuple(box), inner, stores)
+
+
+@dataclass(frozen=True, slots=True)
+class SerialSum:
+    """A kernel whose points add up their cells in a loop: `head` starts them, `tail` stores them.
+
+    `length` is how many turns the loop has, `turn` how many terms a turn, about.
+    """
+
+    head: tuple[Node, ...]
+    loop: For
+    tail: tuple[Node, ...]
+    starts: tuple[Start, ...]
+    length: Poly
+    turn: Poly
+
+
+def serial_sum(kernel: Kernel, integers: Iterable[str]) -> SerialSum | None:
+    """The sums along a row that a kernel is, None if it is none."""
+    known = frozenset(integers)
+    loops = [at for at, node in enumerate(kernel.body) if _is_loop(node, kernel)]
+    if kernel.row is None or len(loops) != 1:
+        return None
+    (at,) = loops
+    head, loop, tail = kernel.body[:at], kernel.body[at], kernel.body[at + 1 :]
+    assert isinstance(loop, For)
+    length = _length(loop, known)
+    starts = tuple(node for node in walk(head) if isinstance(node, Start))
+    inside = tuple(walk(loop.body))
+    if (
+        length is None
+        or not _consist_of(head, Start)
+        or not _consist_of(tail, Store)
+        or any(each.value is not None or each.reducer is not Reducer.ADD for each in starts)
+        or any(isinstance(each, Start | Store) for each in inside)
+        or any(isinstance(e, Accumulate) and e.reducer is not Reducer.ADD for e in inside)
+    ):
+        return None
+    turn = poly(1)
+    for each in inside:
+        if isinstance(each, For) and _is_loop(each, kernel):
+            turn *= _length(each, known) or poly(1)
+    return SerialSum(head, loop, tail, starts, length, turn)
+
+
+def _is_loop(node: Node, kernel: Kernel) -> bool:
+    """Whether a node is a loop, not one over the rows of a group."""
+    group = kernel.group
+    return isinstance(node, For) and (group is None or node.name != group.axis.name)
+
+
+def _length(loop: For, known: frozenset[str]) -> Poly | None:
+    """How often a loop runs; None where a launch does not know."""
+    if loop.lower != (ZERO,) or len(loop.upper) != 1:
+        return None
+    extent = loop.upper[0] + 1
+    loads = any(atom.kind is Kind.LOAD for atom in extent.all_atoms())
+    return None if loads or not extent.symbols <= known else extent
+
+
+def _consist_of(nodes: tuple[Node, ...], kind: type[Start] | type[Store]) -> bool:
+    """Whether there is nothing of that kind but in passes over all cells, and nothing else."""
+    return bool(nodes) and all(isinstance(each, Lanes | For | kind) for each in walk(nodes))

@@ -1,0 +1,197 @@
+"""Long sums with few cells as sums over a box, many cells at once where they share their loads.
+
+Before: a cell `k`, `l` of the gradient of a filter sums over the pixels for which its tap lies
+inside of the image, and every cell reads the whole image. After: the sum is over all pixels, with a
+condition for each tap, and one pass has the accumulators of all taps: it reads the image once.
+
+How the points of the box are shared out is left to the launch: threads take stretches along its
+last axis, several rows of them, and where there are few cells, several blocks share a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from opgen.algebra.condition import Condition
+from opgen.algebra.facts import Facts
+from opgen.algebra.poly import ZERO, Kind, Poly, poly, symbol
+from opgen.algebra.prove import implies, is_nonnegative
+from opgen.ir.loops import (
+    Accumulate,
+    Always,
+    Axis,
+    Define,
+    For,
+    If,
+    Kernel,
+    Node,
+    Start,
+    Store,
+    loads_of,
+    walk,
+)
+from opgen.ir.map_loops import map_nodes
+from opgen.ir.notation import Reducer
+from opgen.passes.jam import copy_at
+
+_MOST_CELLS: Final = 25
+"""The most cells of one pass: the taps of a window of 5 by 5."""
+
+
+def summed(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel | None:
+    """The kernel as a sum over a box, see `opgen.ir.sums`; None where it is none."""
+    match kernel.body:
+        case (Start(value=None, reducer=Reducer.ADD), For() | If(), Store()):
+            pass
+        case _:
+            return None
+    taps = _taps(kernel)
+    bodies = [kernel.body]
+    for axis in taps:
+        bodies = [
+            copy_at(body, axis.name, poly(value), f"_{value}")
+            for body in bodies
+            for value in range(axis.extent.constant)
+        ]
+    nests = [_Nest.of(body[1]) for body in bodies]
+    found = [nest for nest in nests if nest is not None]
+    box = _box(found, facts, frozenset(integers)) if len(found) == len(nests) else None
+    if not box:
+        return None
+    inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))
+    for each in (*kernel.axes, *box):
+        inside = inside.with_bounds(each.name, ZERO, each.extent - 1)
+    terms = [node for nest in found for node in _simplified(nest.guarded(box), inside)]
+    whole: tuple[Node, ...] = tuple(_merged(terms))
+    for axis in reversed(box):
+        whole = (For(axis.name, (ZERO,), (axis.extent - 1,), whole, any_order=True),)
+    starts, stores = (tuple(body[at] for body in bodies) for at in (0, -1))
+    axes = tuple(axis for axis in kernel.axes if axis not in taps)
+    return replace(kernel, axes=axes, body=(*starts, *whole, *stores))
+
+
+@dataclass(frozen=True, slots=True)
+class _Nest:
+    """Loops that are inside of each other alone, the terms in them, and conditions around these."""
+
+    loops: tuple[For, ...]
+    conditions: tuple[Condition, ...]
+    terms: tuple[Node, ...]
+
+    @classmethod
+    def of(cls, nest: Node) -> _Nest | None:
+        """None where loops or terms lie side by side, or a bound is read from a tensor."""
+        loops: list[For] = []
+        conditions: list[Condition] = []
+        inner: tuple[Node, ...] = (nest,)
+        while not all(isinstance(node, Accumulate) for node in inner):
+            match inner:
+                case (Define(name=name, value=value), *rest) if not _is_loaded(value):
+                    inner = _with(name, value, rest)
+                case (If(conditions=more, body=body, test=Always()),):
+                    conditions += more
+                    inner = body
+                case (For(body=body) as loop,):
+                    loops.append(replace(loop, body=()))
+                    inner = body
+                case _:
+                    return None
+        bounds = (bound for loop in loops for bound in (*loop.lower, *loop.upper))
+        if any(map(_is_loaded, (*bounds, *(each.value for each in conditions)))):
+            return None
+        return cls(tuple(loops), tuple(conditions), inner)
+
+    def guarded(self, box: Sequence[Axis]) -> tuple[Node, ...]:
+        """The terms as they are at a point of the box, conditions on fewer axes outside."""
+        conditions = list(self.conditions)
+        for loop, axis in zip(self.loops, box, strict=True):
+            here = symbol(loop.name)
+            conditions += [Condition(here - bound) for bound in loop.lower if bound != ZERO]
+            last = axis.extent - 1
+            conditions += [Condition(bound - here) for bound in loop.upper if bound != last]
+        body = self.terms
+        for name in (*(axis.name for axis in reversed(box)), None):
+            own = tuple(each for each in conditions if _innermost(each, box) == name)
+            body = (If(own, body),) if own else body
+        return body
+
+
+def _with(name: str, value: Poly, nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Nodes with what a name stands for in its place."""
+    return map_nodes(tuple(nodes), lambda each: each.substitute({name: value}))
+
+
+def _box(nests: Sequence[_Nest], facts: Facts, integers: frozenset[str]) -> tuple[Axis, ...]:
+    """Ranges that contain those of all nests and that a launch knows; nothing where there are none.
+
+    They begin at 0, and they end where every nest has to end. Where the range is another one for
+    every cell, as in a triangle, too much of a box would be left out.
+    """
+    if len({len(nest.loops) for nest in nests}) != 1:
+        return ()
+    box = []
+    for loops in zip(*(nest.loops for nest in nests), strict=True):
+        bounds = [bound for loop in loops for bound in (*loop.lower, *loop.upper)]
+        first, *others = (set(loop.upper) for loop in loops)
+        last = min(first.intersection(*others), key=lambda bound: len(str(bound)), default=None)
+        if (
+            last is None
+            or len({loop.name for loop in loops}) != 1
+            or not all(bound.symbols <= integers for bound in bounds)
+            or not all(any(is_nonnegative(b, facts) for b in loop.lower) for loop in loops)
+        ):
+            return ()
+        box.append(Axis(loops[0].name, last + 1))
+    return tuple(box)
+
+
+def _is_loaded(value: Poly) -> bool:
+    return any(atom.kind is Kind.LOAD for atom in value.all_atoms())
+
+
+def _innermost(condition: Condition, axes: Sequence[Axis]) -> str | None:
+    """The innermost axis that a condition depends on."""
+    symbols = condition.value.symbols
+    return next((each.name for each in reversed(axes) if each.name in symbols), None)
+
+
+def _taps(kernel: Kernel) -> tuple[Axis, ...]:
+    """Short axes of which some loads are independent, last ones first, as far as they are few."""
+    loads = loads_of(walk(kernel.body))
+    found: list[Axis] = []
+    count = 1
+    for axis in reversed(kernel.axes):
+        if not axis.extent.is_constant or axis.extent.constant * count > _MOST_CELLS:
+            continue
+        moves = [any(axis.name in index.symbols for index in load.indices) for load in loads]
+        if axis.extent.constant > 0 and not all(moves):
+            found.append(axis)
+            count *= axis.extent.constant
+    return tuple(reversed(found))
+
+
+def _simplified(nodes: Sequence[Node], facts: Facts) -> list[Node]:
+    """Without conditions that hold for every point there is."""
+    out: list[Node] = []
+    for node in nodes:
+        if isinstance(node, If):
+            left = tuple(each for each in node.conditions if not implies(facts, each))
+            inner = _simplified(node.body, facts)
+            out += [replace(node, conditions=left, body=tuple(inner))] if left else inner
+        else:
+            out.append(node)
+    return out
+
+
+def _merged(nodes: Sequence[Node]) -> list[Node]:
+    """Neighbours under the same conditions put together."""
+    out: list[Node] = []
+    for node in nodes:
+        last = out[-1] if out else None
+        if isinstance(node, If) and isinstance(last, If) and last.conditions == node.conditions:
+            out[-1] = replace(last, body=tuple(_merged((*last.body, *node.body))))
+        else:
+            out.append(node)
+    return out

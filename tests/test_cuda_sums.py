@@ -1,0 +1,298 @@
+"""Sums over boxes on a GPU: which kernels are, that they are right however they are shared out."""
+
+from __future__ import annotations
+
+import itertools
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opgen
+from catalogue import SPECS
+from opgen.errors import Source
+from opgen.ir.context import facts_of
+from opgen.ir.loops import Kernel
+from opgen.ir.sums import box_sum, serial_sum
+from opgen.lang.read import read
+from opgen.passes.cuda_rows import cuda_rows
+from opgen.passes.gather import gather
+from opgen.passes.schedule import schedule
+from opgen.runtime import cuda_grid, prelude
+from opgen.testing.cuda_on_cpu import KernelError
+from opgen.testing.cuda_on_cpu.emulated import Emulation, emulated
+from opgen.testing.cuda_on_cpu.launch import Order
+
+SPEC = """
+op total(x[N,M]) -> y[1]
+  y[0] = sum(n,m) x[n,m]
+
+op scaled(x[C,N]) -> y[C]
+  y[c] = mean(n) x[c,n]
+
+op taps(x[C,N,W], g[C,N,W]) -> y[C,3]
+  y[c,k] = sum(n,w) x[c,n, w + k - 1 ?0] * g[c,n,w]
+
+op many_taps(x[C,N,W], g[C,N,W]) -> y[C,25]
+  y[c,k] = sum(n,w) x[c,n, w + k - 1 ?0] * g[c,n,w]
+
+op too_many_taps(x[C,N,W], g[C,N,W]) -> y[C,26]
+  y[c,k] = sum(n,w) x[c,n, w + k - 1 ?0] * g[c,n,w]
+
+op columns(x[N,C]) -> y[C]
+  y[c] = sum(n) x[n,c]
+
+op masked(x[B,C,H,W], g[B,C,H,W]) -> y[H,W]
+  y[h,w] = sum(b,c) x[b,c,h,w] * g[b,c,h,w]
+
+op largest_columns(x[N,C]) -> y[C]
+  y[c] = max(n) x[n,c]
+
+op triangle(x[N,N]) -> y[N]
+  y[n] = sum(m in N if m <= n) x[n,m]
+
+op largest(x[N,M]) -> y[N]
+  y[n] = max(m) x[n,m]
+"""
+OPS = opgen.compile(SPEC)
+
+
+def kernel(name: str) -> tuple[Kernel, tuple[str, ...]]:
+    """The kernel of an op, and the integers of its program."""
+    (op,) = (op for op in read(Source(SPEC)) if op.name == name)
+    program = cuda_rows(schedule(op, gather(op)), facts_of(op))
+    (found,) = program.kernels
+    return found, program.integers
+
+
+# ---------------------------------------------------------------------------- which
+@pytest.mark.parametrize(
+    ("name", "sums", "box"),
+    [
+        ("total", 1, ["n", "m"]),
+        ("scaled", 1, ["n"]),
+        ("taps", 3, ["n", "w"]),
+        ("many_taps", 25, ["n", "w"]),
+    ],
+)
+def test_sums_over_boxes(name: str, sums: int, box: list[str]) -> None:
+    found = box_sum(*kernel(name))
+    assert found is not None
+    assert len(found.starts) == len(found.stores) == sums
+    assert [axis.name for axis in found.box] == box
+
+
+@pytest.mark.parametrize("name", ["triangle", "largest", "too_many_taps"])
+def test_other_kernels(name: str) -> None:
+    """Half of a box around a triangle would be left out; only sums can be added in any order; a
+    pass has registers for so many cells."""
+    assert box_sum(*kernel(name)) is None
+
+
+@pytest.mark.parametrize("name", ["columns", "masked"])
+def test_serial_sums(name: str) -> None:
+    found = serial_sum(*kernel(name))
+    assert found is not None
+    lengths = {"columns": ("N", "1"), "masked": ("B", "C")}
+    assert (str(found.length), str(found.turn)) == lengths[name]
+
+
+@pytest.mark.parametrize("name", ["largest_columns", "total", "triangle"])
+def test_kernels_without_a_serial_sum(name: str) -> None:
+    assert serial_sum(*kernel(name)) is None
+
+
+# ---------------------------------------------------------------------------- what they give
+def small_shares() -> mock._patch[int]:
+    """Every thread of a block may have one point: small sums are split as long ones are."""
+    return mock.patch.object(cuda_grid, "_FEWEST_ROUNDS", 1)
+
+
+def split(launches: Emulation) -> set[str]:
+    """The kernels that were launched again at once, to add up what blocks had."""
+    names = [report.kernel for report in launches.reports]
+    return {name for name, again in itertools.pairwise(names) if name == again}
+
+
+def integers(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def correlation(x: torch.Tensor, g: torch.Tensor, count: int) -> torch.Tensor:
+    """`taps` by slices of a padded copy."""
+    padded = F.pad(x, (1, max(0, count - 2)))
+    width = g.shape[-1]
+    rows = [(padded[..., k : k + width] * g).sum((1, 2)) for k in range(count)]
+    return torch.stack(rows, 1)
+
+
+@pytest.mark.parametrize("threads", [1, 64, 256])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (3, 5, 17), (2, 8, 64), (70, 3, 9), (2, 0, 3), (3, 2, 0), (0, 3, 4)]
+)
+def test_every_term_is_added_once(shape: tuple[int, int, int], threads: int) -> None:
+    """Integers are exact in any order; blocks are few, so they loop over cells."""
+    x, g = integers(*shape, seed=0), integers(*shape, seed=1)
+    with small_shares(), emulated(threads=threads, most_blocks=(2, 3, 1)) as launches:
+        assert torch.equal(OPS.taps(x, g), correlation(x, g, 3))
+        assert torch.equal(OPS.many_taps(x, g), correlation(x, g, 25))
+        flat = x.flatten(1)
+        assert torch.equal(OPS.total(flat), flat.sum().reshape(1))
+    is_long = shape[1] * shape[2] >= 16 * threads
+    assert not is_long or split(launches) == {"taps_y", "many_taps_y", "total_y"}
+
+
+def few_terms() -> mock._patch[int]:
+    """Every term of a serial sum may be another thread's."""
+    return mock.patch.object(cuda_grid, "_FEWEST_TERMS", 1)
+
+
+@pytest.mark.parametrize("blocks", [1, 65535])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (5, 3, 4, 6), (40, 2, 3, 33), (0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 4, 0)]
+)
+def test_every_turn_is_done_once(shape: tuple[int, ...], blocks: int) -> None:
+    x, g = integers(*shape, seed=0), integers(*shape, seed=1)
+    flat = x.flatten(1)
+    most = (blocks, blocks, blocks)
+    with few_terms(), emulated(threads=64, most_blocks=most) as launches:
+        assert torch.equal(OPS.columns(flat), flat.sum(0))
+        assert torch.equal(OPS.masked(x, g), (x * g).sum((0, 1)))
+        assert torch.equal(OPS.columns(flat.T), flat.sum(1))
+    assert split(launches) == ({"masked_y", "columns_y"} if min(shape) > 1 else set())
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+def test_parts_of_serial_sums_are_added_in_order(order: Order) -> None:
+    """As by hand: 4 parts of 3 turns each, in float32."""
+    x = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+    with mock.patch.object(cuda_grid, "_FEWEST_TERMS", 3), emulated(order=order) as launches:
+        got = OPS.columns(x)
+    assert split(launches) == {"columns_y"}
+    zero = torch.zeros(5)
+    expected = sum((sum(part, zero) for part in x.split(3)), zero)
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sums_are_more_accurate_than_one_after_the_other(dtype: torch.dtype) -> None:
+    x = torch.randn(40, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with emulated():
+        got = OPS.total(x)
+    exact = x.double().sum()
+    # 256 threads add 3 stretches of 4 by 4 points, then come 5 rounds of a warp and 7 more warps.
+    bound = (3 * 4 * 4 + 5 + 7) * 2.0**-24 * x.double().abs().sum()
+    rounding = torch.finfo(dtype).eps * exact.abs()
+    assert (got.double() - exact).abs() <= bound + rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_means_of_parts(dtype: torch.dtype) -> None:
+    """What is done to a sum is done once, not to every part."""
+    x = torch.randn(3, 2000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with small_shares(), emulated(threads=64) as launches:
+        got = OPS.scaled(x)
+    assert split(launches) == {"scaled_y"}
+    exact = x.double().mean(1)
+    # A thread adds at most 2000 terms, each rounded relative to the sum of magnitudes so far.
+    wide = 2.0**-53 if dtype == torch.float64 else 2.0**-24
+    bound = 2001 * wide * x.double().abs().mean(1) + torch.finfo(dtype).eps * exact.abs()
+    assert ((got.double() - exact).abs() <= bound).all()
+
+
+def test_views_of_any_strides() -> None:
+    base = integers(9, 6, 2 * 10, seed=0)
+    g = integers(6, 9, 10, seed=1)
+    for x in (base[..., ::2], base[..., 1:11], base[:, :, :10].flip(2)):
+        x = x.movedim(0, 1)
+        with small_shares(), emulated(threads=32):
+            assert torch.equal(OPS.taps(x, g), correlation(x, g, 3))
+
+
+def test_the_same_bits_whatever_runs_first() -> None:
+    x = torch.randn(7, 900, generator=torch.Generator().manual_seed(0))
+    with small_shares(), emulated(order="forward", threads=64) as launches:
+        first = OPS.total(x)
+    with small_shares(), emulated(order="reverse", threads=64):
+        second = OPS.total(x)
+    assert split(launches) == {"total_y"}
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("stride", "padding", "dilation", "size", "shape"),
+    [(1, 1, 1, 3, (2, 3, 8, 16)), (2, 1, 1, 3, (3, 2, 9, 16)), (1, 4, 2, 5, (1, 2, 11, 12))],
+)
+def test_gradients_of_filters(
+    stride: int, padding: int, dilation: int, size: int, shape: tuple[int, ...]
+) -> None:
+    """Against PyTorch, in integers that float64 holds exactly."""
+    conv = opgen.load(SPECS / "conv.op")
+    channels = shape[1]
+    given = {"stride": stride, "padding": padding, "dilation": dilation, "groups": channels}
+    x = integers(*shape, seed=0).double()
+    weight = integers(channels, 1, size, size, seed=1).double().requires_grad_()
+    y = F.conv2d(x, weight, **given)
+    grad = integers(*y.shape, seed=2).double()
+    (expected,) = torch.autograd.grad(y, weight, grad)
+    with small_shares(), emulated(threads=32):
+        (got,) = torch.autograd.grad(conv.conv2d(x, weight, **given), weight, grad)
+    assert torch.equal(got, expected)
+
+
+# ---------------------------------------------------------------------------- shared memory
+@pytest.mark.parametrize("barrier", [0, 1])
+def test_a_missing_barrier_is_a_race(monkeypatch: pytest.MonkeyPatch, barrier: int) -> None:
+    """Negative control: the emulator sees what teams do to shared memory."""
+    begin = prelude._CUDA.index("void team_sums")
+    head, rest = prelude._CUDA[:begin], prelude._CUDA[begin:]
+    pieces = rest.split("__syncthreads();")
+    broken = "__syncthreads();".join(pieces[: barrier + 1]) + "__syncthreads();".join(
+        ["", *pieces[barrier + 1 :]]
+    ).removeprefix("__syncthreads();")
+    monkeypatch.setattr(prelude, "_CUDA", head + broken)
+    with emulated(most_blocks=(1, 1, 1)), pytest.raises(KernelError, match="race"):
+        OPS.scaled(torch.ones(2, 3000))
+
+
+# ---------------------------------------------------------------------------- grids
+@pytest.mark.parametrize(
+    ("cells", "turns", "terms", "splits"),
+    [
+        ((256, 64), 16, 28, 7),  # 448 terms, 64 for each at least
+        ((256, 64), 16, 1000, 16),  # all turns: there might be 16 times as many threads
+        ((2**18,), 1000, 1000, 1),  # threads enough
+        ((1,), 10**6, 1, 512),  # the most
+        ((8,), 0, 5, 1),
+    ],
+)
+def test_splits_of_serial_sums(cells: tuple[int, ...], turns: int, terms: int, splits: int) -> None:
+    assert cuda_grid.serial_splits(cells, turns, terms) == splits
+
+
+@pytest.mark.parametrize(
+    ("cells", "box", "threads", "blocks", "splits"),
+    [
+        ((), (1000, 1000), (256, 1, 1), 1, 435),  # 9 rounds of 256 points each: 8 are not enough
+        ((32,), (64, 28, 28), (256, 1, 1), 32, 22),
+        ((5,), (1, 20), (16, 1, 8), 1, 1),
+        ((1000,), (3,), (2, 1, 64), 16, 1),
+        ((9,), (0, 4), (1, 1, 32), 1, 1),
+        ((4096,), (100000,), (256, 1, 1), 4096, 1),  # blocks enough
+    ],
+)
+def test_shapes_of_grids(
+    cells: tuple[int, ...],
+    box: tuple[int, ...],
+    threads: cuda_grid.Size,
+    blocks: int,
+    splits: int,
+) -> None:
+    grid = cuda_grid.sum_grid(cells, box)
+    assert grid is not None
+    assert (grid.threads, grid.blocks) == (threads, (blocks, splits, 1))
+    assert grid.splits == splits
+    points = torch.Size(box).numel()
+    assert points <= grid.share * grid.splits and (grid.splits - 1) * grid.share < max(1, points)
+    assert cuda_grid.sum_grid((0, *cells), box) is None
