@@ -88,6 +88,8 @@ def compare(subject: Entry, dtype: torch.dtype) -> None:
             for name, tensor in tensors_of(subject, case, 1).items()
         }
         inputs = leaves(subject, tensors) if dtype is torch.float64 else []
+        if subject.op == "pad_circular" and min(case.attributes["padding"]) < 0:
+            continue  # PyTorch takes it, and means something else than its other modes do
         try:
             wanted = as_tuple(subject.torch_equivalent(**tensors, **case.attributes))
         except (RuntimeError, ValueError):
