@@ -17,7 +17,7 @@ from opgen import output
 from opgen.algebra.facts import Facts
 from opgen.emit import torch_module
 from opgen.emit.c import c_source
-from opgen.emit.cuda import cuda_kernels, cuda_source
+from opgen.emit.cuda import cuda_kernels, cuda_text
 from opgen.emit.torch_module import SpecialKernels, Unit
 from opgen.errors import Source
 from opgen.ir.certificate import Trials
@@ -31,6 +31,7 @@ from opgen.lang.parse import parse
 from opgen.lang.read import read
 from opgen.passes.certify import certificate
 from opgen.passes.convolution import convolution
+from opgen.passes.cuda_product import with_contractions
 from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.derive import derive, differentiable, sources
 from opgen.passes.differentiate import adjoint, tangent
@@ -108,11 +109,11 @@ def stages(
     yield Stage("rows", on_cpu, lambda: "\n".join(map(show_program, on_cpu)))
     yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
     on_gpu = tuple(
-        cuda_rows(program, facts_of(member.op))
+        _threads(program, facts_of(member.op))
         for program, member in zip(programs, members, strict=True)
     )
     yield Stage("threads", on_gpu, lambda: "\n".join(map(show_program, on_gpu)))
-    yield Stage("cuda", on_gpu, lambda: "\n".join(map(cuda_source, on_gpu)))
+    yield Stage("cuda", on_gpu, lambda: "\n".join(map(cuda_text, on_gpu)))
     by_name = {op.name: op for op in ops}
     traits = [_traits(member.op, by_name) for member in members]
     specials = [
@@ -126,6 +127,11 @@ def stages(
     proved = certificate(members, fibres, trials)
     module = torch_module.module_source(units, source.text, source.name, proved, runtime)
     yield Stage("module", module, lambda: module)
+
+
+def _threads(program: Program, facts: Facts) -> Program:
+    """The loops of a program for the threads of a GPU."""
+    return with_contractions(cuda_rows(program, facts), program)
 
 
 def stage_text(source: Source, name: str) -> str:
@@ -166,7 +172,7 @@ def _special_kernels(
     return replace(
         kernels,
         programs=((values, _special(op, program, fixed, rows)),),
-        on_gpu=((values, _special(op, on_gpu, fixed, cuda_rows)),),
+        on_gpu=((values, _special(op, on_gpu, fixed, _threads)),),
     )
 
 
@@ -283,8 +289,8 @@ def special_source(
 def special_cuda(text: str, name: str, path: tuple[str, ...], values: Mapping[str, int]) -> str:
     """The same in CUDA, for no layout: Python source that defines `kernels`."""
     op = _derived_op(text, name, path)
-    program = cuda_rows(schedule(op, gather(op)), facts_of(op))
-    return cuda_kernels(_special(op, program, values, cuda_rows), "kernels", program)
+    program = _threads(schedule(op, gather(op)), facts_of(op))
+    return cuda_kernels(_special(op, program, values, _threads), "kernels", program)
 
 
 def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:
@@ -315,7 +321,7 @@ def _operation_source(
     """A module of one op."""
     member = Member(op, path or (op.name,), ())
     program = schedule(op, gather(op))
-    on_cpu, on_gpu = rows(program, facts_of(op)), cuda_rows(program, facts_of(op))
+    on_cpu, on_gpu = rows(program, facts_of(op)), _threads(program, facts_of(op))
     kernels = None  # without a spec nothing can be made later
     if text and len(member.path) <= 2:
         kernels = _special_kernels(op, on_cpu, on_gpu, ops.get(member.path[0], op))

@@ -20,7 +20,7 @@ from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
 from opgen.runtime import cuda, cuda_grid
-from opgen.testing.cuda_on_cpu.emulated import emulated
+from opgen.testing.cuda_on_cpu.emulated import Products, emulated
 
 SPEC = """
 op window(x[N,H,W]) -> y[N,H,W]
@@ -135,7 +135,10 @@ def rows_of(name: str, height: int) -> set[int]:
     for tensor in tensors:
         tensor.requires_grad_()
     wanted = theirs(*tensors)
-    with emulated("random", threads=32), pytest.MonkeyPatch.context() as patch:
+    with (
+        emulated("random", threads=32, products=Products.NEVER),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setattr(cuda, "launch", launch)
         found = ours(*tensors)
         weights = random(*wanted.shape)

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly
-from opgen.emit.c_layout import spec_comment, wrapped
+from opgen.emit.c_layout import spec_comment
+from opgen.emit.cuda_parameters import declare_parameters
 from opgen.emit.cuda_points import CudaEmitter
-from opgen.emit.cuda_printer import INDEX, CudaPrinter
+from opgen.emit.cuda_printer import CudaPrinter
+from opgen.emit.cuda_product import Matrix, ProductFunction, product_function
 from opgen.emit.cuda_reach import reach
 from opgen.emit.cuda_runs import values_of_cell
-from opgen.emit.function import Signature, declare_names, pointer, signature_of, strides_of
+from opgen.emit.function import Signature, signature_of
 from opgen.emit.names import CNames, function_name, identifier, python_names
 from opgen.emit.polynomial import python_text
 from opgen.emit.python_text import (
@@ -53,6 +55,7 @@ class Function:
     lanes: str | None  # the macro for the cells of a thread
     rows: tuple[str, int] | None  # that for its rows, and how many values a cell has
     walked: tuple[tuple[str, int], ...]  # tensors that these walk along, and their steps
+    product: ProductFunction | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,44 +79,36 @@ def cuda_source(program: Program) -> str:
     )
 
 
+def cuda_text(program: Program) -> str:
+    """The CUDA source with the products of matrices that its kernels may be instead, for people."""
+    types = Types(program)
+    found = (product_function(kernel, program, types, {}) for kernel in program.kernels)
+    products = (each.text for each in found if each is not None)
+    return "\n".join((cuda_source(program), *products))
+
+
 def _function(
     kernel: Kernel, program: Program, types: Types, helpers: dict[tuple[str, Type], None]
 ) -> Function:
     """The function of a kernel. The helper functions that it calls join `helpers`."""
     signature = _signature(kernel, program)
     scope = CNames({function_name(each.name) for each in program.kernels})
-    names = declare_names(signature, program, scope)
-    parameters: list[str] = []
-    narrowed: list[str] = []
-
-    def integers(group: Sequence[str]) -> list[str]:
-        given = [scope.fresh(f"{name}_arg") for name in group]
-        narrowed.extend(f"{name} = {wide}" for name, wide in zip(group, given, strict=True))
-        return [f"int64_t {name}" for name in given]
-
-    for name in signature.tensors:
-        group = [pointer(program.operand(name), kernel, names, "__restrict__")]
-        parameters += wrapped([*group, *integers(strides_of(name, program, names))])
     row = kernel.row
     lengths = shared_lengths(kernel, program.integers)
     parts = (Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched)
     axes = (*kernel.axes, *parts)
     divided = axes[1:] if lengths else axes[1:-2]
-    magic = [scope.fresh(f"{axis.name}_magic") for axis in divided]
-    group = integers([names.symbols[name] for name in signature.integers])
-    group += [f"double {names.numbers[name]}" for name in signature.numbers]
-    group += [f"int64_t {name}" for name in magic]
-    group += ["int64_t *fault"] if signature.faults else []
-    parameters += wrapped(group)
-    printer = CudaPrinter(program, types, names, True, helpers)
+    parameters = declare_parameters(
+        signature, kernel, program, scope, [axis.name for axis in divided]
+    )
+    magic = parameters.magic
+    printer = CudaPrinter(program, types, parameters.names, True, helpers)
     emitter = CudaEmitter(printer, scope, kernel)
     if row is not None:
         emitter.write(f"constexpr int LANES = {_macro('lanes', kernel)};")
     if kernel.group is not None:
         emitter.write(f"constexpr int ROWS = {_macro('rows', kernel)};")
-    if narrowed:
-        declared = ",\n        ".join(wrapped(narrowed, 84))
-        emitter.lines += f"    const {INDEX} {declared};".split("\n")
+    emitter.lines += parameters.narrowing
     emitter.prologue()
     if lengths:
         emitter.team(axes, magic)
@@ -129,7 +124,7 @@ def _function(
         function_name(kernel.name),
         spec,
         signature,
-        tuple(parameters),
+        parameters.declared,
         tuple(emitter.lines),
         (*(axis.extent for axis in axes), *lengths),
         bool(lengths),
@@ -138,6 +133,7 @@ def _function(
         None if row is None else _macro("lanes", kernel),
         None if kernel.group is None else (_macro("rows", kernel), values_of_cell(kernel)),
         tuple(emitter.walked.items()),
+        product_function(kernel, program, types, helpers),
     )
 
 
@@ -164,6 +160,7 @@ class Launcher:
     name: str
     source_name: str
     source: str
+    products: tuple[tuple[str, str], ...]
     extents: str
     reach: str
     description: str
@@ -193,6 +190,7 @@ def cuda_kernels(program: Program, name: str, called_as: Program | None = None) 
             name,
             source_name,
             string(cuda_source(program)),
+            tuple((_source_name(each), string(each.text)) for each in _products(functions)),
             _extents(called_as, functions, f"{name}_extents"),
             _reach(called_as, functions, f"{name}_reach"),
             layout(description, before=f"{name} = "),
@@ -218,15 +216,49 @@ def _launch(kernel: Function, program: Program) -> Group:
         lanes=None if kernel.lanes is None else quoted(kernel.lanes),
         rows=rows,
         walked=dict_of({name: str(step) for name, step in kernel.walked}) if kernel.lanes else None,
+        product=None if kernel.product is None else _product(kernel.product),
     )
+
+
+def _product(found: ProductFunction) -> Group:
+    signature = found.signature
+    return call(
+        "Product",
+        (quoted(found.name), quoted(found.macro), _source_name(found)),
+        tensors=strings(signature.tensors),
+        integers=strings(signature.integers),
+        numbers=strings(signature.numbers),
+        groups=_tuple(found.groups),
+        left=_matrix(found.left),
+        right=_matrix(found.right),
+        written=quoted(found.written),
+        result=_tuple(found.result),
+    )
+
+
+def _source_name(found: ProductFunction) -> str:
+    """The constant of a module that holds the source of a product."""
+    return f"{found.name}_source".upper()
+
+
+def _matrix(found: Matrix) -> Group:
+    terms = (_tuple(found.terms), _tuple(found.decisive))
+    return call("Matrix", (quoted(found.tensor), str(found.along), *terms))
+
+
+def _tuple(values: Sequence[int | None]) -> Group:
+    return tuple_of([str(value) for value in values])
 
 
 def _extents(program: Program, functions: Sequence[Function], name: str) -> str:
     """A Python function of the program's integers: the extents of the axes of each kernel."""
     names = python_names(program.integers)
     rows = [
-        tuple_of([python_text(extent, names.__getitem__).text for extent in each.extents])
-        for each in functions
+        tuple_of([python_text(extent, names.__getitem__).text for extent in extents])
+        for extents in (
+            *(each.extents for each in functions),
+            *(each.extents for each in _products(functions)),
+        )
     ]
     return _formulas(
         name,
@@ -240,7 +272,13 @@ def _extents(program: Program, functions: Sequence[Function], name: str) -> str:
 def _reach(program: Program, functions: Sequence[Function], name: str) -> str:
     """A Python function of the magnitudes of the program's integers: the reach of each kernel."""
     names = python_names(program.integers)
-    rows = [_sum(each.reach, names) for each in functions]
+    rows = [
+        _sum(reach, names)
+        for reach in (
+            *(each.reach for each in functions),
+            *(each.reach for each in _products(functions)),
+        )
+    ]
     return _formulas(
         name,
         list(names.values()),
@@ -248,6 +286,10 @@ def _reach(program: Program, functions: Sequence[Function], name: str) -> str:
         "What no index of each CUDA kernel exceeds; of magnitudes of at least 1.",
         tuple_of(rows),
     )
+
+
+def _products(functions: Sequence[Function]) -> list[ProductFunction]:
+    return [each.product for each in functions if each.product is not None]
 
 
 def _sum(value: Poly, names: Mapping[str, str]) -> Chain:

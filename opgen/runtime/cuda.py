@@ -77,6 +77,17 @@ class _CuPy(Protocol):
     def RawModule(self, *, path: str) -> _Module: ...  # noqa: N802
 
 
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability of a device, the current one if it has no number."""
+    return _capability(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _capability(index: int) -> tuple[int, int]:
+    major, minor = torch.cuda.get_device_capability(index)
+    return major, minor
+
+
 def _cupy() -> _CuPy:
     try:
         return cast(_CuPy, importlib.import_module("cupy"))
@@ -113,7 +124,7 @@ def _loaded(cupy: _CuPy, source: str, device: int) -> _Module:
     `cupy.RawModule` would compile it with `-ftz=true` whatever the options are, and so lose numbers
     below 1e-38; hence its compiler is asked, and the result kept on disk.
     """
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = _capability(device)
     architecture = f"{major}{minor}"
     parts = (source, *OPTIONS, architecture, repr(cupy.cuda.nvrtc.getVersion()))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import cuda_grid, prelude, special
+from opgen.runtime import cuda, cuda_grid, cuda_product, cuda_tiles, prelude, special
 from opgen.runtime.cuda import Argument, KernelLaunch
-from opgen.runtime.description import CudaKernels
+from opgen.runtime.description import CudaKernels, Launch, Product
 
 if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call
@@ -33,10 +33,25 @@ def launches(
     found = []
     macros = []
     whole = True
-    for launch, axes in zip(kernels.launches, extents, strict=True):
+    products: list[str] = []
+    product_axes = iter(extents[len(kernels.launches) :])
+    for launch, axes in zip(kernels.launches, extents, strict=False):
         if launch.converts is not None:
             workspace, output = launch.converts
             if operands[workspace] is operands[output]:
+                continue
+        if launch.product is not None:
+            product = launch.product
+            plan = cuda_product.plan(
+                product, operands, next(product_axes), call.types.real, cuda.capability(call.device)
+            )
+            if plan is not None:
+                products.append(product.source)
+                macros.append(f"#define {product.macro} {plan.macro}\n")
+                arguments = _arguments(product, operands, integers, numbers)
+                arguments += plan.magic
+                threads = (plan.threads, 1, 1)
+                found.append(KernelLaunch(product.kernel, plan.blocks, threads, tuple(arguments)))
                 continue
         walked = ((operands[name], step) for name, step in launch.walked.items())
         lanes = cuda_grid.lanes(axes, walked)
@@ -52,19 +67,30 @@ def launches(
         if grid is None:
             continue
         whole = whole and grid.whole
-        arguments: list[Argument] = []
-        for name in launch.tensors:
-            arguments += [operands[name].data_ptr(), *operands[name].stride()]
-        arguments += [integers[name] for name in launch.integers]
-        arguments += [numbers[name] for name in launch.numbers]
+        arguments = _arguments(launch, operands, integers, numbers)
         arguments += grid.magic
         if launch.faults:
             assert fault is not None
             arguments.append(fault.data_ptr())
         found.append(KernelLaunch(launch.kernel, grid.blocks, grid.threads, tuple(arguments)))
     types = call.types
-    head = prelude.cuda(narrow, whole) + types.bindings() + "".join(macros)
-    return head + kernels.source, call.device, found
+    head = prelude.cuda(narrow, whole) + types.bindings() + (cuda_tiles.SOURCE if products else "")
+    return "".join((head, *macros, kernels.source, *products)), call.device, found
+
+
+def _arguments(
+    launch: Launch | Product,
+    operands: Mapping[str, torch.Tensor],
+    integers: Mapping[str, int],
+    numbers: Mapping[str, float],
+) -> list[Argument]:
+    """The tensors of a kernel with their strides, its integers and its numbers."""
+    found: list[Argument] = []
+    for name in launch.tensors:
+        found += [operands[name].data_ptr(), *operands[name].stride()]
+    found += [integers[name] for name in launch.integers]
+    found += [numbers[name] for name in launch.numbers]
+    return found
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from types import ModuleType
+from typing import assert_never
 from unittest import mock
 
 import numpy as np
 import torch
 
-from opgen.runtime import cuda, cuda_grid, evaluation, library, lookup
+from opgen.runtime import cuda, cuda_grid, cuda_product, evaluation, library, lookup, special
 from opgen.testing.cuda_on_cpu.arguments import (
     Bound,
     Memory,
@@ -34,6 +37,27 @@ from opgen.testing.cuda_on_cpu.report import KernelError, Report
 _FAULT = "fault"
 """The parameter of kernels that check indices: three integers that say which was outside."""
 _FAULT_BYTES = 24
+
+
+class Products(Enum):
+    """Which kernels run as products of matrices, of those that can."""
+
+    CHOSEN = "those that a launch would choose"
+    ALWAYS = "all"
+    NEVER = "none"
+
+    def limits(self) -> list[tuple[ModuleType, str, float]]:
+        """The limits of the choice that make it so."""
+        match self:
+            case Products.CHOSEN:
+                return []
+            case Products.ALWAYS:
+                names = ("LEAST_TERMS", "LEAST_SIDE", "LEAST_FILLED")
+                return [(cuda_product, name, 0) for name in names]
+            case Products.NEVER:
+                return [(cuda_product, "LEAST_TERMS", math.inf)]
+            case unexpected:
+                assert_never(unexpected)
 
 
 @dataclass
@@ -56,14 +80,16 @@ def emulated(
     *,
     trace: bool = False,
     threads: int = cuda_grid.THREADS,
+    products: Products = Products.CHOSEN,
     most_blocks: tuple[int, int, int] = cuda_grid.MOST_BLOCKS,
 ) -> Iterator[Emulation]:
     """Within this block, ops on CPU tensors run their CUDA kernels in the emulator.
 
     Raises KernelError for what a kernel does wrong, and where no kernel writes an element of an
     output. `threads` of a block and `most_blocks` along x, y and z: fewer than usual, so that small
-    calls have several blocks, and loops over what a grid leaves out. Launches of other threads of
-    the process must not run at the same time.
+    calls have several blocks, and loops over what a grid leaves out. `products` says which kernels
+    run as products of matrices, where they can. Launches of other threads of the process must not
+    run at the same time.
     """
     emulation = Emulation(order, trace)
     running: list[_Call] = []
@@ -86,13 +112,16 @@ def emulated(
         for target, name, value in (
             (torch.cuda, "current_device", lambda: 0),
             (torch.cuda, "device", device),
+            (cuda, "capability", lambda device: (9, 0)),
             (torch.cuda, "current_stream", lambda index: stream),
             (cuda, "_loaded", lambda cupy, source, device: cupy.RawModule(code=source)),
             (evaluation, "run_on_cpu", run),
             (library, "case_of", lambda call: None),
+            (special, "packed", lambda *call: {}),  # for CPU kernels alone
             (cuda_grid, "THREADS", threads),
             (cuda_grid, "MOST_BLOCKS", most_blocks),
             (cuda_grid, "LEAST_THREADS", 1),
+            *products.limits(),
         ):
             stack.enter_context(mock.patch.object(target, name, value))
         stack.enter_context(_imported(_cupy(emulation, running)))

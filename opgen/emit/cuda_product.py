@@ -1,0 +1,350 @@
+"""A kernel that is a product of matrices, for blocks of threads that each compute a tile of it.
+
+Everything about tiles is in `opgen.runtime.cuda_product`, whose text stands before the kernels. A
+kernel says what it multiplies: which indices the number of a row, a column or a term stands for,
+where an element of a factor is or that it is absent, and what is done with a sum.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from opgen.algebra.poly import Poly, poly, symbol
+from opgen.emit.cuda_parameters import Parameters, declare_parameters
+from opgen.emit.cuda_points import CudaEmitter, product
+from opgen.emit.cuda_printer import INDEX, CudaPrinter
+from opgen.emit.cuda_reach import reach
+from opgen.emit.cuda_statements import inside
+from opgen.emit.expression import type_name
+from opgen.emit.function import Signature, signature_of
+from opgen.emit.names import CNames, function_name, identifier
+from opgen.emit.polynomial import Text
+from opgen.emit.templates import render
+from opgen.emit.types import Type, Types
+from opgen.ir.contraction import Contraction, Factor
+from opgen.ir.loops import Accumulate, Axis, Call, For, If, Kernel, Program, Store
+from opgen.ir.notation import Reducer
+from opgen.ir.primitives import Level
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """What a launch has to know of a factor, to read it in the order in which it is in memory.
+
+    The dims in which elements follow each other along the last of its rows or columns and along
+    each term, None for none; and for each term whether it decides about what is present.
+    """
+
+    tensor: str
+    along: int | None
+    terms: tuple[int | None, ...]
+    decisive: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProductFunction:
+    """What `cuda_product.cu.j2` prints, and what a launch has to know of it.
+
+    `groups` are the numbers of axes of the batch, the rows, the columns and the terms; `result` the
+    dims of the tensor that is written along the last row and the last column.
+    """
+
+    name: str
+    macro: str
+    parameters: tuple[str, ...]
+    structs: tuple[tuple[str, str], ...]
+    lines: tuple[str, ...]
+    signature: Signature
+    extents: tuple[Poly, ...]
+    groups: tuple[int, int, int, int]
+    reach: Poly
+    left: Matrix
+    right: Matrix
+    result: tuple[int | None, int | None]
+    written: str
+
+    @property
+    def text(self) -> str:
+        """The source of the kernel."""
+        return render("cuda_product.cu.j2", self)
+
+
+def product_function(
+    kernel: Kernel, program: Program, types: Types, helpers: dict[tuple[str, Type], None]
+) -> ProductFunction | None:
+    """The function of a kernel as a product of matrices; None for a kernel that is none."""
+    found = kernel.contraction
+    if found is None:
+        return None
+    cells = _cell_by_cell(kernel, found)
+    signature = signature_of(cells, program)
+    name = f"{function_name(kernel.name)}_product"
+    scope = CNames({function_name(each.name) for each in program.kernels} | {name})
+    groups = (found.batch, found.rows, found.columns, found.terms)
+    divided = [axis.name for axes in groups[:3] for axis in axes[1:]]
+    divided += [axis.name for axis in found.terms]
+    parameters = declare_parameters(signature, cells, program, scope, divided)
+    printer = CudaPrinter(program, types, parameters.names, True, helpers)
+    emitter = CudaEmitter(printer, scope, cells)
+    emitter.lines += parameters.narrowing
+    emitter.prologue()
+    writer = _Writer(found, name, emitter, parameters)
+    writer.body()
+    (store,) = (node for node in found.tail if isinstance(node, Store))
+    dims = (len(groups[0]), len(groups[1]), len(groups[2]), len(groups[3]))
+    return ProductFunction(
+        name,
+        f"product_of_{identifier(kernel.name)}",
+        parameters.declared,
+        writer.structs,
+        tuple(emitter.lines),
+        signature,
+        tuple(axis.extent for axes in groups for axis in axes),
+        dims,
+        _reach(cells, found),
+        _matrix(found.left, found.rows, found.terms),
+        _matrix(found.right, found.columns, found.terms),
+        (_dim_along(store, found.rows[-1]), _dim_along(store, found.columns[-1])),
+        kernel.written,
+    )
+
+
+def _cell_by_cell(kernel: Kernel, found: Contraction) -> Kernel:
+    """The kernel with a point for each cell."""
+    axes = (*found.batch, *found.rows, *found.columns)
+    body = (found.start, *found.nest, *found.tail)
+    return Kernel(kernel.name, kernel.written, axes, kernel.prologue, body, kernel.spec)
+
+
+def _reach(cells: Kernel, found: Contraction) -> Poly:
+    """What no index of the kernel exceeds: those of one cell, and of loops over all terms."""
+    term = Call("mul", (found.left.load, found.right.load))
+    conditions = (*found.left.conditions, *found.right.conditions)
+    accumulate = Accumulate(found.start.accumulator, Reducer.ADD, term)
+    nest: For | If = If(conditions, (accumulate,))
+    for axis in found.terms:
+        nest = For(axis.name, (poly(0),), (axis.extent - 1,), (nest,))
+    count = functools.reduce(operator.mul, (axis.extent for axis in found.terms), poly(1))
+    terms = Kernel(cells.name, cells.written, (Axis("terms", count),), (), (found.start,))
+    whole = replace(cells, body=(found.start, nest, *found.tail))
+    return reach(cells) + reach(whole) + reach(terms)
+
+
+def _matrix(factor: Factor, own: Sequence[Axis], terms: Sequence[Axis]) -> Matrix:
+    return Matrix(
+        factor.load.tensor,
+        factor.dim_along(own[-1]),
+        tuple(factor.dim_along(axis) for axis in terms),
+        tuple(
+            any(axis.name in condition.value.symbols for condition in factor.conditions)
+            for axis in terms
+        ),
+    )
+
+
+def _dim_along(store: Store, axis: Axis) -> int | None:
+    """The dim in which cells follow each other along an axis."""
+    dims = [at for at, index in enumerate(store.indices) if axis.name in index.symbols]
+    if len(dims) != 1 or axis.name in (store.indices[dims[0]] - symbol(axis.name)).symbols:
+        return None
+    return dims[0]
+
+
+# ---------------------------------------------------------------------------- the body
+@dataclass
+class _Writer:
+    """Writes the body of a kernel with an emitter."""
+
+    found: Contraction
+    name: str
+    emitter: CudaEmitter
+    parameters: Parameters
+    structs: tuple[tuple[str, str], ...] = ()
+
+    def body(self) -> None:
+        """Everything between the braces."""
+        found, scope = self.found, self.emitter.scope
+        magic = dict(self._magic())
+        plan = scope.fresh("plan")
+        self.emitter.write(f"typedef {self.name}_plan {plan};")
+        named = {}
+        for what, axes in (("row", found.rows), ("column", found.columns), ("term", found.terms)):
+            members = self._struct(what, axes)
+            at = scope.fresh(f"{what}_at")
+            named[what] = (at, f"{self.name}_{what}", members)
+            orders = [axes]
+            if what == "term":
+                orders = [(*(e for e in axes if e is not last), last) for last in axes]
+            self._decode(what, at, plan, axes, orders, magic)
+        after = scope.fresh("after")
+        self._after(after, plan, named["term"])
+        count = {what: product(self._extents(axes)) for what, axes in self._groups()}
+        matrix = scope.fresh("matrix")
+        self.emitter.write(
+            f"for ({INDEX} {matrix} = blockIdx.z; {matrix} < {count['batch']}; "
+            f"{matrix} += gridDim.z) {{"
+        )
+        inner = inside(self.emitter)
+        if found.batch:
+            names = [inner.scope.fresh(axis.name) for axis in found.batch]
+            divisors = [magic[axis.name] for axis in found.batch[1:]]
+            inner.digits_of(matrix, names, self._extents(found.batch), divisors)
+            self._name(inner, found.batch, names)
+        left, right, store = map(inner.scope.fresh, ("left", "right", "store"))
+        self._place(inner, left, found.left, named["row"], named["term"])
+        self._place(inner, right, found.right, named["column"], named["term"])
+        self._store(inner, store, named["row"], named["column"])
+        types = ", ".join(
+            type_name(inner.printer.program.operand(factor.load.tensor))
+            for factor in (found.left, found.right)
+        )
+        counts = f"{count['row']}, {count['column']}, {count['term']}"
+        functions = ", ".join(
+            (named["row"][0], named["column"][0], named["term"][0], after, left, right, store)
+        )
+        inner.write(f"multiply_matrices<{plan}, {types}>({counts}, {functions});")
+        self.emitter.write("}")
+
+    def _groups(self) -> tuple[tuple[str, tuple[Axis, ...]], ...]:
+        found = self.found
+        return (
+            ("batch", found.batch),
+            ("row", found.rows),
+            ("column", found.columns),
+            ("term", found.terms),
+        )
+
+    def _magic(self) -> list[tuple[str, str]]:
+        """The parameter with which is divided by the extent of an axis."""
+        found = self.found
+        divided = [a.name for axes in (found.batch, found.rows, found.columns) for a in axes[1:]]
+        divided += [axis.name for axis in found.terms]
+        return list(zip(divided, self.parameters.magic, strict=True))
+
+    def _extents(self, axes: Sequence[Axis]) -> list[Text]:
+        return [self.emitter.printer.poly(axis.extent) for axis in axes]
+
+    def _struct(self, what: str, axes: Sequence[Axis]) -> list[str]:
+        """Declare what holds the indices of a row, a column or a term; gives its members."""
+        scope = CNames(set())
+        members = [scope.fresh(axis.name) for axis in axes]
+        self.structs += ((f"{self.name}_{what}", ", ".join(members)),)
+        return members
+
+    def _decode(
+        self,
+        what: str,
+        at: str,
+        plan: str,
+        axes: Sequence[Axis],
+        orders: Sequence[Sequence[Axis]],
+        magic: dict[str, str],
+    ) -> None:
+        """A function from a number to indices; the order of terms is left to the launch."""
+        point = self.emitter.scope.fresh("point")
+        self.emitter.write(f"const auto {at} = [&]({INDEX} {point}) {{")
+        for number, order in enumerate(orders):
+            if len(orders) > 1:
+                self.emitter.write(f"    if (LAST == {number}) {{".replace("LAST", f"{plan}::LAST"))
+            inner = inside(inside(self.emitter)) if len(orders) > 1 else inside(self.emitter)
+            names = {axis.name: inner.scope.fresh(axis.name) for axis in order}
+            inner.digits_of(
+                point,
+                [names[axis.name] for axis in order],
+                self._extents(order),
+                [magic[axis.name] for axis in order[1:]],
+            )
+            values = ", ".join(names[axis.name] for axis in axes)
+            inner.write(f"return {self.name}_{what}{{{values}}};")
+            if len(orders) > 1:
+                self.emitter.write("    }")
+        if len(orders) > 1:
+            zeros = ", ".join("0" for _ in axes)
+            self.emitter.write(f"    return {self.name}_{what}{{{zeros}}};")
+        self.emitter.write("};")
+
+    def _after(self, after: str, plan: str, named: tuple[str, str, list[str]]) -> None:
+        """A function from a term to the next one."""
+        _, struct, members = named
+        term = self.emitter.scope.fresh("term")
+        extents = [text.at(Level.RELATIONAL) for text in self._extents(self.found.terms)]
+        self.emitter.write(f"const auto {after} = [&]({struct} {term}) {{")
+        inner = inside(self.emitter)
+        for last in range(len(members)):
+            order = [at for at in range(len(members)) if at != last] + [last]
+            inner.write(f"if ({plan}::LAST == {last}) {{")
+            body = inside(inner)
+            body.write(f"{term}.{members[last]}++;")
+            for at, above in zip(reversed(order), [*reversed(order)][1:], strict=False):
+                head = f"if (!{plan}::WHOLE && {term}.{members[at]} == {extents[at]})"
+                body.write(f"{head} {term}.{members[at]} = 0, {term}.{members[above]}++;")
+            inner.write("}")
+        inner.write(f"return {term};")
+        self.emitter.write("};")
+
+    def _name(self, emitter: CudaEmitter, axes: Sequence[Axis], names: Sequence[str]) -> None:
+        """Spell axes in what an emitter prints from here on; they are inside of their extents."""
+        for axis, name in zip(axes, names, strict=True):
+            emitter.printer.names.symbols[axis.name] = name
+            emitter.printer.bounded.add((symbol(axis.name), axis.extent))
+
+    def _place(
+        self,
+        emitter: CudaEmitter,
+        name: str,
+        factor: Factor,
+        own: tuple[str, str, list[str]],
+        terms: tuple[str, str, list[str]],
+    ) -> None:
+        """A function that gives the address of an element, a null pointer for an absent one."""
+        inner = inside(emitter)
+        mine, term = inner.scope.fresh("own"), inner.scope.fresh("term")
+        axes = self.found.rows if factor is self.found.left else self.found.columns
+        self._name(inner, axes, [f"{mine}.{member}" for member in own[2]])
+        self._name(inner, self.found.terms, [f"{term}.{member}" for member in terms[2]])
+        kind = type_name(inner.printer.program.operand(factor.load.tensor))
+        cell = inner.printer.cell(factor.load.tensor, factor.load.indices)
+        emitter.write(
+            f"const auto {name} = [&](const {own[1]} &{mine}, const {terms[1]} &{term}) "
+            f"-> const {kind} * {{"
+        )
+        for condition in factor.conditions:
+            inner.write(f"if (!({inner.printer.condition(condition).text})) return nullptr;")
+        inner.write(f"return &{cell};")
+        emitter.write("};")
+
+    def _store(
+        self,
+        emitter: CudaEmitter,
+        name: str,
+        rows: tuple[str, str, list[str]],
+        columns: tuple[str, str, list[str]],
+    ) -> None:
+        """A function that takes the sum of a cell, and does the rest of the kernel with it.
+
+        An absent element was multiplied as 0. Where that may have made NaN of a number that is not
+        finite, which makes the sum NaN, the terms are added up again, one by one.
+        """
+        found = self.found
+        inner = inside(emitter)
+        row, column, total = map(inner.scope.fresh, ("row", "column", "sum"))
+        self._name(inner, found.rows, [f"{row}.{member}" for member in rows[2]])
+        self._name(inner, found.columns, [f"{column}.{member}" for member in columns[2]])
+        emitter.write(
+            f"const auto {name} = [&](const {rows[1]} &{row}, const {columns[1]} &{column}, "
+            f"wide {total}) {{"
+        )
+        inner.start(found.start)
+        own = inner.printer.names.accumulators[found.start.accumulator]
+        inner.write(f"{own} = {total};")
+        if found.is_conditional:
+            inner.write(f"if ({own} != {own}) {{")
+            again = inside(inner)
+            again.write(f"{own} = 0;")
+            again.nodes(found.nest)
+            inner.write("}")
+        inner.nodes(found.tail)
+        emitter.write("};")

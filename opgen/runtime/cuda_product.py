@@ -1,0 +1,211 @@
+"""When a kernel runs as a product of matrices, and by which tiles.
+
+A plan is chosen for the sizes, types and strides of a call:
+
+* Tensor cores multiply elements of 16 bits, and those of 32 bits where
+  `torch.backends.cuda.matmul.fp32_precision` is "tf32" (`allow_tf32`, or
+  `torch.set_float32_matmul_precision("high")`), on devices of compute capability 8.0 and newer.
+  They take any product of at least 16 terms and 4 rows and columns: even a tile that is mostly
+  empty costs less than the loads of a thread for each cell.
+* Other floating-point numbers are multiplied by threads. A thread of a tile spends about 1.25
+  instructions for a product (itself, and its share of loads from shared memory and of copies to
+  it), one that computes neighbouring cells without a tile about 2.25 (two loads of 4 bytes and
+  their addresses for 4 cells): a tile pays where more than 1.25/2.25 of it is filled.
+* Tiles have 128 rows and columns where these make enough blocks for a large GPU, else 64.
+* The fastest term is the one along which most factors are consecutive in memory: the channel in
+  channels-last format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from opgen.runtime.cuda_grid import MOST_BLOCKS, Size, magic
+from opgen.runtime.description import Matrix, Product
+
+
+class Kind(IntEnum):
+    """What multiplies; the value is that of a plan in `cuda_tiles`."""
+
+    THREADS = 0
+    TENSOR_CORES = 1
+    TENSOR_CORES_TF32 = 2
+
+
+LEAST_TERMS = 16
+"""The fewest terms of a product that is computed by tiles."""
+
+LEAST_SIDE = 4
+"""The fewest rows, and columns."""
+
+LEAST_FILLED = 1.25 / 2.25
+"""How much of tiles has to be filled where threads multiply."""
+
+ENOUGH_BLOCKS = 128
+"""About the multiprocessors of a large GPU: as many blocks keep it busy."""
+
+_ACCESS = 16  # bytes of the widest load
+_TILES = (128, 64)
+_WITH_TENSOR_CORES = (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many matrices there are, and the numbers of their rows, columns and terms."""
+
+    matrices: int
+    rows: int
+    columns: int
+    terms: int
+
+    def tiles(self, side: int) -> int:
+        """How many tiles cover one result."""
+        return -(-self.rows // side) * -(-self.columns // side)
+
+    def filled(self, side: int) -> float:
+        """How much of these tiles is part of the result."""
+        return self.rows * self.columns / (self.tiles(side) * side * side)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A product as it is launched: what its macro is, and the grid."""
+
+    kind: Kind
+    tile: int
+    last: int
+    whole: bool
+    along: tuple[bool, bool]
+    at_once: tuple[bool, bool]
+    out_along: bool
+    blocks: Size
+    magic: tuple[int, ...]
+
+    @property
+    def threads(self) -> int:
+        """The threads of a block."""
+        return 256 if self.kind is Kind.THREADS else 2 * self.tile
+
+    @property
+    def macro(self) -> str:
+        """The arguments of `product_plan`."""
+        flags = (self.whole, *self.along, *self.at_once, self.out_along)
+        numbers = (self.kind.value, self.tile, self.last, *map(int, flags))
+        return ", ".join(map(str, numbers))
+
+
+def kind_of(dtypes: Sequence[torch.dtype], real: str, capability: tuple[int, int]) -> Kind | None:
+    """What multiplies elements of these types; None for integers, which no tile is for."""
+    if not all(dtype.is_floating_point for dtype in dtypes):
+        return None
+    has_cores = capability >= _WITH_TENSOR_CORES and real == "f32" and len(set(dtypes)) == 1
+    match dtypes[0]:
+        case torch.float16 | torch.bfloat16 if has_cores:
+            return Kind.TENSOR_CORES
+        case torch.float32 if has_cores and torch.backends.cuda.matmul.fp32_precision == "tf32":
+            return Kind.TENSOR_CORES_TF32
+        case _:
+            return Kind.THREADS
+
+
+def tile_of(kind: Kind, shape: Shape, real: str) -> int | None:
+    """Rows and columns of tiles; None where a product is better computed cell by cell."""
+    if shape.terms < LEAST_TERMS or min(shape.rows, shape.columns) < LEAST_SIDE:
+        return None
+    large, small = _TILES
+    fits = kind is not Kind.THREADS or (real == "f32" and shape.filled(large) >= LEAST_FILLED)
+    is_large = min(shape.rows, shape.columns) > small
+    if fits and is_large and shape.matrices * shape.tiles(large) >= ENOUGH_BLOCKS:
+        return large
+    if kind is Kind.THREADS and shape.filled(small) < LEAST_FILLED:
+        return None
+    return small
+
+
+def plan(
+    product: Product,
+    operands: Mapping[str, torch.Tensor],
+    axes: Sequence[int],
+    real: str,
+    capability: tuple[int, int],
+) -> Plan | None:
+    """How a product is launched; None where its kernel is to run cell by cell instead.
+
+    `axes` are the extents of the batch, the rows, the columns and the terms, `real` is the type in
+    which the call computes.
+    """
+    groups, rest = [], list(axes)
+    for count in product.groups:
+        groups.append(rest[:count])
+        rest = rest[count:]
+    batch, rows, columns, terms = groups
+    shape = Shape(*map(math.prod, groups))
+    factors = (product.left, product.right)
+    tensors = [operands[factor.tensor] for factor in factors]
+    kind = kind_of([tensor.dtype for tensor in tensors], real, capability)
+    if kind is None or 0 in (shape.matrices, shape.rows, shape.columns, shape.terms):
+        return None
+    tile = tile_of(kind, shape, real)
+    if tile is None:
+        return None
+    last = _fastest(factors, tensors, terms)
+    unit = max(_ACCESS // tensor.element_size() for tensor in tensors)
+    whole = terms[last] % unit == 0
+    pairs = list(zip(factors, tensors, strict=True))
+    along = [_is_consecutive(tensor, factor.terms[last]) for factor, tensor in pairs]
+    at_once = [
+        whole and follows and not factor.decisive[last] and _is_aligned(tensor, factor.terms[last])
+        for (factor, tensor), follows in zip(pairs, along, strict=True)
+    ]
+    result = operands[product.written]
+    out_along = _is_consecutive(result, product.result[1]) or not _is_consecutive(
+        result, product.result[0]
+    )
+    blocks = (shape.tiles(tile), 1, min(shape.matrices, MOST_BLOCKS[2]))
+    if blocks[0] > MOST_BLOCKS[0]:
+        return None
+    divisors = (*rows[1:], *columns[1:], *terms)
+    return Plan(
+        kind,
+        tile,
+        last,
+        whole,
+        (along[0], along[1]),
+        (at_once[0], at_once[1]),
+        out_along,
+        blocks,
+        tuple(map(magic, (*batch[1:], *divisors))),
+    )
+
+
+def _fastest(
+    factors: Sequence[Matrix], tensors: Sequence[torch.Tensor], terms: Sequence[int]
+) -> int:
+    """The term along which most factors are consecutive; among equals the last long one."""
+
+    def score(at: int) -> tuple[int, bool, int]:
+        pairs = zip(factors, tensors, strict=True)
+        found = sum(_is_consecutive(tensor, each.terms[at]) for each, tensor in pairs)
+        return (found if terms[at] > 1 else 0), terms[at] > 1, at
+
+    return max(range(len(terms)), key=score)
+
+
+def _is_consecutive(tensor: torch.Tensor, dim: int | None) -> bool:
+    return dim is not None and tensor.stride(dim) == 1
+
+
+def _is_aligned(tensor: torch.Tensor, dim: int | None) -> bool:
+    """Whether neighbours along a dim begin at multiples of 16 bytes, wherever the others are."""
+    size = tensor.element_size()
+    others = (
+        stride
+        for at, (count, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+        if at != dim and count > 1
+    )
+    return tensor.data_ptr() % _ACCESS == 0 and all(s * size % _ACCESS == 0 for s in others)
