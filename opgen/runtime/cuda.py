@@ -24,6 +24,11 @@ OPTIONS = ("-std=c++17", "--fmad=false")
 
 Argument = int | float
 
+Source = tuple[str, ...]
+"""A source in parts: long ones that stay the same objects, whose hashes Python keeps, and short
+ones.
+They are put together when they are compiled, not in every call."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
@@ -99,9 +104,20 @@ def _cupy() -> _CuPy:
         ) from error
 
 
+def is_capturing() -> bool:
+    """Whether launches are being recorded into a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 @functools.cache
-def _kernel(source: str, name: str, device: int) -> _Kernel:
+def _kernel(source: Source, name: str, device: int) -> _Kernel:
     """A compiled kernel. CuPy loads a module for the current device, hence `device` in the key."""
+    if is_capturing():
+        raise CudaError(
+            f"the kernel {name} is not compiled yet for CUDA device {device}, which cannot be done "
+            "while a CUDA graph is captured; make the same call, with the same shapes, types and "
+            "memory formats, once before the capture"
+        )
     try:
         return _module(source, device).get_function(name)
     except CudaError:
@@ -114,8 +130,8 @@ def _kernel(source: str, name: str, device: int) -> _Kernel:
 
 
 @functools.cache
-def _module(source: str, device: int) -> _Module:
-    return _loaded(_cupy(), source, device)
+def _module(source: Source, device: int) -> _Module:
+    return _loaded(_cupy(), "".join(source), device)
 
 
 def _loaded(cupy: _CuPy, source: str, device: int) -> _Module:
@@ -154,7 +170,7 @@ class _Stream:
         self.ptr = ptr
 
 
-def launch(source: str, device: torch.device, launches: Sequence[KernelLaunch]) -> None:
+def launch(source: Source, device: torch.device, launches: Sequence[KernelLaunch]) -> None:
     """Launch kernels of a source in order. CudaError without CuPy."""
     index = torch.cuda.current_device() if device.index is None else device.index
     with torch.cuda.device(index):

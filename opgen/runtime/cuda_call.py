@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from opgen.runtime import cuda, cuda_grid, cuda_product, cuda_tiles, prelude, special
-from opgen.runtime.cuda import Argument, KernelLaunch
+from opgen.runtime.cuda import Argument, KernelLaunch, Source
 from opgen.runtime.description import CudaKernels, Launch, Product
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def launches(
     operands: Mapping[str, torch.Tensor],
     numbers: Mapping[str, float],
     fault: torch.Tensor | None,
-) -> tuple[str, torch.device, list[KernelLaunch]]:
+) -> tuple[Source, torch.device, list[KernelLaunch]]:
     """The source, the device and the launches of a call, in order.
 
     `fault` is where kernels record an index that is checked at run time and was outside.
@@ -74,8 +74,10 @@ def launches(
             arguments.append(fault.data_ptr())
         found.append(KernelLaunch(launch.kernel, grid.blocks, grid.threads, tuple(arguments)))
     types = call.types
-    head = prelude.cuda(narrow, whole) + types.bindings() + (cuda_tiles.SOURCE if products else "")
-    return "".join((head, *macros, kernels.source, *products)), call.device, found
+    tiles = (cuda_tiles.SOURCE,) if products else ()
+    bindings = _bindings(types.shared, types.real, tuple(types.integers.items()))
+    head = (prelude.cuda(narrow, whole), bindings, *tiles)
+    return (*head, *macros, kernels.source, *products), call.device, found
 
 
 def _arguments(
@@ -91,6 +93,12 @@ def _arguments(
     found += [integers[name] for name in launch.integers]
     found += [numbers[name] for name in launch.numbers]
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _bindings(shared: str, real: str, integers: tuple[tuple[str, str], ...]) -> str:
+    """The types of a call as definitions; the same object for the same types."""
+    return prelude.bindings(shared, real, dict(integers))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,6 +8,7 @@ defines them; it stands between the prelude and the source.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 _FLOATING = frozenset({"f16", "bf16", "f32", "f64"})
@@ -517,6 +518,7 @@ _INTEGER_FUNCTIONS = """
 """
 
 
+@functools.cache
 def cuda(narrow: bool, whole: bool = False) -> str:
     """The prelude of CUDA sources. Indices have 32 bits if `narrow`, else 64.
 
