@@ -203,7 +203,7 @@ def test_a_call_does_not_put_its_source_together_again(
         ops.scale(torch.ones(size, 2))
     first, second = sources
     assert first == second
-    kept = [a is b for a, b in zip(first, second, strict=True) if not a.startswith("#define lanes")]
+    kept = [a is b for a, b in zip(first, second, strict=True) if len(a) > 100]
     assert len(kept) == 3 and all(kept)
 
 

@@ -169,7 +169,7 @@ def forced(settings: Settings) -> Iterator[None]:
     with (
         precision(settings.tf32),
         mock.patch.object(cuda_product, "LEAST_TERMS", 0),
-        mock.patch.object(cuda_product, "LEAST_FILLED", 0),
+        mock.patch.object(cuda_product, "BY_CELLS", math.inf),
         mock.patch.object(cuda_product, "ENOUGH_BLOCKS", 1 if settings.tile == 128 else 10**9),
     ):
         yield
@@ -464,14 +464,17 @@ def test_the_precision_that_pytorch_is_set_to(setting: str, wanted: cuda_product
     [
         (1, (1, 64, 64, 15), None),  # few terms
         (1, (1, 3, 4096, 64), None),  # few rows
-        (1, (1, 4, 4096, 64), 64),
+        (1, (1, 4, 2**14, 64), None),  # each copy is for 4 cells
+        (1, (1, 8, 2**14, 64), 64),
         (1, (1, 4096, 4096, 64), 128),
         (1, (1, 512, 512, 64), 64),  # 16 blocks of 128 would leave a GPU idle
         (1, (64, 512, 512, 64), 128),
-        (0, (1, 16, 4096, 64), None),  # a quarter of tiles would be filled
-        (0, (1, 40, 4096, 64), 64),
+        (1, (1, 64, 1024, 2**16), None),  # 16 blocks of 64 do
+        (0, (1, 16, 2**14, 64), None),  # a quarter of tiles would be filled
+        (0, (1, 48, 2**14, 64), 64),
         (0, (1, 4096, 4096, 64), 128),
-        (0, (1, 65, 65, 64), None),
+        (0, (256, 65, 65, 64), None),
+        (2, (256, 65, 65, 64), 128),
     ],
 )
 def test_tiles(kind: int, shape: tuple[int, int, int, int], tile: int | None) -> None:

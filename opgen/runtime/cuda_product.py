@@ -4,14 +4,14 @@ A plan is chosen for the sizes, types and strides of a call:
 
 * Tensor cores multiply elements of 16 bits, and those of 32 bits where
   `torch.backends.cuda.matmul.fp32_precision` is "tf32" (`allow_tf32`, or
-  `torch.set_float32_matmul_precision("high")`), on devices of compute capability 8.0 and newer.
-  They take any product of at least 16 terms and 4 rows and columns: even a tile that is mostly
-  empty costs less than the loads of a thread for each cell.
-* Other floating-point numbers are multiplied by threads. A thread of a tile spends about 1.25
-  instructions for a product (itself, and its share of loads from shared memory and of copies to
-  it), one that computes neighbouring cells without a tile about 2.25 (two loads of 4 bytes and
-  their addresses for 4 cells): a tile pays where more than 1.25/2.25 of it is filled.
-* Tiles have 128 rows and columns where these make enough blocks for a large GPU, else 64.
+  `torch.set_float32_matmul_precision("high")`), on devices of compute capability 8.0 and newer;
+  threads multiply all others.
+* A product of at least 16 terms and 4 rows and columns runs by tiles where these take fewer
+  instructions, counted for one multiplication: by tiles those of the multiplication, also in empty
+  parts of tiles, and 10 for every element that is copied to a tile, shared by the cells that it is
+  for; by a thread for each few cells 2.25, two loads of 4 bytes and their addresses for 4 cells.
+  Fewer blocks than a large GPU has multiprocessors take longer in proportion.
+* Tiles have 128 rows and columns where these make enough blocks, else 64.
 * The fastest term is the one along which most factors are consecutive in memory: the channel in
   channels-last format.
 """
@@ -43,8 +43,11 @@ LEAST_TERMS = 16
 LEAST_SIDE = 4
 """The fewest rows, and columns."""
 
-LEAST_FILLED = 1.25 / 2.25
-"""How much of tiles has to be filled where threads multiply."""
+BY_CELLS = 2.25
+"""Instructions for one multiplication, where threads compute neighbouring cells."""
+
+_MULTIPLY = {0: 1.05, 1: 1 / 64, 2: 1 / 32}  # by kind; of threads with loads from shared memory
+_COPY = 10  # instructions for an element that is copied to a tile
 
 ENOUGH_BLOCKS = 128
 """About the multiprocessors of a large GPU: as many blocks keep it busy."""
@@ -67,9 +70,13 @@ class Shape:
         """How many tiles cover one result."""
         return -(-self.rows // side) * -(-self.columns // side)
 
-    def filled(self, side: int) -> float:
-        """How much of these tiles is part of the result."""
-        return self.rows * self.columns / (self.tiles(side) * side * side)
+    def instructions(self, kind: Kind, side: int) -> float:
+        """About how many a multiplication takes by these tiles."""
+        tiles = self.tiles(side)
+        filled = self.rows * self.columns / (tiles * side * side)
+        copied = 1 / min(side, self.rows) + 1 / min(side, self.columns)
+        busy = min(1, self.matrices * tiles / ENOUGH_BLOCKS)
+        return (_MULTIPLY[kind] / filled + _COPY * copied) / busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +125,9 @@ def tile_of(kind: Kind, shape: Shape, real: str) -> int | None:
     if shape.terms < LEAST_TERMS or min(shape.rows, shape.columns) < LEAST_SIDE:
         return None
     large, small = _TILES
-    fits = kind is not Kind.THREADS or (real == "f32" and shape.filled(large) >= LEAST_FILLED)
-    is_large = min(shape.rows, shape.columns) > small
-    if fits and is_large and shape.matrices * shape.tiles(large) >= ENOUGH_BLOCKS:
-        return large
-    if kind is Kind.THREADS and shape.filled(small) < LEAST_FILLED:
-        return None
-    return small
+    is_large = min(shape.rows, shape.columns) > small and real == "f32"
+    side = large if is_large and shape.matrices * shape.tiles(large) >= ENOUGH_BLOCKS else small
+    return side if shape.instructions(kind, side) < BY_CELLS else None
 
 
 def plan(

@@ -52,8 +52,9 @@ class Products(Enum):
             case Products.CHOSEN:
                 return []
             case Products.ALWAYS:
-                names = ("LEAST_TERMS", "LEAST_SIDE", "LEAST_FILLED")
-                return [(cuda_product, name, 0) for name in names]
+                names = ("LEAST_TERMS", "LEAST_SIDE")
+                least = [(cuda_product, name, 0) for name in names]
+                return [*least, (cuda_product, "BY_CELLS", math.inf)]
             case Products.NEVER:
                 return [(cuda_product, "LEAST_TERMS", math.inf)]
             case unexpected:
