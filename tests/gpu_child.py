@@ -37,7 +37,7 @@ def sample() -> Iterator[Made]:
 
 
 def main(device: str) -> int:
-    """Run everything, small products of matrices by tiles too; gives how many results there were."""
+    """Run everything, products of small matrices by tiles too; gives the number of results."""
     with mock.patch.object(cuda_product, "BY_CELLS", math.inf):
         return run(device)
 

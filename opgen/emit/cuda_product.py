@@ -57,6 +57,7 @@ class ProductFunction:
     parameters: tuple[str, ...]
     structs: tuple[tuple[str, str], ...]
     lines: tuple[str, ...]
+    lines_of_sum: tuple[str, ...]
     signature: Signature
     extents: tuple[Poly, ...]
     groups: tuple[int, int, int, int]
@@ -82,25 +83,20 @@ def product_function(
     cells = _cell_by_cell(kernel, found)
     signature = signature_of(cells, program)
     name = f"{function_name(kernel.name)}_product"
-    scope = CNames({function_name(each.name) for each in program.kernels} | {name})
+    tiles = _writer(cells, found, name, program, types, helpers)
+    tiles.tiles()
+    sums = _writer(cells, found, name, program, types, helpers)
+    sums.sums()
     groups = (found.batch, found.rows, found.columns, found.terms)
-    divided = [axis.name for axes in groups[:3] for axis in axes[1:]]
-    divided += [axis.name for axis in found.terms]
-    parameters = declare_parameters(signature, cells, program, scope, divided)
-    printer = CudaPrinter(program, types, parameters.names, True, helpers)
-    emitter = CudaEmitter(printer, scope, cells)
-    emitter.lines += parameters.narrowing
-    emitter.prologue()
-    writer = _Writer(found, name, emitter, parameters)
-    writer.body()
     (store,) = (node for node in found.tail if isinstance(node, Store))
     dims = (len(groups[0]), len(groups[1]), len(groups[2]), len(groups[3]))
     return ProductFunction(
         name,
         f"product_of_{identifier(kernel.name)}",
-        parameters.declared,
-        writer.structs,
-        tuple(emitter.lines),
+        (*tiles.parameters.declared, f"wide *{tiles.partial}, int64_t {tiles.splits}"),
+        tiles.structs,
+        tuple(tiles.emitter.lines),
+        tuple(sums.emitter.lines),
         signature,
         tuple(axis.extent for axes in groups for axis in axes),
         dims,
@@ -109,6 +105,32 @@ def product_function(
         _matrix(found.right, found.columns, found.terms),
         (_dim_along(store, found.rows[-1]), _dim_along(store, found.columns[-1])),
         kernel.written,
+    )
+
+
+def _writer(
+    cells: Kernel,
+    found: Contraction,
+    name: str,
+    program: Program,
+    types: Types,
+    helpers: dict[tuple[str, Type], None],
+) -> _Writer:
+    """What writes the body of one of a product's two kernels; their parameters are the same."""
+    taken = {function_name(each.name) for each in program.kernels} | {name, f"{name}_sum"}
+    scope = CNames(taken)
+    divided = [a.name for axes in (found.batch, found.rows, found.columns) for a in axes[1:]]
+    divided += [axis.name for axis in found.terms]
+    signature = signature_of(cells, program)
+    parameters = declare_parameters(signature, cells, program, scope, divided)
+    emitter = CudaEmitter(
+        CudaPrinter(program, types, parameters.names, True, helpers), scope, cells
+    )
+    emitter.lines += parameters.narrowing
+    emitter.prologue()
+    magic = dict(zip(divided, parameters.magic, strict=True))
+    return _Writer(
+        found, name, emitter, parameters, magic, scope.fresh("partial"), scope.fresh("splits")
     )
 
 
@@ -154,6 +176,15 @@ def _dim_along(store: Store, axis: Axis) -> int | None:
 
 
 # ---------------------------------------------------------------------------- the body
+@dataclass(frozen=True, slots=True)
+class _Indices:
+    """The function that finds the indices of a number, their struct and its members."""
+
+    find: str
+    struct: str
+    members: tuple[str, ...]
+
+
 @dataclass
 class _Writer:
     """Writes the body of a kernel with an emitter."""
@@ -162,51 +193,139 @@ class _Writer:
     name: str
     emitter: CudaEmitter
     parameters: Parameters
+    magic: dict[str, str]
+    partial: str
+    splits: str
     structs: tuple[tuple[str, str], ...] = ()
 
-    def body(self) -> None:
-        """Everything between the braces."""
+    def tiles(self) -> None:
+        """The body of the kernel that multiplies."""
         found, scope = self.found, self.emitter.scope
-        magic = dict(self._magic())
+        row, column = self._indices("row", found.rows), self._indices("column", found.columns)
         plan = scope.fresh("plan")
         self.emitter.write(f"typedef {self.name}_plan {plan};")
-        named = {}
-        for what, axes in (("row", found.rows), ("column", found.columns), ("term", found.terms)):
-            members = self._struct(what, axes)
-            at = scope.fresh(f"{what}_at")
-            named[what] = (at, f"{self.name}_{what}", members)
-            orders = [axes]
-            if what == "term":
-                orders = [(*(e for e in axes if e is not last), last) for last in axes]
-            self._decode(what, at, plan, axes, orders, magic)
+        term = self._terms(plan)
         after = scope.fresh("after")
-        self._after(after, plan, named["term"])
-        count = {what: product(self._extents(axes)) for what, axes in self._groups()}
+        self._after(after, plan, term)
+        count = self._counts()
         matrix = scope.fresh("matrix")
         self.emitter.write(
             f"for ({INDEX} {matrix} = blockIdx.z; {matrix} < {count['batch']}; "
             f"{matrix} += gridDim.z) {{"
         )
         inner = inside(self.emitter)
-        if found.batch:
-            names = [inner.scope.fresh(axis.name) for axis in found.batch]
-            divisors = [magic[axis.name] for axis in found.batch[1:]]
-            inner.digits_of(matrix, names, self._extents(found.batch), divisors)
-            self._name(inner, found.batch, names)
+        self._batch(inner, matrix)
         left, right, store = map(inner.scope.fresh, ("left", "right", "store"))
-        self._place(inner, left, found.left, named["row"], named["term"])
-        self._place(inner, right, found.right, named["column"], named["term"])
-        self._store(inner, store, named["row"], named["column"])
+        self._place(inner, left, found.left, row, term)
+        self._place(inner, right, found.right, column, term)
+        self._store(inner, store, row, column)
         types = ", ".join(
             type_name(inner.printer.program.operand(factor.load.tensor))
             for factor in (found.left, found.right)
         )
         counts = f"{count['row']}, {count['column']}, {count['term']}"
-        functions = ", ".join(
-            (named["row"][0], named["column"][0], named["term"][0], after, left, right, store)
+        functions = ", ".join((row.find, column.find, term.find, after, left, right, store))
+        cells = f"(int64_t)({count['row']}) * ({count['column']})"
+        inner.write(
+            f"multiply_matrices<{plan}, {types}>({counts}, {functions}, "
+            f"{self.partial} + {matrix} * {cells}, {cells} * ({count['batch']}));"
         )
-        inner.write(f"multiply_matrices<{plan}, {types}>({counts}, {functions});")
         self.emitter.write("}")
+
+    def sums(self) -> None:
+        """The body of the kernel that adds up what several blocks have of a cell."""
+        found, scope = self.found, self.emitter.scope
+        row, column = self._indices("row", found.rows), self._indices("column", found.columns)
+        count = self._counts()
+        cells, cell = scope.fresh("cells"), scope.fresh("cell")
+        factors = " * ".join(f"({count[what]})" for what in ("batch", "row", "column"))
+        self.emitter.write(f"const {INDEX} {cells} = {factors};")
+        self.emitter.write(
+            f"for ({INDEX} {cell} = blockIdx.x * ({INDEX})THREADS + threadIdx.x; "
+            f"{cell} < {cells}; {cell} += gridDim.x * ({INDEX})THREADS) {{"
+        )
+        inner = inside(self.emitter)
+        line, matrix, total, split = map(inner.scope.fresh, ("line", "matrix", "total", "split"))
+        inner.write(f"const {INDEX} {line} = {cell} / ({count['column']});")
+        inner.write(f"const {INDEX} {matrix} = {line} / ({count['row']});")
+        self._batch(inner, matrix)
+        store = inner.scope.fresh("store")
+        self._store(inner, store, row, column)
+        inner.write(f"wide {total} = 0;")
+        inner.write(
+            f"for (int64_t {split} = 0; {split} < {self.splits}; {split}++) "
+            f"{total} += {self.partial}[{split} * {cells} + {cell}];"
+        )
+        inner.write(
+            f"{store}({row.find}({line} - {matrix} * ({count['row']})), "
+            f"{column.find}({cell} - {line} * ({count['column']})), {total});"
+        )
+        self.emitter.write("}")
+
+    def _counts(self) -> dict[str, str]:
+        """How many matrices, rows, columns and terms there are."""
+        return {what: product(self._extents(axes)) for what, axes in self._groups()}
+
+    def _batch(self, emitter: CudaEmitter, matrix: str) -> None:
+        """Name the indices of the number of a matrix."""
+        batch = self.found.batch
+        if batch:
+            names = [emitter.scope.fresh(axis.name) for axis in batch]
+            divisors = [self.magic[axis.name] for axis in batch[1:]]
+            emitter.digits_of(matrix, names, self._extents(batch), divisors)
+            self._name(emitter, batch, names)
+
+    def _indices(self, what: str, axes: Sequence[Axis]) -> _Indices:
+        """A function from the number of a row or a column to its indices."""
+        found = self._struct(what, axes)
+        point = self.emitter.scope.fresh("point")
+        self.emitter.write(f"const auto {found.find} = [&]({INDEX} {point}) {{")
+        self._digits(inside(self.emitter), found, point, axes, axes)
+        self.emitter.write("};")
+        return found
+
+    def _terms(self, plan: str) -> _Indices:
+        """The same for a term; which is the fastest is left to the launch."""
+        axes = self.found.terms
+        found = self._struct("term", axes)
+        point = self.emitter.scope.fresh("point")
+        self.emitter.write(f"const auto {found.find} = [&]({INDEX} {point}) {{")
+        inner = inside(self.emitter)
+        for at, last in enumerate(axes[:-1]):
+            inner.write(f"if ({plan}::LAST == {at}) {{")
+            order = [*(axis for axis in axes if axis is not last), last]
+            self._digits(inside(inner), found, point, axes, order)
+            inner.write("}")
+        self._digits(inner, found, point, axes, axes)
+        self.emitter.write("};")
+        return found
+
+    def _digits(
+        self,
+        emitter: CudaEmitter,
+        found: _Indices,
+        point: str,
+        axes: Sequence[Axis],
+        order: Sequence[Axis],
+    ) -> None:
+        """Return the digits of a number, which stand for indices in an order of their own."""
+        names = {axis.name: emitter.scope.fresh(axis.name) for axis in order}
+        emitter.digits_of(
+            point,
+            [names[axis.name] for axis in order],
+            self._extents(order),
+            [self.magic[axis.name] for axis in order[1:]],
+        )
+        values = ", ".join(names[axis.name] for axis in axes)
+        emitter.write(f"return {found.struct}{{{values}}};")
+
+    def _struct(self, what: str, axes: Sequence[Axis]) -> _Indices:
+        """Declare what holds the indices of a row, a column or a term."""
+        scope = CNames(set())
+        members = tuple(scope.fresh(axis.name) for axis in axes)
+        struct = f"{self.name}_{what}"
+        self.structs += ((struct, ", ".join(members)),)
+        return _Indices(self.emitter.scope.fresh(f"{what}_at"), struct, members)
 
     def _groups(self) -> tuple[tuple[str, tuple[Axis, ...]], ...]:
         found = self.found
@@ -217,58 +336,12 @@ class _Writer:
             ("term", found.terms),
         )
 
-    def _magic(self) -> list[tuple[str, str]]:
-        """The parameter with which is divided by the extent of an axis."""
-        found = self.found
-        divided = [a.name for axes in (found.batch, found.rows, found.columns) for a in axes[1:]]
-        divided += [axis.name for axis in found.terms]
-        return list(zip(divided, self.parameters.magic, strict=True))
-
     def _extents(self, axes: Sequence[Axis]) -> list[Text]:
         return [self.emitter.printer.poly(axis.extent) for axis in axes]
 
-    def _struct(self, what: str, axes: Sequence[Axis]) -> list[str]:
-        """Declare what holds the indices of a row, a column or a term; gives its members."""
-        scope = CNames(set())
-        members = [scope.fresh(axis.name) for axis in axes]
-        self.structs += ((f"{self.name}_{what}", ", ".join(members)),)
-        return members
-
-    def _decode(
-        self,
-        what: str,
-        at: str,
-        plan: str,
-        axes: Sequence[Axis],
-        orders: Sequence[Sequence[Axis]],
-        magic: dict[str, str],
-    ) -> None:
-        """A function from a number to indices; the order of terms is left to the launch."""
-        point = self.emitter.scope.fresh("point")
-        self.emitter.write(f"const auto {at} = [&]({INDEX} {point}) {{")
-        for number, order in enumerate(orders):
-            if len(orders) > 1:
-                self.emitter.write(f"    if (LAST == {number}) {{".replace("LAST", f"{plan}::LAST"))
-            inner = inside(inside(self.emitter)) if len(orders) > 1 else inside(self.emitter)
-            names = {axis.name: inner.scope.fresh(axis.name) for axis in order}
-            inner.digits_of(
-                point,
-                [names[axis.name] for axis in order],
-                self._extents(order),
-                [magic[axis.name] for axis in order[1:]],
-            )
-            values = ", ".join(names[axis.name] for axis in axes)
-            inner.write(f"return {self.name}_{what}{{{values}}};")
-            if len(orders) > 1:
-                self.emitter.write("    }")
-        if len(orders) > 1:
-            zeros = ", ".join("0" for _ in axes)
-            self.emitter.write(f"    return {self.name}_{what}{{{zeros}}};")
-        self.emitter.write("};")
-
-    def _after(self, after: str, plan: str, named: tuple[str, str, list[str]]) -> None:
+    def _after(self, after: str, plan: str, named: _Indices) -> None:
         """A function from a term to the next one."""
-        _, struct, members = named
+        struct, members = named.struct, named.members
         term = self.emitter.scope.fresh("term")
         extents = [text.at(Level.RELATIONAL) for text in self._extents(self.found.terms)]
         self.emitter.write(f"const auto {after} = [&]({struct} {term}) {{")
@@ -296,19 +369,19 @@ class _Writer:
         emitter: CudaEmitter,
         name: str,
         factor: Factor,
-        own: tuple[str, str, list[str]],
-        terms: tuple[str, str, list[str]],
+        own: _Indices,
+        terms: _Indices,
     ) -> None:
         """A function that gives the address of an element, a null pointer for an absent one."""
         inner = inside(emitter)
         mine, term = inner.scope.fresh("own"), inner.scope.fresh("term")
         axes = self.found.rows if factor is self.found.left else self.found.columns
-        self._name(inner, axes, [f"{mine}.{member}" for member in own[2]])
-        self._name(inner, self.found.terms, [f"{term}.{member}" for member in terms[2]])
+        self._name(inner, axes, [f"{mine}.{member}" for member in own.members])
+        self._name(inner, self.found.terms, [f"{term}.{member}" for member in terms.members])
         kind = type_name(inner.printer.program.operand(factor.load.tensor))
         cell = inner.printer.cell(factor.load.tensor, factor.load.indices)
         emitter.write(
-            f"const auto {name} = [&](const {own[1]} &{mine}, const {terms[1]} &{term}) "
+            f"const auto {name} = [&](const {own.struct} &{mine}, const {terms.struct} &{term}) "
             f"-> const {kind} * {{"
         )
         for condition in factor.conditions:
@@ -320,8 +393,8 @@ class _Writer:
         self,
         emitter: CudaEmitter,
         name: str,
-        rows: tuple[str, str, list[str]],
-        columns: tuple[str, str, list[str]],
+        rows: _Indices,
+        columns: _Indices,
     ) -> None:
         """A function that takes the sum of a cell, and does the rest of the kernel with it.
 
@@ -331,11 +404,11 @@ class _Writer:
         found = self.found
         inner = inside(emitter)
         row, column, total = map(inner.scope.fresh, ("row", "column", "sum"))
-        self._name(inner, found.rows, [f"{row}.{member}" for member in rows[2]])
-        self._name(inner, found.columns, [f"{column}.{member}" for member in columns[2]])
+        self._name(inner, found.rows, [f"{row}.{member}" for member in rows.members])
+        self._name(inner, found.columns, [f"{column}.{member}" for member in columns.members])
         emitter.write(
-            f"const auto {name} = [&](const {rows[1]} &{row}, const {columns[1]} &{column}, "
-            f"wide {total}) {{"
+            f"const auto {name} = [&](const {rows.struct} &{row}, "
+            f"const {columns.struct} &{column}, wide {total}) {{"
         )
         inner.start(found.start)
         own = inner.printer.names.accumulators[found.start.accumulator]

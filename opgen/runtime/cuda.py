@@ -32,12 +32,16 @@ They are put together when they are compiled, not in every call."""
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """One kernel on a grid: blocks, threads of a block, arguments of 64 bits each."""
+    """One kernel on a grid: blocks, threads of a block, arguments of 64 bits each.
+
+    `workspace` is what it needs beside the tensors of the call; it lives as long as the launch.
+    """
 
     kernel: str
     blocks: tuple[int, int, int]
     threads: tuple[int, int, int]
     arguments: tuple[Argument, ...]
+    workspace: torch.Tensor | None = None
 
 
 class CudaError(RuntimeError):

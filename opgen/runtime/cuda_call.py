@@ -49,9 +49,7 @@ def launches(
                 products.append(product.source)
                 macros.append(f"#define {product.macro} {plan.macro}\n")
                 arguments = _arguments(product, operands, integers, numbers)
-                arguments += plan.magic
-                threads = (plan.threads, 1, 1)
-                found.append(KernelLaunch(product.kernel, plan.blocks, threads, tuple(arguments)))
+                found += _product(product.kernel, plan, (*arguments, *plan.magic), call)
                 continue
         walked = ((operands[name], step) for name, step in launch.walked.items())
         lanes = cuda_grid.lanes(axes, walked)
@@ -78,6 +76,20 @@ def launches(
     bindings = _bindings(types.shared, types.real, tuple(types.integers.items()))
     head = (prelude.cuda(narrow, whole), bindings, *tiles)
     return (*head, *macros, kernels.source, *products), call.device, found
+
+
+def _product(
+    kernel: str, plan: cuda_product.Plan, arguments: tuple[Argument, ...], call: Call
+) -> list[KernelLaunch]:
+    """The launches of a product of matrices: its tiles, and the sum of what blocks leave."""
+    partial = cuda_product.partial_sums(plan, call.types.real, call.device)
+    arguments += (0 if partial is None else partial.data_ptr(), plan.splits)
+    tiles = KernelLaunch(kernel, plan.blocks, (plan.threads, 1, 1), arguments, partial)
+    if partial is None:
+        return [tiles]
+    blocks = min(-(-plan.cells // cuda_product.SUM_THREADS), cuda_grid.MOST_BLOCKS[0])
+    threads = (cuda_product.SUM_THREADS, 1, 1)
+    return [tiles, KernelLaunch(f"{kernel}_sum", (blocks, 1, 1), threads, arguments, partial)]
 
 
 def _arguments(

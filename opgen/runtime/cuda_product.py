@@ -11,7 +11,10 @@ A plan is chosen for the sizes, types and strides of a call:
   parts of tiles, and 10 for every element that is copied to a tile, shared by the cells that it is
   for; by a thread for each few cells 2.25, two loads of 4 bytes and their addresses for 4 cells.
   Fewer blocks than a large GPU has multiprocessors take longer in proportion.
-* Tiles have 128 rows and columns where these make enough blocks, else 64.
+* Tiles have 128 rows and columns where these make enough blocks, else 64. Where even those are too
+  few, several blocks share the terms of a tile, each at least 256: their partial sums, which a
+  second kernel adds up, are then less than a quarter of what was copied to tiles. This depends on
+  sizes alone, so results are the same on every device.
 * The fastest term is the one along which most factors are consecutive in memory: the channel in
   channels-last format.
 """
@@ -52,6 +55,12 @@ _COPY = 10  # instructions for an element that is copied to a tile
 ENOUGH_BLOCKS = 128
 """About the multiprocessors of a large GPU: as many blocks keep it busy."""
 
+LEAST_SHARE = 256
+"""The fewest terms of a block, where several share those of a tile."""
+
+SUM_THREADS = 256
+"""Threads of a block that adds up partial sums: THREADS of the prelude."""
+
 _ACCESS = 16  # bytes of the widest load
 _TILES = (128, 64)
 _WITH_TENSOR_CORES = (8, 0)
@@ -70,12 +79,17 @@ class Shape:
         """How many tiles cover one result."""
         return -(-self.rows // side) * -(-self.columns // side)
 
+    def splits(self, side: int) -> int:
+        """How many blocks share the terms of a tile."""
+        blocks = self.matrices * self.tiles(side)
+        return max(1, min(-(-ENOUGH_BLOCKS // blocks), self.terms // LEAST_SHARE))
+
     def instructions(self, kind: Kind, side: int) -> float:
         """About how many a multiplication takes by these tiles."""
         tiles = self.tiles(side)
         filled = self.rows * self.columns / (tiles * side * side)
         copied = 1 / min(side, self.rows) + 1 / min(side, self.columns)
-        busy = min(1, self.matrices * tiles / ENOUGH_BLOCKS)
+        busy = min(1, self.splits(side) * self.matrices * tiles / ENOUGH_BLOCKS)
         return (_MULTIPLY[kind] / filled + _COPY * copied) / busy
 
 
@@ -90,6 +104,8 @@ class Plan:
     along: tuple[bool, bool]
     at_once: tuple[bool, bool]
     out_along: bool
+    splits: int
+    cells: int
     blocks: Size
     magic: tuple[int, ...]
 
@@ -101,7 +117,7 @@ class Plan:
     @property
     def macro(self) -> str:
         """The arguments of `product_plan`."""
-        flags = (self.whole, *self.along, *self.at_once, self.out_along)
+        flags = (self.whole, *self.along, *self.at_once, self.out_along, self.splits > 1)
         numbers = (self.kind.value, self.tile, self.last, *map(int, flags))
         return ", ".join(map(str, numbers))
 
@@ -126,7 +142,8 @@ def tile_of(kind: Kind, shape: Shape, real: str) -> int | None:
         return None
     large, small = _TILES
     is_large = min(shape.rows, shape.columns) > small and real == "f32"
-    side = large if is_large and shape.matrices * shape.tiles(large) >= ENOUGH_BLOCKS else small
+    blocks = shape.matrices * shape.tiles(large) * shape.splits(large)
+    side = large if is_large and blocks >= ENOUGH_BLOCKS else small
     return side if shape.instructions(kind, side) < BY_CELLS else None
 
 
@@ -169,9 +186,11 @@ def plan(
     out_along = _is_consecutive(result, product.result[1]) or not _is_consecutive(
         result, product.result[0]
     )
-    blocks = (shape.tiles(tile), 1, min(shape.matrices, MOST_BLOCKS[2]))
+    splits = min(shape.splits(tile), MOST_BLOCKS[1])
+    blocks = (shape.tiles(tile), splits, min(shape.matrices, MOST_BLOCKS[2]))
     if blocks[0] > MOST_BLOCKS[0]:
         return None
+    cells = shape.matrices * shape.rows * shape.columns
     divisors = (*rows[1:], *columns[1:], *terms)
     return Plan(
         kind,
@@ -181,6 +200,8 @@ def plan(
         (along[0], along[1]),
         (at_once[0], at_once[1]),
         out_along,
+        splits,
+        cells,
         blocks,
         tuple(map(magic, (*batch[1:], *divisors))),
     )
@@ -212,3 +233,11 @@ def _is_aligned(tensor: torch.Tensor, dim: int | None) -> bool:
         if at != dim and count > 1
     )
     return tensor.data_ptr() % _ACCESS == 0 and all(s * size % _ACCESS == 0 for s in others)
+
+
+def partial_sums(plan: Plan, real: str, device: torch.device) -> torch.Tensor | None:
+    """Where blocks that share the terms of a tile leave their sums; None where none do."""
+    if plan.splits == 1:
+        return None
+    dtype = torch.float64 if real == "f64" else torch.float32
+    return torch.empty((plan.splits, plan.cells), dtype=dtype, device=device)

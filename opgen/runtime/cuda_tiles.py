@@ -5,8 +5,9 @@ few: the elements of the tile's rows and of its columns for these terms are copi
 those of the next part are on their way meanwhile, and all threads multiply from there. Elements of
 16 bits, and those of 32 bits where a call allows TF32, are multiplied by tensor cores; others by
 fused multiply-adds of a square of cells for each thread. Sums go through shared memory once more,
-so that neighbours in the result are stored together. Every cell is added up by one block, and in
-an order that depends on nothing but the kernel: results are the same in every call.
+so that neighbours in the result are stored together. Where there are too few tiles for a GPU,
+several blocks share the terms of one, and leave partial sums to a second kernel. All are added up
+in an order that depends on nothing but sizes: results are the same in every call.
 
 Shared memory has no bank conflicts of more than two ways. For tensor cores a tile has 64 bytes of
 terms for each row, 16 bytes of which change places with others by the number of the row; `ldmatrix`
@@ -22,13 +23,15 @@ SOURCE = r"""
 /* How a product is computed: by multiply-adds (0), tensor cores for 16 bits (1) or TF32 (2); rows
    and columns of a tile; which term is the fastest, and whether no 16 bytes of terms leave its
    range; whether neighbouring threads copy neighbouring terms of a factor, not rows; whether those
-   are loaded at once; whether they store neighbouring columns, not rows. */
+   are loaded at once; whether they store neighbouring columns, not rows; whether the blocks along y
+   share the terms. */
 template <int KIND_, int TILE_, int LAST_, bool WHOLE_, bool LEFT_ALONG_, bool RIGHT_ALONG_,
-          bool LEFT_AT_ONCE_, bool RIGHT_AT_ONCE_, bool OUT_ALONG_>
+          bool LEFT_AT_ONCE_, bool RIGHT_AT_ONCE_, bool OUT_ALONG_, bool SPLIT_>
 struct product_plan {
     static constexpr int KIND = KIND_, TILE = TILE_, LAST = LAST_;
     static constexpr bool WHOLE = WHOLE_, LEFT_ALONG = LEFT_ALONG_, RIGHT_ALONG = RIGHT_ALONG_,
-        LEFT_AT_ONCE = LEFT_AT_ONCE_, RIGHT_AT_ONCE = RIGHT_AT_ONCE_, OUT_ALONG = OUT_ALONG_;
+        LEFT_AT_ONCE = LEFT_AT_ONCE_, RIGHT_AT_ONCE = RIGHT_AT_ONCE_, OUT_ALONG = OUT_ALONG_,
+        SPLIT = SPLIT_;
     static constexpr int THREADS_OF_BLOCK = KIND ? 2 * TILE : 256;
 };
 
@@ -330,13 +333,15 @@ template <class Plan, class A> struct product_sums<Plan, A, 0> {
 
 /* One tile of a product of matrices. Rows, columns and terms are numbered; `find_row` and the like
    give the indices of a number, `after` those of the next term, `left` and `right` the places of
-   elements, and `store` takes the sum of a cell. */
+   elements, and `store` takes the sum of a cell. Where blocks share the terms, they write what they
+   have to `partial` instead, that of the next block `cells` further. */
 template <class Plan, class A, class B, class FindRow, class FindColumn, class FindTerm,
           class After, class Left, class Right, class Store>
 FUNCTION void multiply_matrices(index_t rows, index_t columns, index_t terms,
                                 const FindRow &find_row, const FindColumn &find_column,
                                 const FindTerm &find_term, const After &after, const Left &left,
-                                const Right &right, const Store &store)
+                                const Right &right, const Store &store, wide *partial,
+                                int64_t cells)
 {
     typedef product_part<Plan, Plan::LEFT_ALONG, Plan::LEFT_AT_ONCE, A, decltype(find_row(0))>
         left_part;
@@ -359,10 +364,17 @@ FUNCTION void multiply_matrices(index_t rows, index_t columns, index_t terms,
     b.begin(first_column, columns, find_column);
     sums_t sums;
     sums.begin();
-    a.load(0, terms, find_term, after, left);
-    b.load(0, terms, find_term, after, right);
+    index_t begin = 0;
+    if (Plan::SPLIT) {
+        const index_t share = (terms / (index_t)gridDim.y / DEPTH + 1) * DEPTH;
+        begin = least((index_t)blockIdx.y * share, terms);
+        terms = least(begin + share, terms);
+        partial += blockIdx.y * cells;
+    }
+    a.load(begin, terms, find_term, after, left);
+    b.load(begin, terms, find_term, after, right);
     int half = 0;
-    for (index_t first = 0; first < terms; first += DEPTH) {
+    for (index_t first = begin; first < terms; first += DEPTH) {
         unsigned char *const part = shared + half * PARTS;
         a.store(part);
         b.store(part + left_part::BYTES);
@@ -387,8 +399,12 @@ FUNCTION void multiply_matrices(index_t rows, index_t columns, index_t terms,
             const int side = Plan::OUT_ALONG ? cell % TILE : cell / GROUP % TILE;
             const index_t row = first_row + sums_t::row_of(pass, line);
             const index_t column = first_column + side;
-            if (row < rows && column < columns) {
-                store(find_row(row), find_column(column), out[line * PITCH + side]);
+            if (row >= rows || column >= columns) continue;
+            const wide sum = out[line * PITCH + side];
+            if (Plan::SPLIT) {
+                partial[(int64_t)row * columns + column] = sum;
+            } else {
+                store(find_row(row), find_column(column), sum);
             }
         }
     }

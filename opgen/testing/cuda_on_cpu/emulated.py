@@ -104,6 +104,14 @@ def emulated(
             running.pop()
         return done
 
+    partial_sums = cuda_product.partial_sums
+
+    def workspace(plan: cuda_product.Plan, real: str, place: torch.device) -> torch.Tensor | None:
+        found = partial_sums(plan, real, place)
+        if found is not None:
+            running[-1].add(f"partial sums {len(running[-1].memories)}", found)
+        return found
+
     @contextlib.contextmanager
     def device(index: int) -> Iterator[None]:
         yield
@@ -122,6 +130,7 @@ def emulated(
             (cuda_grid, "THREADS", threads),
             (cuda_grid, "MOST_BLOCKS", most_blocks),
             (cuda_grid, "LEAST_THREADS", 1),
+            (cuda_product, "partial_sums", workspace),
             *products.limits(),
         ):
             stack.enter_context(mock.patch.object(target, name, value))
@@ -217,28 +226,33 @@ class _Call:
     """The memory of one call of an op."""
 
     name: str
-    memories: Mapping[str, Memory]
-    """Of every operand that is not empty."""
-    written: Mapping[int, np.ndarray]
-    """Of outputs and temporaries, by address: which elements some kernel has written."""
+    memories: dict[str, Memory]
+    """Of every operand that is not empty, and of workspaces."""
+    written: dict[int, np.ndarray]
+    """Of what kernels make, workspaces included, by address: which elements one has written."""
     outputs: tuple[str, ...]
 
     @staticmethod
     def of(call: evaluation.Call, operands: Mapping[str, torch.Tensor]) -> _Call:
         """For the operands of a call; what the op makes is filled with NaN (all bits set)."""
         operation = call.operation
-        memories = {
-            name: memory_of(name, tensor) for name, tensor in operands.items() if tensor.numel()
-        }
-        written = {}
         names = [each.name for each in operation.outputs]
-        for name in (*names, *(each.name for each in operation.temporaries)):
-            memory = memories.get(name)
-            if memory is not None:
-                ctypes.memset(memory.low, 0xFF, memory.extent)
-                written[memory.low] = np.zeros(memory.extent // memory.itemsize, np.bool_)
-        outputs = tuple(name for name in names if name in memories)
-        return _Call(operation.name, memories, written, outputs)
+        made = {*names, *(each.name for each in operation.temporaries)}
+        full = {name: tensor for name, tensor in operands.items() if tensor.numel()}
+        outputs = tuple(name for name in names if name in full)
+        call_ = _Call(operation.name, {}, {}, outputs)
+        for name, tensor in full.items():
+            if name in made:
+                call_.add(name, tensor)
+            else:
+                call_.memories[name] = memory_of(name, tensor)
+        return call_
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Something that kernels make, filled with NaN."""
+        memory = self.memories[name] = memory_of(name, tensor)
+        ctypes.memset(memory.low, 0xFF, memory.extent)
+        self.written[memory.low] = np.zeros(memory.extent // memory.itemsize, np.bool_)
 
     def bind(self, kernel: str, parameter: Parameter, value: object) -> Bound:
         """An argument as CuPy is given it: an address for a pointer, else a number."""

@@ -121,12 +121,13 @@ def test_what_is_close_to_one(text: str) -> None:
 # ---------------------------------------------------------------------------- calls
 @dataclass(frozen=True)
 class Settings:
-    """Types and layout of a call; `tile` is how large tiles are."""
+    """Types and layout of a call; `tile` is how large tiles are, `share` the terms of a block."""
 
     dtype: torch.dtype
     tile: int = 64
     channels_last: bool = False
     tf32: bool = False
+    share: int = 10**9
 
 
 @contextlib.contextmanager
@@ -170,6 +171,7 @@ def forced(settings: Settings) -> Iterator[None]:
         precision(settings.tf32),
         mock.patch.object(cuda_product, "LEAST_TERMS", 0),
         mock.patch.object(cuda_product, "BY_CELLS", math.inf),
+        mock.patch.object(cuda_product, "LEAST_SHARE", settings.share),
         mock.patch.object(cuda_product, "ENOUGH_BLOCKS", 1 if settings.tile == 128 else 10**9),
     ):
         yield
@@ -225,6 +227,8 @@ CASES = {
     "bfloat16": Settings(torch.bfloat16, 128),
     "tf32": Settings(torch.float32, tf32=True),
     "channels last": Settings(torch.bfloat16, channels_last=True),
+    "shared terms": Settings(torch.float16, share=20),
+    "shared terms float64": Settings(torch.float64, share=20),
 }
 
 
@@ -238,6 +242,8 @@ def test_a_convolution_with_its_gradients(settings: Settings) -> None:
         settings,
         inputs,
     )
+    sums = [report.kernel for report in reports if report.kernel.endswith("_product_sum")]
+    assert len(sums) == (3 if settings.share < 10**9 else 0)
     assert products(reports) == [
         "conv2d_y_product",
         "conv2d_grad_x_grad_x_product",
@@ -284,7 +290,14 @@ def views(settings: Settings, kind: str) -> list[torch.Tensor]:
     return [each.requires_grad_() for each in found]
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "transposed", "sliced", "expanded", "shifted"])
+STRIDES = [
+    "sliced",
+    *(pytest.param(k, marks=pytest.mark.slow) for k in ("contiguous", "transposed", "expanded")),
+    pytest.param("shifted", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("kind", STRIDES)
 def test_any_strides(kind: str) -> None:
     settings = Settings(torch.bfloat16)
     inputs = views(settings, kind)
@@ -318,8 +331,10 @@ def test_sums_of_no_terms() -> None:
     assert torch.equal(found, torch.zeros(2, 64, 64))
 
 
-def test_sums_are_the_same_in_every_run() -> None:
-    settings = Settings(torch.float32)
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [10**9, 10])
+def test_sums_are_the_same_in_every_run(share: int) -> None:
+    settings = Settings(torch.float32, share=share)
     inputs = [each.detach() for each in tensors(settings, (2, 40, 48), (2, 48, 40))]
     found = []
     orders: tuple[Order, ...] = ("forward", "reverse", "random")
@@ -406,6 +421,7 @@ def test_what_multiplies(name: str) -> None:
             assert opcodes.count(MULTIPLIES[name]) >= tile * tile // 256 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_100"])
 def test_architectures(architecture: str) -> None:
     """Where there are no tensor cores for it a source is compiled all the same."""
@@ -469,7 +485,9 @@ def test_the_precision_that_pytorch_is_set_to(setting: str, wanted: cuda_product
         (1, (1, 4096, 4096, 64), 128),
         (1, (1, 512, 512, 64), 64),  # 16 blocks of 128 would leave a GPU idle
         (1, (64, 512, 512, 64), 128),
-        (1, (1, 64, 1024, 2**16), None),  # 16 blocks of 64 do
+        (1, (1, 64, 256, 500), None),  # 4 blocks of 64 do, for so few terms
+        (1, (1, 64, 256, 2**16), 64),  # many of which several blocks share
+        (1, (1, 128, 1152, 2**17), 128),
         (0, (1, 16, 2**14, 64), None),  # a quarter of tiles would be filled
         (0, (1, 48, 2**14, 64), 64),
         (0, (1, 4096, 4096, 64), 128),
@@ -480,3 +498,13 @@ def test_the_precision_that_pytorch_is_set_to(setting: str, wanted: cuda_product
 def test_tiles(kind: int, shape: tuple[int, int, int, int], tile: int | None) -> None:
     found = cuda_product.tile_of(cuda_product.Kind(kind), cuda_product.Shape(*shape), "f32")
     assert found == tile
+
+
+def test_how_many_blocks_share_the_terms_of_a_tile() -> None:
+    def splits(*shape: int) -> int:
+        return cuda_product.Shape(*shape).splits(64)
+
+    assert splits(1, 64, 64, 2**20) == cuda_product.ENOUGH_BLOCKS
+    assert splits(1, 64, 64, 1000) == 3  # of 256 terms at least
+    assert splits(1, 1024, 1024, 2**20) == 1  # there are enough tiles
+    assert splits(30, 64, 64, 2**20) == 5
