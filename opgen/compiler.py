@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opgen import output
-from opgen.algebra.facts import Facts
 from opgen.emit import torch_module
 from opgen.emit.c import c_source
 from opgen.emit.cuda import cuda_kernels, cuda_text
@@ -109,8 +108,7 @@ def stages(
     yield Stage("rows", on_cpu, lambda: "\n".join(map(show_program, on_cpu)))
     yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
     on_gpu = tuple(
-        _threads(program, facts_of(member.op))
-        for program, member in zip(programs, members, strict=True)
+        _threads(member.op, program) for program, member in zip(programs, members, strict=True)
     )
     yield Stage("threads", on_gpu, lambda: "\n".join(map(show_program, on_gpu)))
     yield Stage("cuda", on_gpu, lambda: "\n".join(map(cuda_text, on_gpu)))
@@ -129,9 +127,14 @@ def stages(
     yield Stage("module", module, lambda: module)
 
 
-def _threads(program: Program, facts: Facts) -> Program:
-    """The loops of a program for the threads of a GPU."""
-    return with_contractions(cuda_rows(program, facts), program)
+def _rows(op: Op, program: Program) -> Program:
+    """The loops of an op for the CPU."""
+    return rows(program, facts_of(op))
+
+
+def _threads(op: Op, program: Program) -> Program:
+    """The loops of an op for the threads of a GPU."""
+    return with_contractions(cuda_rows(program, facts_of(op)), program, op)
 
 
 def stage_text(source: Source, name: str) -> str:
@@ -171,7 +174,7 @@ def _special_kernels(
     values = (*attributes, *(None for _ in (*windows, *factors, *lengths)), None)
     return replace(
         kernels,
-        programs=((values, _special(op, program, fixed, rows)),),
+        programs=((values, _special(op, program, fixed, _rows)),),
         on_gpu=((values, _special(op, on_gpu, fixed, _threads)),),
     )
 
@@ -180,11 +183,11 @@ def _special(
     op: Op,
     program: Program,
     values: Mapping[str, int],
-    rewrite: Callable[[Program, Facts], Program],
+    rewrite: Callable[[Op, Program], Program],
 ) -> Program:
     """The program for particular values, or the general one if it has not all operands of it."""
     special = specialise(op, values)
-    found = rewrite(schedule(special, gather(special)), facts_of(special))
+    found = rewrite(special, schedule(special, gather(special)))
     known = {operand.name for operand in program.operands}
     if any(operand.name not in known for operand in found.operands):
         return program
@@ -280,7 +283,7 @@ def special_source(
     program = rows(schedule(op, gather(op)), facts_of(op))
     orders = channels_last(op, layout)
     laid_out = relayout(op, orders)
-    special = _special(laid_out, program, values, rows)
+    special = _special(laid_out, program, values, _rows)
     if special is not program:
         special = with_padding(specialise(laid_out, values), special)
     return c_source(special, program, {} if special is program else orders)
@@ -289,7 +292,7 @@ def special_source(
 def special_cuda(text: str, name: str, path: tuple[str, ...], values: Mapping[str, int]) -> str:
     """The same in CUDA, for no layout: Python source that defines `kernels`."""
     op = _derived_op(text, name, path)
-    program = _threads(schedule(op, gather(op)), facts_of(op))
+    program = _threads(op, schedule(op, gather(op)))
     return cuda_kernels(_special(op, program, values, _threads), "kernels", program)
 
 
@@ -321,7 +324,7 @@ def _operation_source(
     """A module of one op."""
     member = Member(op, path or (op.name,), ())
     program = schedule(op, gather(op))
-    on_cpu, on_gpu = rows(program, facts_of(op)), _threads(program, facts_of(op))
+    on_cpu, on_gpu = _rows(op, program), _threads(op, program)
     kernels = None  # without a spec nothing can be made later
     if text and len(member.path) <= 2:
         kernels = _special_kernels(op, on_cpu, on_gpu, ops.get(member.path[0], op))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -26,7 +27,7 @@ from catalogue import SPECS
 from opgen.errors import Source
 from opgen.ir.contraction import Contraction
 from opgen.lang.read import read
-from opgen.passes.cuda_product import contraction
+from opgen.passes.cuda_product import contraction, transposed
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
 from opgen.runtime import cuda, cuda_product, cuda_tiles, evaluation, library, lookup
@@ -87,6 +88,23 @@ def test_a_window_with_zeros_around_it() -> None:
         "W + padding - l - v - 1 >= 0",
         "l + v - padding >= 0",
     ]
+
+
+def test_what_stands_around_a_term() -> None:
+    """Taps of one term each, and of a stride, which leaves out terms."""
+    (found,) = found_in(
+        "op f(x: float[N,C,W], w[O,C,2]) -> y[N,O,V]\n  let V = W//2\n"
+        "  y[n,o,v] = sum(c,l) x[n,c, 2*v + l] * w[o,c,l]\n"
+    )
+    assert names(found) == ("", "o", "n v", "c l")
+    grad = "op g(y: float[N,O,V], w[O,C,3]; W: size) -> x[N,C,W]\n"
+    grad += "  x[n,c, 2*v + l ?drop] += y[n,o,v] * w[o,c,l]\n"
+    (op,) = read(Source(grad))
+    program = schedule(op, gather(op))
+    (kernel,) = program.kernels
+    found = transposed(kernel, program, op)
+    assert names(found) == ("", "c", "n w", "l o") and found is not None
+    assert [str(step) for step in found.steps] == ["2"]
 
 
 @pytest.mark.parametrize(
@@ -263,14 +281,57 @@ def test_matrices(settings: Settings) -> None:
 def test_groups_strides_and_dilations() -> None:
     settings = Settings(torch.float16)
     inputs = tensors(settings, (1, 12, 9, 11), (20, 6, 3, 2), (20,))
-    options = {"stride": (1, 2), "padding": (2, 1), "dilation": (2, 1), "groups": 2}
+    options: dict[str, Any] = {"stride": (1, 2), "padding": (2, 1), "dilation": (2, 1), "groups": 2}
     reports = compare(
         lambda x, w, b: module("conv").conv2d(x, w, b, **options),
-        lambda x, w, b: F.conv2d(x, w, b, **options),  # type: ignore[arg-type]
+        lambda x, w, b: F.conv2d(x, w, b, **options),
         settings,
         inputs,
     )
     assert "conv2d_y_product" in products(reports)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("special", ["0", "16"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stride": 2, "padding": 1, "output_padding": 1},
+        {"stride": (3, 1), "padding": (0, 2), "dilation": (2, 3)},
+        {"stride": (2, 3), "padding": (2, 0), "dilation": (4, 1), "groups": 2},
+    ],
+)
+def test_transposed_convolutions(
+    options: dict[str, Any], special: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strides leave out terms; with kernels for all attributes, and for these."""
+    monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", special)
+    settings = Settings(torch.bfloat16)
+    inputs = tensors(settings, (1, 16, 5, 4), (16, 10, 3, 2), (10 * options.get("groups", 1),))
+    reports = compare(
+        lambda x, w, b: module("conv_transpose").conv_transpose2d(x, w, b, **options),
+        lambda x, w, b: F.conv_transpose2d(x, w, b, **options),
+        settings,
+        inputs,
+    )
+    assert products(reports) == [
+        "conv_transpose2d_y_product",
+        "conv_transpose2d_grad_x_grad_x_product",
+        "conv_transpose2d_grad_weight_grad_weight_product",
+    ]
+
+
+@pytest.mark.slow
+def test_gradients_of_convolutions_with_strides() -> None:
+    settings = Settings(torch.float32)
+    inputs = tensors(settings, (2, 6, 8, 7), (12, 6, 3, 3))
+    reports = compare(
+        lambda x, w: module("conv").conv2d(x, w, padding=1, stride=(2, 3)),
+        lambda x, w: F.conv2d(x, w, padding=1, stride=(2, 3)),
+        settings,
+        inputs,
+    )
+    assert len(products(reports)) == 3
 
 
 def views(settings: Settings, kind: str) -> list[torch.Tensor]:
@@ -498,6 +559,13 @@ def test_the_precision_that_pytorch_is_set_to(setting: str, wanted: cuda_product
 def test_tiles(kind: int, shape: tuple[int, int, int, int], tile: int | None) -> None:
     found = cuda_product.tile_of(cuda_product.Kind(kind), cuda_product.Shape(*shape), "f32")
     assert found == tile
+
+
+@pytest.mark.parametrize(("step", "tiles"), [(1, (128, 128)), (4, (None, 128)), (64, (None, None))])
+def test_terms_that_a_stride_leaves_out_count(step: int, tiles: tuple[int | None, ...]) -> None:
+    shape = cuda_product.Shape(1, 512, 2**17, 512, step)
+    kinds = (cuda_product.Kind.THREADS, cuda_product.Kind.TENSOR_CORES)
+    assert tuple(cuda_product.tile_of(kind, shape, "f32") for kind in kinds) == tiles
 
 
 def test_how_many_blocks_share_the_terms_of_a_tile() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -152,7 +151,7 @@ def _report(op: Op, public: Op, sizes: Mapping[str, int], dtype: DType, machine:
     special = specialise(op, fixed)
     facts = facts_of(special)
     program = schedule(special, gather(special))
-    threads = with_contractions(cuda_rows(program, facts), program)
+    threads = with_contractions(cuda_rows(program, facts), program, special)
     costs = []
     for kernel, launched in zip(program.kernels, threads.kernels, strict=True):
         tiles = _tiles(launched, program, sizes, dtype)
@@ -194,9 +193,13 @@ def _tiles(
     dtypes = [computed if name in wide else own for name in loads]
     kind = cuda_product.kind_of(dtypes, real, _NEWEST)
     groups = (found.batch, found.rows, found.columns, found.terms)
-    shape = cuda_product.Shape(
-        *(math.prod(axis.extent.evaluate(sizes) for axis in axes) for axes in groups)
+    batch, rows, columns, terms = (
+        [axis.extent.evaluate(sizes) for axis in axes] for axes in groups
     )
+    steps = [step.evaluate(sizes) for step in found.steps]
+    if min((*batch, *rows, *columns, *terms, *steps)) <= 0:
+        return None
+    shape = cuda_product.Shape.of(batch, rows, columns, terms, steps)
     side = None if kind is None else cuda_product.tile_of(kind, shape, real)
     if kind is None or side is None:
         return None

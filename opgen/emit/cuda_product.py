@@ -48,7 +48,8 @@ class Matrix:
 class ProductFunction:
     """What `cuda_product.cu.j2` prints, and what a launch has to know of it.
 
-    `groups` are the numbers of axes of the batch, the rows, the columns and the terms; `result` the
+    `extents` are those of all axes, then the steps of terms. `groups` are the numbers of axes of
+    the batch, the rows, the columns and the terms; `result` the
     dims of the tensor that is written along the last row and the last column.
     """
 
@@ -81,11 +82,12 @@ def product_function(
     if found is None:
         return None
     cells = _cell_by_cell(kernel, found)
-    signature = signature_of(cells, program)
+    tried = _trying(cells, found)
+    signature = signature_of(tried, program)
     name = f"{function_name(kernel.name)}_product"
-    tiles = _writer(cells, found, name, program, types, helpers)
+    tiles = _writer(cells, signature, found, name, program, types, helpers)
     tiles.tiles()
-    sums = _writer(cells, found, name, program, types, helpers)
+    sums = _writer(cells, signature, found, name, program, types, helpers)
     sums.sums()
     groups = (found.batch, found.rows, found.columns, found.terms)
     (store,) = (node for node in found.tail if isinstance(node, Store))
@@ -98,9 +100,9 @@ def product_function(
         tuple(tiles.emitter.lines),
         tuple(sums.emitter.lines),
         signature,
-        tuple(axis.extent for axes in groups for axis in axes),
+        (*(axis.extent for axes in groups for axis in axes), *found.steps),
         dims,
-        _reach(cells, found),
+        _reach(cells, tried, found),
         _matrix(found.left, found.rows, found.terms),
         _matrix(found.right, found.columns, found.terms),
         (_dim_along(store, found.rows[-1]), _dim_along(store, found.columns[-1])),
@@ -110,6 +112,7 @@ def product_function(
 
 def _writer(
     cells: Kernel,
+    signature: Signature,
     found: Contraction,
     name: str,
     program: Program,
@@ -121,7 +124,6 @@ def _writer(
     scope = CNames(taken)
     divided = [a.name for axes in (found.batch, found.rows, found.columns) for a in axes[1:]]
     divided += [axis.name for axis in found.terms]
-    signature = signature_of(cells, program)
     parameters = declare_parameters(signature, cells, program, scope, divided)
     emitter = CudaEmitter(
         CudaPrinter(program, types, parameters.names, True, helpers), scope, cells
@@ -141,18 +143,22 @@ def _cell_by_cell(kernel: Kernel, found: Contraction) -> Kernel:
     return Kernel(kernel.name, kernel.written, axes, kernel.prologue, body, kernel.spec)
 
 
-def _reach(cells: Kernel, found: Contraction) -> Poly:
-    """What no index of the kernel exceeds: those of one cell, and of loops over all terms."""
+def _reach(cells: Kernel, tried: Kernel, found: Contraction) -> Poly:
+    """What no index of the kernel exceeds: of one cell, of loops over all terms, their number."""
+    count = functools.reduce(operator.mul, (axis.extent for axis in found.terms), poly(1))
+    terms = Kernel(cells.name, cells.written, (Axis("terms", count),), (), (found.start,))
+    return reach(cells) + reach(tried) + reach(terms)
+
+
+def _trying(cells: Kernel, found: Contraction) -> Kernel:
+    """The kernel with loops over all terms, those included that are absent."""
     term = Call("mul", (found.left.load, found.right.load))
     conditions = (*found.left.conditions, *found.right.conditions)
     accumulate = Accumulate(found.start.accumulator, Reducer.ADD, term)
     nest: For | If = If(conditions, (accumulate,))
     for axis in found.terms:
         nest = For(axis.name, (poly(0),), (axis.extent - 1,), (nest,))
-    count = functools.reduce(operator.mul, (axis.extent for axis in found.terms), poly(1))
-    terms = Kernel(cells.name, cells.written, (Axis("terms", count),), (), (found.start,))
-    whole = replace(cells, body=(found.start, nest, *found.tail))
-    return reach(cells) + reach(whole) + reach(terms)
+    return replace(cells, body=(found.start, *found.nest, nest, *found.tail))
 
 
 def _matrix(factor: Factor, own: Sequence[Axis], terms: Sequence[Axis]) -> Matrix:

@@ -42,7 +42,8 @@ class Contraction:
     """Another way to run a kernel.
 
     `batch`, `rows` and `columns` are the kernel's axes. Its body is `start`, which begins the sum,
-    `nest`, which adds it up for one cell, and `tail`, which does the rest with it.
+    `nest`, which adds it up for one cell, and `tail`, which does the rest with it. Of the terms at
+    most one of every `steps`, for each of those, is present.
     """
 
     start: Start
@@ -54,6 +55,7 @@ class Contraction:
     right: Factor
     nest: tuple[Node, ...]
     tail: tuple[Node, ...]
+    steps: tuple[Poly, ...] = ()
 
     @property
     def is_conditional(self) -> bool:

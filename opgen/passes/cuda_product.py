@@ -14,9 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from opgen.algebra.condition import Condition
-from opgen.algebra.poly import ZERO, Kind, Poly, symbol
+from opgen.algebra.condition import Condition, Relation
+from opgen.algebra.poly import ZERO, Kind, Poly, of_atom, symbol, symbol_atom
+from opgen.algebra.prove import is_positive
+from opgen.ir.context import facts_of
 from opgen.ir.contraction import Contraction, Factor
+from opgen.ir.convolution import Role
 from opgen.ir.loops import (
     Accumulate,
     All,
@@ -32,22 +35,29 @@ from opgen.ir.loops import (
     Node,
     Program,
     Start,
+    Store,
     Test,
     visit,
     walk,
 )
 from opgen.ir.map_loops import symbols_of
-from opgen.ir.notation import DType, Reducer
+from opgen.ir.notation import Access, DType, Op, Reducer, substitute_access
+from opgen.passes.convolution import convolution
+from opgen.passes.product import Product, product_of
 
 _GENERIC = frozenset({DType.SAME, DType.FLOAT})
 
 
-def with_contractions(threads: Program, program: Program) -> Program:
+def with_contractions(threads: Program, program: Program, op: Op) -> Program:
     """The kernels of `threads`, with those of `program` that are products of matrices.
 
-    `program` has one point for each cell; `threads` is the same, rewritten for threads.
+    `program` is what was scheduled of the op, and has one point for each cell; `threads` is the
+    same, rewritten for threads.
     """
-    found = {kernel.name: contraction(kernel, program) for kernel in program.kernels}
+    found = {
+        kernel.name: transposed(kernel, program, op) or contraction(kernel, program)
+        for kernel in program.kernels
+    }
     kernels = (replace(each, contraction=found.get(each.name)) for each in threads.kernels)
     return replace(threads, kernels=tuple(kernels))
 
@@ -58,11 +68,74 @@ def contraction(kernel: Kernel, program: Program) -> Contraction | None:
     if parts is None or not kernel.is_deterministic or _checks_indices(kernel):
         return None
     start, nest, tail = parts
-    collected = _Collected({axis.name for axis in kernel.axes})
+    collected = _Collected(kernel.axes)
     term = collected.only_term(nest, start.accumulator)
     if term is None or not all(_is_element(load, program) for load in term):
         return None
     return _arranged(kernel, collected, term, start, nest, tail)
+
+
+def transposed(kernel: Kernel, program: Program, op: Op) -> Contraction | None:
+    """The kernel of a transposed convolution, whatever the stride, as a product of matrices.
+
+    A cell u of `image[n,c, i*stride - padding + k*dilation]` has a term for every k for which an i
+    is left: (u + padding - k*dilation) / stride, if it is an integer inside of its range.
+    """
+    found, convolved, parts = product_of(op), convolution(op), _parts(kernel)
+    if found is None or convolved is None or parts is None or len(program.kernels) != 1:
+        return None
+    start, nest, tail = parts
+    stores = [node for node in tail if isinstance(node, Store)]
+    if convolved.target is not Role.IMAGE or len(stores) != 1 or _checks_indices(kernel):
+        return None
+    found = _without_single_values(found)
+    result = next(each for each in found.factors if each.tensor == convolved.result)
+    collected = _Collected(kernel.axes)
+    extents = {axis.name: axis.extent for axis in kernel.axes}
+    solved: dict[str, Poly] = {}
+    steps: list[Poly] = []
+    for index, stored in zip(found.target.indices, stores[0].indices, strict=True):
+        if index.value == stored:
+            continue
+        inner = [n for n in sorted(index.value.symbols & found.extents.keys()) if _uses(result, n)]
+        if stored.symbol not in extents or len(inner) != 1:
+            return None
+        linear = index.value.linear_in(symbol_atom(inner[0]))
+        if linear is None or not is_positive(linear[0], facts_of(op)):
+            return None
+        step, distance = linear[0], stored - linear[1]
+        value = distance // step
+        collected.conditions += (Condition(value), Condition(found.extents[inner[0]] - 1 - value))
+        if step != 1:
+            collected.conditions.append(Condition(distance - value * step, Relation.EQ))
+            steps.append(step)
+        solved[inner[0]] = value
+    for name, extent in found.extents.items():
+        if name in extents and extents[name] != extent:
+            return None
+        if name not in extents and name not in solved:
+            collected.terms.append(Axis(name, extent))
+    left, right = (
+        Load(access.tensor, tuple(index.value.substitute(solved) for index in access.indices))
+        for access in found.factors
+    )
+    if not all(_is_element(load, program) for load in (left, right)):
+        return None
+    arranged = _arranged(kernel, collected, (left, right), start, nest, tail)
+    return None if arranged is None else replace(arranged, steps=tuple(steps))
+
+
+def _without_single_values(found: Product) -> Product:
+    """The sum without iterators of one value, which kernels do not have either."""
+    values = {name: ZERO for name, extent in found.extents.items() if extent == 1}
+    left, right = (substitute_access(factor, values) for factor in found.factors)
+    extents = {name: each for name, each in found.extents.items() if name not in values}
+    return Product(substitute_access(found.target, values), (left, right), extents)
+
+
+def _uses(access: Access, name: str) -> bool:
+    """Whether an iterator stands in an access."""
+    return any(name in index.value.symbols for index in access.indices)
 
 
 def _is_element(load: Load, program: Program) -> bool:
@@ -105,7 +178,7 @@ def _parts(kernel: Kernel) -> tuple[Start, tuple[Node, ...], tuple[Node, ...]] |
 class _Collected:
     """What stands around the term of a nest: loops in full, and conditions on cells and terms."""
 
-    cells: set[str]
+    axes: tuple[Axis, ...]
     terms: list[Axis] = field(default_factory=list)
     conditions: list[Condition] = field(default_factory=list)
     values: dict[str, Poly] = field(default_factory=dict)
@@ -113,7 +186,7 @@ class _Collected:
     @property
     def moving(self) -> frozenset[str]:
         """Axes and loops."""
-        return frozenset(self.cells) | {axis.name for axis in self.terms}
+        return frozenset(axis.name for axis in (*self.axes, *self.terms))
 
     def only_term(self, nodes: tuple[Node, ...], accumulator: str) -> tuple[Load, Load] | None:
         """The two elements whose products a nest adds up; None if it does anything else."""
@@ -157,12 +230,16 @@ class _Collected:
                 return False
 
     def _loop(self, loop: For) -> bool:
-        """Collect a loop over a range that is the same for all cells, if it has bounds of one."""
+        """Collect a loop over a range that is the same for all cells, if one is known."""
         lower = tuple(bound.substitute(self.values) for bound in loop.lower)
         upper = tuple(bound.substitute(self.values) for bound in loop.upper)
         moving = self.moving
         ends = [bound for bound in upper if _is_fixed(bound, moving)]
-        if ZERO not in lower or not ends:
+        ends += [most for most in (self._extreme(bound, True) for bound in upper) if most]
+        least = [self._extreme(bound, False) for bound in lower]
+        if not ends or not any(
+            bound and bound.is_constant and bound.constant >= 0 for bound in least
+        ):
             return False
         name = symbol(loop.name)
         self.conditions += (_at_least(name, bound) for bound in lower if bound != 0)
@@ -170,11 +247,35 @@ class _Collected:
         self.terms.append(Axis(loop.name, ends[0] + 1))
         return True
 
+    def _extreme(self, value: Poly, largest: bool) -> Poly | None:
+        """The largest or the least value of a bound for any cell and term, by sizes alone."""
+        known = {axis.name: axis.extent for axis in (*self.axes, *self.terms)}
+        for atom in value.atoms():
+            if known.keys().isdisjoint(of_atom(atom).symbols):
+                continue
+            linear = value.linear_in(atom)
+            if linear is None or not linear[0].is_constant:
+                return None
+            is_largest = largest == (linear[0].constant > 0)
+            found: Poly | None
+            match atom.kind:
+                case Kind.SYMBOL:
+                    found = known[atom.name] - 1 if is_largest else ZERO
+                case Kind.FLOOR_DIV if atom.args[1].is_constant and atom.args[1].constant > 0:
+                    dividend = self._extreme(atom.args[0], is_largest)
+                    found = None if dividend is None else dividend // atom.args[1]
+                case _:
+                    found = None
+            if found is None:
+                return None
+            value = linear[0] * found + linear[1]
+        return value if _is_fixed(value, self.moving) else None
+
 
 def _is_fixed(value: Poly, moving: frozenset[str]) -> bool:
     """Whether a bound is a formula of sizes alone."""
     return value.symbols.isdisjoint(moving) and all(
-        atom.kind is Kind.SYMBOL for atom in value.all_atoms()
+        atom.kind in (Kind.SYMBOL, Kind.FLOOR_DIV) for atom in value.all_atoms()
     )
 
 

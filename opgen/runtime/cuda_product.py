@@ -68,12 +68,29 @@ _WITH_TENSOR_CORES = (8, 0)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many matrices there are, and the numbers of their rows, columns and terms."""
+    """How many matrices there are, and the numbers of their rows, columns and terms.
+
+    Of the terms one of every `step` is present; cell by cell the others take no time.
+    """
 
     matrices: int
     rows: int
     columns: int
     terms: int
+    step: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        batch: Sequence[int],
+        rows: Sequence[int],
+        columns: Sequence[int],
+        terms: Sequence[int],
+        steps: Sequence[int],
+    ) -> Shape:
+        """The shape for the extents of axes, and the steps of terms."""
+        matrices, row_count, column_count = map(math.prod, (batch, rows, columns))
+        return cls(matrices, row_count, column_count, math.prod(terms), math.prod(steps))
 
     def tiles(self, side: int) -> int:
         """How many tiles cover one result."""
@@ -144,7 +161,7 @@ def tile_of(kind: Kind, shape: Shape, real: str) -> int | None:
     is_large = min(shape.rows, shape.columns) > small and real == "f32"
     blocks = shape.matrices * shape.tiles(large) * shape.splits(large)
     side = large if is_large and blocks >= ENOUGH_BLOCKS else small
-    return side if shape.instructions(kind, side) < BY_CELLS else None
+    return side if shape.instructions(kind, side) * shape.step < BY_CELLS else None
 
 
 def plan(
@@ -156,19 +173,19 @@ def plan(
 ) -> Plan | None:
     """How a product is launched; None where its kernel is to run cell by cell instead.
 
-    `axes` are the extents of the batch, the rows, the columns and the terms, `real` is the type in
-    which the call computes.
+    `axes` are the extents of the batch, the rows, the columns and the terms, then the steps of
+    terms; `real` is the type in which the call computes.
     """
     groups, rest = [], list(axes)
     for count in product.groups:
         groups.append(rest[:count])
         rest = rest[count:]
     batch, rows, columns, terms = groups
-    shape = Shape(*map(math.prod, groups))
+    shape = Shape.of(batch, rows, columns, terms, rest)
     factors = (product.left, product.right)
     tensors = [operands[factor.tensor] for factor in factors]
     kind = kind_of([tensor.dtype for tensor in tensors], real, capability)
-    if kind is None or 0 in (shape.matrices, shape.rows, shape.columns, shape.terms):
+    if kind is None or min(axes) <= 0:  # an extent is a formula, which may be below 0 for no terms
         return None
     tile = tile_of(kind, shape, real)
     if tile is None:

@@ -152,7 +152,7 @@ class CudaKernels:
     `extents` gives the axes of each kernel's grid for the integers of a call, in the order of
     `Shapes.integers`, behind them the lengths of the two loops that a team shares. `reach` bounds
     what the index arithmetic of each comes to, for the magnitudes of these integers. Behind those
-    of all kernels stand those of their products, in the same order.
+    of all kernels stand those of their products, in the same order: axes, and the steps of terms.
     """
 
     source: str
