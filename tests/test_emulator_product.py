@@ -107,6 +107,19 @@ def test_what_stands_around_a_term() -> None:
     assert [str(step) for step in found.steps] == ["2"]
 
 
+def test_an_iterator_that_has_the_name_of_an_axis() -> None:
+    """The tap w is not the column that the kernel calls w, though there are as many of both."""
+    text = "op g(y: float[N,O,W], k[O,C,W]) -> x[N,C,W]\n"
+    text += "  x[n,c, 2*v + w ?drop] += y[n,o,v] * k[o,c,w]\n"
+    settings = Settings(torch.float64)
+    y, k = (each.detach() for each in tensors(settings, (2, 3, 6), (3, 5, 6)))
+    with emulated() as launches, forced(settings):
+        got = opgen.compile(text).g(y, k)
+    wanted = F.conv_transpose1d(y, k, stride=2)[..., :6]
+    torch.testing.assert_close(got, wanted)
+    assert launches.reports
+
+
 @pytest.mark.parametrize(
     "text",
     [

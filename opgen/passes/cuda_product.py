@@ -94,8 +94,10 @@ def transposed(kernel: Kernel, program: Program, op: Op) -> Contraction | None:
     extents = {axis.name: axis.extent for axis in kernel.axes}
     solved: dict[str, Poly] = {}
     steps: list[Poly] = []
+    same: set[str] = set()  # iterators that are axes; others may have the name of an axis
     for index, stored in zip(found.target.indices, stores[0].indices, strict=True):
         if index.value == stored:
+            same |= index.value.symbols
             continue
         inner = [n for n in sorted(index.value.symbols & found.extents.keys()) if _uses(result, n)]
         if stored.symbol not in extents or len(inner) != 1:
@@ -111,7 +113,7 @@ def transposed(kernel: Kernel, program: Program, op: Op) -> Contraction | None:
             steps.append(step)
         solved[inner[0]] = value
     for name, extent in found.extents.items():
-        if name in extents and extents[name] != extent:
+        if name in extents and (name not in same or extents[name] != extent):
             return None
         if name not in extents and name not in solved:
             collected.terms.append(Axis(name, extent))
