@@ -21,10 +21,12 @@ A plan is chosen for the sizes, types and strides of a call:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 
@@ -164,10 +166,38 @@ def tile_of(kind: Kind, shape: Shape, real: str) -> int | None:
     return side if shape.instructions(kind, side) * shape.step < BY_CELLS else None
 
 
+class Layout(NamedTuple):
+    """What a plan depends on of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    begins_aligned: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Layout:
+        """The layout of a tensor."""
+        return cls(tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() % _ACCESS == 0)
+
+    def is_consecutive(self, dim: int | None) -> bool:
+        """Whether elements follow each other along a dim."""
+        return dim is not None and self.strides[dim] == 1
+
+    def is_aligned(self, dim: int | None) -> bool:
+        """Whether neighbours along a dim begin at multiples of 16 bytes, wherever others are."""
+        size = self.dtype.itemsize
+        others = (
+            stride
+            for at, (count, stride) in enumerate(zip(self.shape, self.strides, strict=True))
+            if at != dim and count > 1
+        )
+        return self.begins_aligned and all(stride * size % _ACCESS == 0 for stride in others)
+
+
 def plan(
     product: Product,
     operands: Mapping[str, torch.Tensor],
-    axes: Sequence[int],
+    axes: tuple[int, ...],
     real: str,
     capability: tuple[int, int],
 ) -> Plan | None:
@@ -176,33 +206,48 @@ def plan(
     `axes` are the extents of the batch, the rows, the columns and the terms, then the steps of
     terms; `real` is the type in which the call computes.
     """
+    names = (product.left.tensor, product.right.tensor, product.written)
+    left, right, result = (Layout.of(operands[name]) for name in names)
+    kind = kind_of((left.dtype, right.dtype), real, capability)
+    limits = (LEAST_TERMS, LEAST_SIDE, BY_CELLS, ENOUGH_BLOCKS, LEAST_SHARE)
+    return None if kind is None else _plan(product, left, right, result, axes, real, kind, limits)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    product: Product,
+    left: Layout,
+    right: Layout,
+    result: Layout,
+    axes: tuple[int, ...],
+    real: str,
+    kind: Kind,
+    limits: tuple[float, ...],
+) -> Plan | None:
+    """The same; `limits` tell plans by other limits apart, which tests choose by."""
+    del limits
+    if min(axes) <= 0:  # an extent is a formula, which may be below 0 for no terms
+        return None
     groups, rest = [], list(axes)
     for count in product.groups:
         groups.append(rest[:count])
         rest = rest[count:]
     batch, rows, columns, terms = groups
     shape = Shape.of(batch, rows, columns, terms, rest)
-    factors = (product.left, product.right)
-    tensors = [operands[factor.tensor] for factor in factors]
-    kind = kind_of([tensor.dtype for tensor in tensors], real, capability)
-    if kind is None or min(axes) <= 0:  # an extent is a formula, which may be below 0 for no terms
-        return None
     tile = tile_of(kind, shape, real)
     if tile is None:
         return None
-    last = _fastest(factors, tensors, terms)
-    unit = max(_ACCESS // tensor.element_size() for tensor in tensors)
+    pairs = ((product.left, left), (product.right, right))
+    last = _fastest(pairs, terms)
+    unit = max(_ACCESS // layout.dtype.itemsize for _, layout in pairs)
     whole = terms[last] % unit == 0
-    pairs = list(zip(factors, tensors, strict=True))
-    along = [_is_consecutive(tensor, factor.terms[last]) for factor, tensor in pairs]
+    along = [layout.is_consecutive(factor.terms[last]) for factor, layout in pairs]
     at_once = [
-        whole and follows and not factor.decisive[last] and _is_aligned(tensor, factor.terms[last])
-        for (factor, tensor), follows in zip(pairs, along, strict=True)
+        whole and follows and not factor.decisive[last] and layout.is_aligned(factor.terms[last])
+        for (factor, layout), follows in zip(pairs, along, strict=True)
     ]
-    result = operands[product.written]
-    out_along = _is_consecutive(result, product.result[1]) or not _is_consecutive(
-        result, product.result[0]
-    )
+    row, column = product.result
+    out_along = result.is_consecutive(column) or not result.is_consecutive(row)
     splits = min(shape.splits(tile), MOST_BLOCKS[1])
     blocks = (shape.tiles(tile), splits, min(shape.matrices, MOST_BLOCKS[2]))
     if blocks[0] > MOST_BLOCKS[0]:
@@ -224,32 +269,14 @@ def plan(
     )
 
 
-def _fastest(
-    factors: Sequence[Matrix], tensors: Sequence[torch.Tensor], terms: Sequence[int]
-) -> int:
+def _fastest(pairs: Sequence[tuple[Matrix, Layout]], terms: Sequence[int]) -> int:
     """The term along which most factors are consecutive; among equals the last long one."""
 
     def score(at: int) -> tuple[int, bool, int]:
-        pairs = zip(factors, tensors, strict=True)
-        found = sum(_is_consecutive(tensor, each.terms[at]) for each, tensor in pairs)
+        found = sum(layout.is_consecutive(factor.terms[at]) for factor, layout in pairs)
         return (found if terms[at] > 1 else 0), terms[at] > 1, at
 
     return max(range(len(terms)), key=score)
-
-
-def _is_consecutive(tensor: torch.Tensor, dim: int | None) -> bool:
-    return dim is not None and tensor.stride(dim) == 1
-
-
-def _is_aligned(tensor: torch.Tensor, dim: int | None) -> bool:
-    """Whether neighbours along a dim begin at multiples of 16 bytes, wherever the others are."""
-    size = tensor.element_size()
-    others = (
-        stride
-        for at, (count, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
-        if at != dim and count > 1
-    )
-    return tensor.data_ptr() % _ACCESS == 0 and all(s * size % _ACCESS == 0 for s in others)
 
 
 def partial_sums(plan: Plan, real: str, device: torch.device) -> torch.Tensor | None:

@@ -99,7 +99,7 @@ class Matrix:
     decisive: tuple[bool, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Product:
     """A kernel as a product of matrices, see `opgen.runtime.cuda_tiles`.
 
