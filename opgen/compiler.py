@@ -21,7 +21,7 @@ from opgen.emit.torch_module import SpecialKernels, Unit
 from opgen.errors import Source
 from opgen.ir.certificate import Trials
 from opgen.ir.context import facts_of
-from opgen.ir.family import Member, Traits
+from opgen.ir.family import JOINT, Member, Traits
 from opgen.ir.loops import Program
 from opgen.ir.notation import Op
 from opgen.ir.show import show_file
@@ -32,8 +32,8 @@ from opgen.passes.certify import certificate
 from opgen.passes.convolution import convolution
 from opgen.passes.cuda_product import with_contractions
 from opgen.passes.cuda_rows import cuda_rows
-from opgen.passes.derive import derive, differentiable, sources
-from opgen.passes.differentiate import adjoint, tangent
+from opgen.passes.derive import derive, differentiable, joint, sources
+from opgen.passes.differentiate import derivative, tangent
 from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
@@ -262,13 +262,16 @@ def module_source(text: str, name: str) -> str:
 def derived_source(text: str, name: str, path: tuple[str, ...]) -> str:
     """A module of the op at the end of a path of differentiations.
 
-    Its `LINK` says how the op before it on the path calls it, see `opgen.runtime.Gradient`.
+    Its `LINK` says how the op before it on the path calls it, see `opgen.runtime.Gradient`. It is
+    None, and the module holds nothing else, for a joint gradient that would not share anything.
     """
     ops = _checked(text, name)
     *before, last = path
-    derivative = adjoint(_derived_op(text, name, tuple(before)), last, ops)
-    link = (derivative.op.name, sources(derivative))
-    module = _operation_source(derivative.op, path, text, name, ops)
+    if JOINT in last and joint(_derived_op(text, name, tuple(before)), ops) is None:
+        return "LINK = None\n"
+    found = derivative(_derived_op(text, name, tuple(before)), last, ops)
+    link = (found.op.name, sources(found))
+    module = _operation_source(found.op, path, text, name, ops)
     return f"{module}\nLINK = {link}\n"
 
 
@@ -301,7 +304,7 @@ def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:
     ops = _checked(text, name)
     op = ops[path[0]]
     for step in path[1:]:
-        op = adjoint(op, step, ops).op
+        op = derivative(op, step, ops).op
     return op
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import hypothesis.strategies as st
@@ -15,14 +16,22 @@ from derivative_cases import BY_NAME, CASES, Case
 from derivatives import (
     adjoint_call,
     make_call,
+    randoms,
     read_op,
     slope_error,
     stated,
     transpose_sides,
     verified_tangent,
 )
+from opgen.ir.notation import Gradient
 from opgen.ir.show import show
-from opgen.passes.differentiate import adjoint, tangent
+from opgen.ir.verify import verify
+from opgen.passes.differentiate import (
+    NotDifferentiableError,
+    adjoint,
+    joint_adjoint,
+    tangent,
+)
 
 SMOOTH = 1e-6
 """What rounding leaves of a difference quotient."""
@@ -64,6 +73,35 @@ def test_adjoints_of_tangents(case: Case) -> None:
     for name in along.numeric:
         left, right = transpose_sides(along, name)
         assert left == right, name
+
+
+WITH_SEVERAL = [
+    case for case in CASES if len(case.call().numeric) > 1 and not case.call().op.gradients
+]
+
+
+@pytest.mark.parametrize("case", WITH_SEVERAL, ids=repr)
+def test_a_joint_adjoint_is_all_of_them(case: Case) -> None:
+    call = case.call(exact=True)
+    joint = joint_adjoint(call.op, call.numeric)
+    verify(joint.op)
+    numbers = np.random.default_rng(3)
+    cotangents = {o.name: randoms(call.shape(o.name), numbers, True) for o in call.op.outputs}
+    together = call.of(joint.op, **{t: cotangents[o] for o, t in joint.cotangents}).run()
+    assert len(together) == len(call.numeric)
+    for name, found in zip(call.numeric, together.values(), strict=True):
+        alone = adjoint(call.op, name)
+        (wanted,) = (
+            call.of(alone.op, **{t: cotangents[o] for o, t in alone.cotangents}).run().values()
+        )
+        assert (found == wanted).all(), name
+
+
+def test_a_joint_adjoint_of_what_was_written_by_hand_is_refused() -> None:
+    op = read_op("op f(x[N], k[N]) -> y[N]\n  y[n] = x[n]*k[n]")
+    op = replace(op, gradients=(Gradient("x", "g"),))
+    with pytest.raises(NotDifferentiableError, match="'x' is written by hand"):
+        joint_adjoint(op, ["x", "k"])
 
 
 @pytest.mark.parametrize("name", ["softmax", "prod", "max of several statements", "strided window"])

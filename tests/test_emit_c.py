@@ -262,6 +262,7 @@ KERNEL void f_y(
     const T *restrict x, int64_t x_s0, int64_t x_s1, int64_t x_s2,
     T *restrict y, int64_t y_s0, int64_t y_s1,
     int64_t B, int64_t C, int64_t W, int64_t V, int64_t step,
+    int streams,
     int64_t begin, int64_t end)
 {
     if (begin >= end) return;
@@ -290,10 +291,17 @@ KERNEL void f_y(
                 total[v - v_first] += from_T(x[b * x_s0 + c * x_s1 + (v - c * step) * x_s2]);
             }
         }
+        T y_buffer[1024];
+        const int y_streams = streams && y_s1 == 1
+                && is_of_lines(&y[b * y_s0 + v_first * y_s1],
+                (v_last - v_first + 1) * (int64_t)sizeof(T));
+        T *const y_line = y_streams ? y_buffer : &y[b * y_s0 + v_first * y_s1];
         INDEPENDENT
         for (int64_t v = v_first; v <= v_last; v++) {
-            y[b * y_s0 + v * y_s1] = to_T(total[v - v_first]);
+            y_line[(v - v_first) * y_s1] = to_T(total[v - v_first]);
         }
+        if (y_streams) stream(&y[b * y_s0 + v_first * y_s1], y_buffer,
+                (v_last - v_first + 1) * (int64_t)sizeof(T));
         if (++v_part < floor_div(V + 1023, 1024)) continue;
         v_part = 0;
         ++b;
@@ -308,7 +316,7 @@ ANY_STEPS void f_y_any_steps(
     f_y(
         call->tensors[0], n[5], n[6], n[7],
         call->tensors[1], n[8], n[9],
-        n[0], n[1], n[2], n[3], n[4],
+        n[0], n[1], n[2], n[3], n[4], 0,
         begin, end);
 }
 
@@ -320,7 +328,7 @@ static void f_y_task(int64_t begin, int64_t end, const struct call *call)
         f_y(
             call->tensors[0], n[5], n[6], 1,
             call->tensors[1], n[8], 1,
-            n[0], n[1], n[2], n[3], n[4],
+            n[0], n[1], n[2], n[3], n[4], call->streams,
             begin, end);
         return;
     }

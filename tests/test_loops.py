@@ -16,7 +16,7 @@ from notation_strategies import Call
 from opgen.errors import Source
 from opgen.ir import cells, loops
 from opgen.ir.binding import Array, bind
-from opgen.ir.loops import Kernel, Node, Program, uses, walk
+from opgen.ir.loops import For, Kernel, Node, Program, uses, walk
 from opgen.ir.notation import Op
 from opgen.ir.reference import evaluate
 from opgen.ir.show_loops import show_program
@@ -253,12 +253,19 @@ def test_statements_into_one_tensor_share_a_kernel() -> None:
     assert not program.workspaces
 
 
-def test_statements_with_another_tensor_between_them_add_up_in_a_wide_copy() -> None:
+def test_statements_with_another_tensor_between_them_are_one_pass() -> None:
     op = op_of("op f(x[N]) -> y[N], z[1]\n  y[n] += x[n]\n  z[0] = sum(n) x[n]\n  y[n] += 2*x[n]")
     program = program_of(op)
-    names = [kernel.name for kernel in program.kernels]
-    assert names == ["f_y_total", "f_z", "f_y_total_2", "f_y"]
+    assert [kernel.name for kernel in program.kernels] == ["f_z", "f_y"]
     assert not differences(op, Call({"N": 3}, {"x": np.array([1.0, 2.0, 4.0])}), program)
+
+
+def test_sums_over_the_same_terms_are_one_loop() -> None:
+    op = op_of("op f(x[N,W], k[W]) -> y[N]\n  y[n] += x[n,w]\n  y[n] += k[w]*x[n,w]")
+    (kernel,) = program_of(op).kernels
+    assert len([node for node in walk(kernel.body) if isinstance(node, For)]) == 1
+    values = {"x": np.arange(6.0).reshape(2, 3), "k": np.array([1.0, 2.0, 4.0])}
+    assert not differences(op, Call({"N": 2, "W": 3}, values), program_of(op))
 
 
 def test_a_scatter_starts_its_cells_and_is_not_deterministic_in_parallel() -> None:

@@ -292,7 +292,8 @@ def test_a_property_without_a_derivative_says_nothing(subject: Subject) -> None:
 def test_the_command_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test", str(written(tmp_path)), "--examples", "4"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("squares (plain loops)\n  forward     4 passed\n")
+    # Four drawn calls, and both sizes long in two types.
+    assert out.startswith("squares (plain loops)\n  forward     8 passed\n  gradients   8 passed\n")
     assert "calls passed (seed 0)\n" in out
     assert err == ""
     assert "\x1b" not in out

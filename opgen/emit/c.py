@@ -128,7 +128,7 @@ def _task(
     walked = _walked(kernel)
     strides = {name: _strides(called_as, orders, name) for name in signature.tensors}
 
-    def arguments(steps: Mapping[str, int]) -> tuple[str, ...]:
+    def arguments(steps: Mapping[str, int], streams: str = "call->streams") -> tuple[str, ...]:
         lines = []
         for name in signature.tensors:
             given = [f"n[{position}]" for position in strides[name]]
@@ -138,7 +138,8 @@ def _task(
         integers = [f"n[{called_as.integers.index(name)}]" for name in signature.integers]
         numbers = [f"call->numbers[{called_as.numbers.index(name)}]" for name in signature.numbers]
         faults = ["call->fault"] if signature.faults else []
-        return (*lines, *wrapped([*integers, *numbers, *faults]), "begin, end")
+        streaming = [streams] if signature.streams else []
+        return (*lines, *wrapped([*integers, *numbers, *faults, *streaming]), "begin, end")
 
     names = [name for name in signature.tensors if name in walked]
     all_there = dict.fromkeys(names, 1)
@@ -152,7 +153,7 @@ def _task(
         for steps in choices
         if steps
     ]
-    return Task(function, arguments({}), tuple(variants))
+    return Task(function, arguments({}, "0" if variants else "call->streams"), tuple(variants))
 
 
 def _walked(kernel: Kernel) -> frozenset[str]:
@@ -255,15 +256,22 @@ def _entry(
     names = {name: scope.fresh(name) for name in program.integers if name in used}
     printer = Printer(program, Types(program), Names(symbols=names))
     parts = [f"{local} = n[{called_as.integers.index(name)}]" for name, local in names.items()]
+    names_of_streams = {name: scope.fresh(f"{name}_streams") for name, _ in _written(program)}
     lines = []
     if parts:
         declared = ",\n    ".join(wrapped(parts, 76))
         lines += f"const int64_t {declared};".split("\n")
+    streamed = {
+        kernel.written
+        for kernel, function in zip(program.kernels, functions, strict=True)
+        if function.signature.streams
+    }
     for name, extents in _written(program):
         size = printer.poly(extents).at(Level.MULTIPLICATIVE)
         place = order.index(name)
         kind = type_name(program.operand(name))
-        lines += broken(f"will_be_written(call->tensors[{place}], {size} * sizeof({kind}));")
+        kept = f"const int {names_of_streams[name]} = " if name in streamed else ""
+        lines += broken(f"{kept}will_be_written(call->tensors[{place}], {size} * sizeof({kind}));")
     checked = dict.fromkeys(kernel.only.tensor for kernel in program.kernels if kernel.only)
     flags = {tensor: scope.fresh(f"{tensor}_is_finite") for tensor in checked}
     for tensor, flag in flags.items():
@@ -274,6 +282,7 @@ def _entry(
         lines += broken(f"const int64_t {flag}_steps[] = {{{', '.join(steps)}}};")
         lines += broken(f"const int {flag} = are_finite({arguments}, {flag}_sizes, {flag}_steps);")
     for kernel, function, (count, each) in zip(program.kernels, functions, counts, strict=True):
+        before = len(lines)
         if kernel.only is not None:
             lines.append(f"if ({'' if kernel.only.holds else '!'}{flags[kernel.only.tensor]})")
         source = workspaces.get(kernel.written)
@@ -281,6 +290,8 @@ def _entry(
             # A workspace of the output's own type is the output itself.
             pair = order.index(source), order.index(kernel.written)
             lines.append(f"if (call->tensors[{pair[0]}] != call->tensors[{pair[1]}])")
+        if function.signature.streams:
+            lines[before:before] = [f"arguments.streams = {names_of_streams[kernel.written]};"]
         count_text, work_text = printer.poly(count).text, printer.poly(each).text
         if kernel.is_deterministic:
             lines += broken(f"in_parallel({function.name}_task, call, {count_text}, {work_text});")

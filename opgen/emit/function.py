@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly
 from opgen.emit.c_layout import spec_comment, wrapped
 from opgen.emit.expression import Names, Printer, type_name
 from opgen.emit.names import CNames, function_name
 from opgen.emit.statements import Emitter
+from opgen.emit.streams import streams
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import (
     Kernel,
@@ -21,12 +22,17 @@ from opgen.ir.work import points
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a kernel is called with, in this order, and whether it can report a fault at the end."""
+    """What a kernel is called with, in this order.
+
+    After them stand where it reports a fault and whether its result goes past the caches, if it
+    can.
+    """
 
     tensors: tuple[str, ...]
     integers: tuple[str, ...]
     numbers: tuple[str, ...]
     faults: bool
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +55,14 @@ def print_function(
     helpers: dict[tuple[str, Type], None],
 ) -> Function:
     """The C function of a kernel. The helper functions that it calls join `helpers`."""
-    signature = signature_of(kernel, program)
+    signature = replace(signature_of(kernel, program), streams=streams(kernel, program))
     scope = CNames({function_name(k.name) for k in program.kernels})
     parameters, names = declare_parameters(signature, kernel, program, scope)
     printer = Printer(program, types, names, False, helpers)
     emitter = Emitter(printer, scope, kernel)
+    if signature.streams:
+        emitter.streams = scope.fresh("streams")
+        parameters = (*parameters, f"int {emitter.streams}")
     parameters = (*parameters, "int64_t begin, int64_t end")
     emitter.prologue()
     emitter.points("begin", "end")

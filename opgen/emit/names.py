@@ -27,7 +27,7 @@ f16 bf16 f32 f64 u8 i8 i16 i32 i64 b8 T real fault gcd inside
 KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER FIRST EACH LANES UNROLL
 quotient aligned load_run store_run multiply_add
 MEMBER MEMBERS team_sum
-tensors integers numbers arguments task share
+tensors integers numbers arguments task share stream is_of_lines will_be_written
 """
 _FUNCTIONS: Final = """
 abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh div erf erfc exp exp2 expm1

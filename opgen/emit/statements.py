@@ -12,6 +12,7 @@ from opgen.emit.c_layout import broken
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.names import CNames
 from opgen.emit.polynomial import Text
+from opgen.emit.streams import Line, lines
 from opgen.emit.types import Type
 from opgen.emit.vectors import VectorSum, row_loads, vector_sum
 from opgen.ir.loops import (
@@ -26,12 +27,12 @@ from opgen.ir.loops import (
     Lanes,
     Node,
     Number,
-    Result,
     Row,
     Scalar,
     Start,
     Store,
     accumulators_of,
+    results_of,
     walk,
 )
 from opgen.ir.notation import Reducer
@@ -100,6 +101,8 @@ class Emitter:
     around: str | None = None  # the innermost loop around, if it may be long
     members: dict[str, str] = field(default_factory=dict)  # of stretched axes: their names,
     parts: dict[str, str] = field(default_factory=dict)  # and the names of the stretches
+    streams: str = ""  # the parameter that says whether results go past the caches
+    places: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # cells of lines
 
     @property
     def lane(self) -> str:
@@ -235,6 +238,7 @@ class Emitter:
         self.write(f"const {kind} {self.printer.names.symbols[name]} = {text};")
 
     def node(self, node: Node) -> None:
+        self.add_up_vectors(node)
         match node:
             case Define(name=name, value=value):
                 self.define(name, value)
@@ -249,10 +253,10 @@ class Emitter:
             case Accumulate():
                 self.accumulate(node)
             case Store(tensor=tensor, indices=indices, value=value):
-                self.add_up_vectors(value)
                 operand = self.printer.program.operand(tensor)
                 stored = self.printer.stored(operand, self.printer.scalar(value))
-                self.write(f"{self.printer.cell(tensor, indices)} = {stored};")
+                cell = self.places.get((tensor, indices)) or self.printer.cell(tensor, indices)
+                self.write(f"{cell} = {stored};")
             case AtomicAdd(tensor=tensor, indices=indices, value=value):
                 cell = self.printer.cell(tensor, indices)
                 term = self.printer.scalar(value).text
@@ -263,11 +267,15 @@ class Emitter:
             case unexpected:
                 assert_never(unexpected)
 
-    def add_up_vectors(self, value: Scalar) -> None:
-        """Before a total is stored, add its vector of partial sums to it."""
-        if isinstance(value, Result) and value.accumulator in self.vectors:
-            total = self.printer.names.accumulators[value.accumulator]
-            self.write(f"{total} += sum_of_lanes({self.vectors[value.accumulator]});")
+    def add_up_vectors(self, node: Node) -> None:
+        """Before a node reads totals, add their vectors of partial sums to them."""
+        joined = {n.accumulator for n in walk((node,)) if isinstance(n, Accumulate)}
+        own = {node.accumulator} if isinstance(node, Accumulate) else set()
+        for name in results_of((node,)):
+            if name in self.vectors and name not in joined - own:
+                total, vector = self.printer.names.accumulators[name], self.vectors[name]
+                self.write(f"{total} += sum_of_lanes({vector});")
+                self.write(f"{vector} = (wide_lanes){{0}};")
 
     def loop(self, node: For) -> None:
         lower = extreme("greatest", [self.text(bound) for bound in node.lower])
@@ -348,14 +356,49 @@ class Emitter:
             last = self.scope.fresh(f"{row.axis.name}_end")
             self.write(f"const int64_t {last} = {extreme('least', upper)};")
         few = not self.printer.cuda and _are_few(node, row)
+        ends = []
         if not few:
             self.fetch_ahead(node, inner, first, last)
+            if self.streams:
+                whole = lines(node, self.kernel, self.printer.program)
+                inner.places = dict(self.places)
+                ends = [self.begin_line(each, inner, first, last) for each in whole]
             self.write("INDEPENDENT")
         self.write(f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++) {{")
         if few:
             inner.write("NOT_A_VECTOR;")
         inner.nodes(node.body)
         self.write("}")
+        for end in ends:
+            self.write(end)
+
+    def begin_line(self, line: Line, inner: Emitter, first: str, last: str) -> str:
+        """Choose where a line is written; what is to be done after it."""
+        row, program, tensor = self.kernel.row, self.printer.program, line.tensor
+        assert row is not None
+        operand = program.operand(tensor)
+        kind, stride = type_name(operand), self.printer.names.strides[tensor, operand.rank - 1]
+        outer = self.printer.names
+        at_first = replace(outer, symbols={**outer.symbols, row.axis.name: first})
+        cell = replace(self.printer, names=at_first).cell(tensor, line.start)
+        name, buffer, goes = (
+            self.scope.fresh(f"{tensor}_{suffix}") for suffix in ("line", "buffer", "streams")
+        )
+        count = f"({last} - {first} + 1)" + (f" * {line.step}" if line.step > 1 else "")
+        bytes_ = f"{count} * (int64_t)sizeof({kind})"
+        self.write(f"{kind} {buffer}[{row.width * line.step}];")
+        worth = f"is_of_lines(&{cell}, {bytes_})"
+        self.write(f"const int {goes} = {self.streams} && {stride} == 1 && {worth};")
+        self.write(f"{kind} *const {name} = {goes} ? {buffer} : &{cell};")
+        lane = self.lane if first == "0" else f"({self.lane} - {first})"
+        for indices, offset in line.offsets.items():
+            place = f"{line.step} * {lane}" if line.step > 1 else lane
+            if offset:
+                place = f"({place} + {offset})"
+            elif line.step > 1:
+                place = f"({place})"
+            inner.places[tensor, indices] = f"{name}[{place} * {stride}]"
+        return f"if ({goes}) stream(&{cell}, {buffer}, {bytes_});"
 
     def fetch_ahead(self, node: Lanes, inside: Emitter, first: str, last: str) -> None:
         """Ask for the rows of the next round of the loop around: they begin elsewhere in memory."""

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from opgen.ir.notation import Op
 
+JOINT = ","
+"""Between the names of inputs whose gradients one op computes, an output for each."""
+
 
 @dataclass(frozen=True, slots=True)
 class GradientLink:
-    """The op `op` computes the gradient of `input`.
+    """The op `op` computes the gradient of `input`, or of several, joined by `JOINT`.
 
     `tensors` says what each of its inputs is for the op that is linked from: `x`, one of its
     inputs, or `grad y`, the gradient of one of its outputs.

@@ -487,6 +487,19 @@ def loads_of(nodes: Iterable[Node]) -> list[Load]:
     return found
 
 
+def results_of(nodes: tuple[Node, ...]) -> tuple[str, ...]:
+    """The accumulators whose values scalars in the nodes, or in their children, read."""
+    found: dict[str, None] = {}
+
+    def on_scalar(value: Scalar) -> None:
+        if isinstance(value, Result):
+            found[value.accumulator] = None
+
+    for node in walk(nodes):
+        visit(node, on_scalar, lambda test: None, lambda value: None)
+    return tuple(found)
+
+
 def accumulators_of(*nodes: Node) -> frozenset[str]:
     """The accumulators that nodes, and those in them, start, join or read."""
     found: set[str] = set()

@@ -97,16 +97,23 @@ def map_scalar(value: Scalar, change: Change) -> Scalar:
 
 def map_loads(nodes: tuple[Node, ...], change: Callable[[Load], Scalar]) -> tuple[Node, ...]:
     """The nodes with every load of an element replaced, those in tests as well."""
+    return map_read(nodes, lambda value: change(value) if isinstance(value, Load) else value)
+
+
+def map_read(
+    nodes: tuple[Node, ...], change: Callable[[Load | Result], Scalar]
+) -> tuple[Node, ...]:
+    """The nodes with everything replaced that scalars read: elements, and accumulators."""
 
     def scalar(value: Scalar) -> Scalar:
         match value:
-            case Load():
+            case Load() | Result():
                 return change(value)
             case Call(primitive=primitive, arguments=arguments):
                 return Call(primitive, tuple(map(scalar, arguments)))
             case Choose(test=condition, then=then, otherwise=otherwise):
                 return Choose(test(condition), scalar(then), scalar(otherwise))
-            case Number() | Argument() | Integer() | Result():
+            case Number() | Argument() | Integer():
                 return value
             case unexpected:
                 assert_never(unexpected)
@@ -154,46 +161,37 @@ def renamed(
 
     Where integers are used, they keep their names: `map_nodes` changes those.
     """
-    known = integers or {}
+
+    def result(value: Load | Result) -> Scalar:
+        if isinstance(value, Load):
+            return value
+        return replace(value, accumulator=accumulator(value.accumulator))
+
+    return _with_names(map_read(nodes, result), accumulator, integers or {})
+
+
+def _with_names(
+    nodes: tuple[Node, ...], accumulator: Callable[[str], str], integers: Mapping[str, str]
+) -> tuple[Node, ...]:
+    """The nodes with other names for what they define."""
     out: list[Node] = []
     for node in nodes:
         match node:
             case Define(name=name):
-                node = replace(node, name=known.get(name, name))
+                node = replace(node, name=integers.get(name, name))
             case For(name=name, body=body):
-                inner = renamed(body, accumulator, known)
-                node = replace(node, name=known.get(name, name), body=inner)
+                inner = _with_names(body, accumulator, integers)
+                node = replace(node, name=integers.get(name, name), body=inner)
             case If(body=body) | Lanes(body=body):
-                node = replace(node, body=renamed(body, accumulator, known))
-            case Start(accumulator=name):
+                node = replace(node, body=_with_names(body, accumulator, integers))
+            case Start(accumulator=name) | Accumulate(accumulator=name):
                 node = replace(node, accumulator=accumulator(name))
-            case Accumulate(accumulator=name, value=value):
-                value = map_results(value, accumulator)
-                node = replace(node, accumulator=accumulator(name), value=value)
-            case Store(value=value):
-                node = replace(node, value=map_results(value, accumulator))
-            case AtomicAdd():
+            case Store() | AtomicAdd():
                 pass
             case unexpected:
                 assert_never(unexpected)
         out.append(node)
     return tuple(out)
-
-
-def map_results(value: Scalar, rename: Callable[[str], str]) -> Scalar:
-    """The scalar with other accumulators."""
-    match value:
-        case Result(accumulator=name):
-            return replace(value, accumulator=rename(name))
-        case Call(primitive=primitive, arguments=arguments):
-            return Call(primitive, tuple(map_results(each, rename) for each in arguments))
-        case Choose(test=test, then=then, otherwise=otherwise):
-            # Tests are of indices and of loaded values, never of accumulators.
-            return Choose(test, map_results(then, rename), map_results(otherwise, rename))
-        case Number() | Argument() | Integer() | Load():
-            return value
-        case unexpected:
-            assert_never(unexpected)
 
 
 def map_test(test: Test, change: Change) -> Test:

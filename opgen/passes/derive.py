@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from opgen.algebra.poly import Atom, Kind, Poly, load, of_atom, rebuild
-from opgen.ir.family import GradientLink, Member
+from opgen.ir.family import JOINT, GradientLink, Member
 from opgen.ir.notation import (
     Access,
     Expr,
@@ -23,7 +23,7 @@ from opgen.ir.notation import (
     map_expression,
 )
 from opgen.ir.verify import verify
-from opgen.passes.differentiate import Derivative, adjoint
+from opgen.passes.differentiate import Derivative, adjoint, joint_adjoint
 
 
 def derive(ops: Sequence[Op], orders: int) -> tuple[Member, ...]:
@@ -32,6 +32,7 @@ def derive(ops: Sequence[Op], orders: int) -> tuple[Member, ...]:
     names = set(by_name)
     found: dict[Op, Op] = {canonical(op): op for op in reversed(ops)}
     members: list[Member] = []
+    joined: list[Member] = []
     pending: list[tuple[Op, tuple[str, ...]]] = [(op, (op.name,)) for op in ops]
     for op, path in pending:
         links = []
@@ -48,8 +49,30 @@ def derive(ops: Sequence[Op], orders: int) -> tuple[Member, ...]:
                 pending.append((derived, (*path, tensor.name)))
             target = derivative.op if is_hand_written else found[form]
             links.append(GradientLink(tensor.name, target.name, sources(derivative)))
+        if len(path) == 1 and len(path) <= orders:
+            together = joint(op, by_name)
+            if together is not None:
+                derived = _renamed(together.op, names)
+                verify(derived)
+                joined.append(Member(derived, (*path, all_inputs(op)), ()))
+                links.append(GradientLink(all_inputs(op), derived.name, sources(together)))
         members.append(Member(op, path, tuple(links)))
-    return tuple(members)
+    return (*members, *joined)
+
+
+def all_inputs(op: Op) -> str:
+    """The inputs of a joint gradient, as one step of a path."""
+    return JOINT.join(tensor.name for tensor in differentiable(op))
+
+
+def joint(op: Op, ops: Mapping[str, Op]) -> Derivative | None:
+    """All gradients of an op in one, if that shares work: some of the temporaries of each."""
+    names = [tensor.name for tensor in differentiable(op)]
+    if len(names) < 2 or op.gradients:
+        return None
+    found = joint_adjoint(op, names)
+    alone = sum(len(adjoint(op, name, ops).op.temporaries) for name in names)
+    return found if len(found.op.temporaries) < alone else None
 
 
 def differentiable(op: Op) -> tuple[Tensor, ...]:

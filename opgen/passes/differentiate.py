@@ -24,9 +24,10 @@ No gradient passes through integer tensors and positions, conditions of `select`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from opgen.ir.family import JOINT
 from opgen.ir.notation import Access, Op, Read, Tensor, reads
 from opgen.passes.assemble import Parts
 from opgen.passes.derivation import Contribution, Derivation
@@ -39,7 +40,7 @@ class NotDifferentiableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Derivative:
-    """The gradient of one input: an op with one output, of the shape of that input.
+    """The gradient of one input or several: an op with one output for each, of its shape.
 
     Its inputs are inputs of the original by name, and cotangents: `cotangents` pairs an output of
     the original with the input that takes its cotangent; outputs that do not matter have none. Its
@@ -77,19 +78,45 @@ def adjoint(op: Op, input: str, ops: Mapping[str, Op] | None = None) -> Derivati
             if other is None:
                 raise NotDifferentiableError(f"'{gradient.op}' is no op of this file")
             return _hand_written(op, input, other)
+    return _derived(op, (input,), f"{op.name}_grad_{input}")
+
+
+def joint_adjoint(op: Op, inputs: Sequence[str]) -> Derivative:
+    """The gradients of several inputs, in that order, as outputs of one op.
+
+    It computes once what the gradients of single inputs compute again each: temporaries of the op,
+    and gradients of temporaries. Raises NotDifferentiableError for an input declared `nograd` and
+    for one whose gradient is written by hand.
+    """
+    for name in inputs:
+        _require_differentiable(op, name)
+        if name in {gradient.input for gradient in op.gradients}:
+            raise NotDifferentiableError(f"the gradient of '{name}' is written by hand")
+    return _derived(op, tuple(inputs), f"{op.name}_grad_{'_and_'.join(inputs)}")
+
+
+def derivative(op: Op, step: str, ops: Mapping[str, Op] | None = None) -> Derivative:
+    """The gradient of an input, or that of several, their names joined by `JOINT`."""
+    names = step.split(JOINT)
+    return joint_adjoint(op, names) if len(names) > 1 else adjoint(op, step, ops)
+
+
+def _derived(op: Op, inputs: tuple[str, ...], name: str) -> Derivative:
     derivation = Derivation(op)
     cotangents = {o.name: derivation.twin("grad", o.name) for o in derivation.outputs}
-    result = derivation.twin("grad", input)
-    _sweep_back(derivation, input, result, cotangents)
-    if not derivation.writes(result.name):
-        derivation.fill(result.name)
+    results = {each: derivation.twin("grad", each) for each in inputs}
+    _sweep_back(derivation, results, cotangents)
+    for result in results.values():
+        if not derivation.writes(result.name):
+            derivation.fill(result.name)
+    subjects = " and ".join(f"`{each}`" for each in inputs)
     derived = derivation.assembled(
         Parts(
-            f"{op.name}_grad_{input}",
-            f"Gradient of `{op.name}` with respect to `{input}`.",
-            input,
+            name,
+            f"Gradient of `{op.name}` with respect to {subjects}.",
+            inputs[0],
             tuple(cotangents.values()),
-            (result,),
+            tuple(results.values()),
         )
     )
     return Derivative(derived, _still_read(derived, cotangents))
@@ -142,13 +169,13 @@ def _still_read(derived: Op, given: Mapping[str, Tensor]) -> tuple[tuple[str, st
 
 # ---------------------------------------------------------------------------- reverse
 def _sweep_back(
-    derivation: Derivation, source: str, result: Tensor, cotangents: Mapping[str, Tensor]
+    derivation: Derivation, results: Mapping[str, Tensor], cotangents: Mapping[str, Tensor]
 ) -> None:
-    """Add statements that accumulate the gradient of `source` in `result`."""
+    """Add statements that accumulate the gradients of the inputs that have a result."""
     statements = derivation.op.statements
-    active = _active(derivation, source)
+    active = _active(derivation, results)
     read = {access.tensor for statement in statements for access in reads(statement.body)}
-    holders = {source: result.name}
+    holders = {source: result.name for source, result in results.items()}
     for name, cotangent in cotangents.items():
         holders[name] = cotangent.name
         if name in read & active:
@@ -173,9 +200,9 @@ def _sweep_back(
         )
 
 
-def _active(derivation: Derivation, source: str) -> frozenset[str]:
-    """Tensors of numbers that may depend on `source`."""
-    active = {source}
+def _active(derivation: Derivation, sources: Iterable[str]) -> frozenset[str]:
+    """Tensors of numbers that may depend on one of the sources."""
+    active = set(sources)
     for statement in derivation.op.statements:
         name = statement.target.tensor
         if name in derivation.numeric and any(a.tensor in active for a in reads(statement.body)):

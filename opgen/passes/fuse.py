@@ -2,7 +2,9 @@
 
 `y = bias + sum(...)` is two statements with a temporary between them: the sum of a cell, and the
 cell. When both run over the same points, the sum stays in its accumulator, and the temporary is
-neither allocated nor written and read again.
+neither allocated nor written and read again. Kernels between the two do not matter as long as they
+have nothing to do with it: the terms of the gradient of a normalised tensor, between which sums
+over whole rows are computed, become one pass over the tensor.
 """
 
 from __future__ import annotations
@@ -22,40 +24,75 @@ from opgen.ir.loops import (
     Start,
     Store,
     accumulators_of,
+    loads_of,
     node_tests,
     uses,
     walk,
 )
 from opgen.ir.map_loops import map_loads, map_nodes, renamed
 from opgen.passes.gather import fresh_name
+from opgen.passes.sums import joined_sums
 
 
 def fuse(program: Program) -> Program:
     """The program with as few temporaries as can be seen to be needed."""
     kernels: list[Kernel] = []
-    removed: set[str] = set()
-    for kernel in program.kernels:
-        while kernels:
-            joined = _joined(program, kernels[-1], kernel)
-            if joined is None:
-                break
-            removed.add(kernels.pop().written)
+    for at, kernel in enumerate(program.kernels):
+        joined: Kernel | None = replace(kernel, body=joined_sums(kernel.body))
+        while joined is not None:
             kernel = joined
+            joined = _absorbed(program, kernels, kernel, program.kernels[at + 1 :])
         kernels.append(kernel)
-    operands = tuple(each for each in program.operands if each.name not in removed)
-    unstored = tuple(each for each in program.operands if each.name in removed)
-    return replace(program, operands=operands, kernels=tuple(kernels), unstored=unstored)
+    removed = {each.written for each in program.kernels} - {each.written for each in kernels}
+    return replace(
+        program,
+        operands=tuple(each for each in program.operands if each.name not in removed),
+        kernels=tuple(kernels),
+        unstored=tuple(each for each in program.operands if each.name in removed),
+        workspaces=tuple(each for each in program.workspaces if each.name not in removed),
+    )
+
+
+def _absorbed(
+    program: Program, before: list[Kernel], kernel: Kernel, after: Sequence[Kernel]
+) -> Kernel | None:
+    """The kernel with one of those before it, which is taken out; None where none fits."""
+    for position in reversed(range(len(before))):
+        first, between = before[position], before[position + 1 :]
+        if _can_wait(first, between) and _is_read_here_only(first.written, kernel, between, after):
+            joined = _joined(program, first, kernel)
+            if joined is not None:
+                del before[position]
+                return joined
+    return None
+
+
+def _can_wait(first: Kernel, between: Sequence[Kernel]) -> bool:
+    """Whether a kernel may run after others as well; of two faults the first is reported."""
+    read = uses(first)
+    return not any(each.written in read.tensors for each in between) and not (
+        read.faults and between
+    )
+
+
+def _is_read_here_only(
+    tensor: str, kernel: Kernel, between: Sequence[Kernel], after: Sequence[Kernel]
+) -> bool:
+    """Whether nobody but the kernel needs what was last written to the tensor."""
+    if any(tensor in uses(each).tensors for each in between):
+        return False
+    return kernel.written == tensor or not any(tensor in uses(each).tensors for each in after)
 
 
 def _joined(program: Program, first: Kernel, second: Kernel) -> Kernel | None:
-    """Both as one kernel; None where the second needs other cells, or someone else needs them."""
+    """Both as one kernel; None where the second needs other cells, or the first goes on."""
     tensor = first.written
-    users = [each for each in program.kernels if tensor in uses(each).tensors]
-    shared = {workspace.name for workspace in program.workspaces}
-    if len(users) != 2 or not program.operand(tensor).widened or tensor in shared:
+    if not program.operand(tensor).widened or tensor in {
+        load.tensor for load in loads_of(walk(first.body))
+    }:
         return None
     cell, place = _only_cell(first), _only_place(second, tensor)
-    if cell is None or place is None:
+    if cell is None or place is None or not _stays(second, tensor, place):
         return None
     axes = _same_point(first, second, cell.store.indices, place)
     if axes is None:
@@ -71,7 +108,7 @@ def _joined(program: Program, first: Kernel, second: Kernel) -> Kernel | None:
     return replace(
         second,
         prologue=(*(_define(each, renaming, at) for each in first.prologue), *second.prologue),
-        body=(*before, *map_loads(second.body, value_of)),
+        body=joined_sums((*before, *map_loads(second.body, value_of))),
         spec=(*first.spec, *second.spec),
     )
 
@@ -85,15 +122,14 @@ class _Cell:
 
 
 def _only_cell(kernel: Kernel) -> _Cell | None:
-    """The end of a kernel that stores one accumulator, which begins anew, and nothing else."""
+    """The end of a kernel that stores one accumulator and nothing else."""
     stores = [node for node in walk(kernel.body) if isinstance(node, Store)]
     starts = [node for node in walk(kernel.body) if isinstance(node, Start)]
     match kernel.body:
         case (*_, Store(value=Result(accumulator=total)) as store) if (
             stores == [store]
             and kernel.is_deterministic
-            and [start.value for start in starts] == [None]
-            and not starts[0].reducer.is_argument
+            and not any(start.reducer.is_argument for start in starts)
         ):
             return _Cell(store, total)
         case _:
@@ -119,6 +155,14 @@ def _only_place(kernel: Kernel, tensor: str) -> tuple[Poly, ...] | None:
         return None
     map_loads(kernel.body, note)
     return next(iter(found)) if len(found) == 1 else None
+
+
+def _stays(kernel: Kernel, tensor: str, place: Sequence[Poly]) -> bool:
+    """Whether cells of the tensor that the kernel reads are not those it has yet to replace."""
+    if kernel.written != tensor:
+        return True
+    stores = [node.indices for node in walk(kernel.body) if isinstance(node, Store)]
+    return stores == [tuple(place)]
 
 
 def _same_point(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opgen.runtime import checks, compat, sharding
-from opgen.runtime.description import Shape
+from opgen.runtime.description import Gradient, Shape
 from opgen.runtime.evaluation import default_tensor
 from opgen.runtime.schema import Number, flatten
 
@@ -196,13 +196,41 @@ def gradients(
         return found
     given = _with_zeros(point, cotangents)
     known, optional = operation.symbols(point.shapes, point.numbers)
-    for at, declared in enumerate(operation.inputs):
-        if wanted[at] and operation.is_differentiable(declared):
-            derived, link = operation.gradient(declared.name)
-            tensors = [_tensor(point, optional, given, source) for source in link.tensors]
-            numbers = flatten(known[attribute.name] for attribute in derived.attributes)
-            (found[at],) = derived.apply(tensors, numbers)
+    names = [
+        declared.name
+        for at, declared in enumerate(operation.inputs)
+        if wanted[at] and operation.is_differentiable(declared)
+    ]
+    places = {declared.name: at for at, declared in enumerate(operation.inputs)}
+    is_last = not torch.is_grad_enabled() and _are_plain((*point.tensors.values(), *cotangents))
+    for together, derived, link in derivatives(operation, names, is_last=is_last):
+        tensors = [_tensor(point, optional, given, source) for source in link.tensors]
+        numbers = flatten(known[attribute.name] for attribute in derived.attributes)
+        for name, gradient in zip(together, derived.apply(tensors, numbers), strict=True):
+            found[places[name]] = gradient
     return found
+
+
+def derivatives(
+    operation: Operation, names: Sequence[str], *, is_last: bool
+) -> list[tuple[Sequence[str], Operation, Gradient]]:
+    """The ops that compute the gradients of some inputs, with the inputs of each.
+
+    If they are the last ones, one op may compute them together: it is not differentiated again.
+    """
+    joint = operation.joint_gradient(names) if is_last else None
+    if joint is not None:
+        return [(names, *joint)]
+    return [((name,), *operation.gradient(name)) for name in names]
+
+
+def _are_plain(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether none is of a subclass, such as one spread over machines, and nothing else listens."""
+    listening = compat.transforms_are_active() or bool(compat.dispatch_modes())
+    return not listening and all(type(each) in _PLAIN for each in tensors)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
 def _with_zeros(

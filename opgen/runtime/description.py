@@ -220,6 +220,10 @@ class Shapes:
     parts: Mapping[str, tuple[Shape, ...]] = field(default_factory=dict)
 
 
+JOINT = ","
+"""Between the names of inputs whose gradients one op computes, an output for each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gradient:
     """How the gradient of an input is computed: by the op `op` of the same family.

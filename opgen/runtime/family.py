@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from opgen.runtime import generated
-from opgen.runtime.description import Gradient
+from opgen.runtime.description import JOINT, Gradient
 from opgen.runtime.operation import Operation
 
 
@@ -17,6 +18,7 @@ class Family:
     spec_name: str
     operations: dict[str, Operation] = field(default_factory=dict)
     _derived: dict[tuple[str, ...], tuple[Operation, Gradient]] = field(default_factory=dict)
+    _joint: dict[tuple[str, ...], tuple[Operation, Gradient] | None] = field(default_factory=dict)
 
     def add(self, operation: Operation) -> Operation:
         """Make an op known to PyTorch, and to the ops whose gradient it computes."""
@@ -38,10 +40,37 @@ class Family:
             return self.operations[link.op], link
         path = (*operation.path, name)
         if path not in self._derived:
-            self._derived[path] = self._derive(operation, path)
+            found = self._derive(operation, path)
+            assert found is not None, "every single input has a gradient"
+            self._derived[path] = found
         return self._derived[path]
 
-    def _derive(self, operation: Operation, path: tuple[str, ...]) -> tuple[Operation, Gradient]:
+    def joint_gradient(
+        self, operation: Operation, names: Sequence[str]
+    ) -> tuple[Operation, Gradient] | None:
+        """The op that computes these gradients together; None where each has an op of its own.
+
+        A module that was written with gradients holds those that are worth it. Others ask opgen;
+        only for all inputs of an op of the spec, since there are so many other sets.
+        """
+        key = JOINT.join(names)
+        link = operation.gradients.get(key)
+        if link is not None:
+            return self.operations[link.op], link
+        every = [each.name for each in operation.inputs if operation.is_differentiable(each)]
+        if operation.gradients or not operation.is_public or len(names) < 2 or names != every:
+            return None
+        path = (*operation.path, key)
+        if path not in self._joint:
+            try:
+                self._joint[path] = self._derive(operation, path)
+            except RuntimeError:  # opgen is not there: so are those of single inputs not
+                self._joint[path] = None
+        return self._joint[path]
+
+    def _derive(
+        self, operation: Operation, path: tuple[str, ...]
+    ) -> tuple[Operation, Gradient] | None:
         """Derive an op with opgen itself, which a module does not need for anything else."""
         try:
             text = generated.source("derived_source", self.spec, self.spec_name, path)
@@ -51,5 +80,7 @@ class Family:
                 f"generated module, and opgen, which would derive it, cannot be imported ({error})"
             ) from error
         module = generated.load(text, self.spec_name)
+        if module.LINK is None:
+            return None
         link = Gradient(*module.LINK)
         return module.FAMILY.operations[link.op], link

@@ -25,12 +25,12 @@ _MOST = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One gradient: where it goes, the op, its numbers, and where its tensors come from.
+    """Gradients that one op computes: where they go, the op, its numbers, its tensors' sources.
 
     A source is the position of an input, or -1 - the position of an output's cotangent.
     """
 
-    at: int
+    at: tuple[int, ...]
     derived: Operation
     numbers: tuple[Number, ...]
     sources: tuple[int, ...]
@@ -90,14 +90,14 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
             kinds = ctx.kinds if not is_single else (Kind.of(cotangents[0]),)
             point = Point(operation, numbers, shapes, tensors, kinds)
             return (None, None, *autograd.gradients(point, wanted, cotangents))
-        key = wanted, shapes, numbers
+        is_quick = not is_grad_enabled() and is_plain() and type(cotangents[0]) is torch.Tensor
+        key = wanted, shapes, numbers, is_quick
         steps = plans.get(key)
         if steps is None:
             if len(plans) >= _MOST:
                 plans.clear()
-            steps = plans[key] = _plan(operation, wanted, shapes, numbers)
+            steps = plans[key] = _plan(operation, wanted, shapes, numbers, is_last=is_quick)
         found: list[Any] = [None] * count
-        is_quick = not is_grad_enabled() and is_plain() and type(cotangents[0]) is torch.Tensor
         for step in steps:
             given = [
                 cotangents[-1 - source] if source < 0 else saved[kept.index(source)]
@@ -105,10 +105,14 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
             ]
             if is_quick and step.twin is not None:
                 result = step.twin(*given, *step.floats)
-                if result is not answer:
-                    found[step.at] = result
+                if len(step.at) == 1:
+                    result = (result,)
+                if result[0] is not answer:
+                    for at, gradient in zip(step.at, result, strict=True):
+                        found[at] = gradient
                     continue
-            (found[step.at],) = step.derived.apply(given, step.numbers)
+            for at, gradient in zip(step.at, step.derived.apply(given, step.numbers), strict=True):
+                found[at] = gradient
         return (None, None, *found)
 
     function = type(
@@ -124,22 +128,31 @@ def _plan(
     wanted: Sequence[bool],
     shapes: Sequence[Any],
     numbers: Sequence[Number],
+    *,
+    is_last: bool,
 ) -> tuple[_Step, ...]:
-    """How to compute the gradients of a call; sizes are integers here."""
+    """How to compute the gradients of a call; sizes are integers here.
+
+    If they are the last ones, one op may compute several: it is not differentiated again.
+    """
     known, _ = operation.symbols(shapes, numbers)
     places = {declared.name: at for at, declared in enumerate(operation.inputs)}
     places |= {
         autograd.COTANGENT + output.name: -1 - at for at, output in enumerate(operation.outputs)
     }
+    names = [
+        declared.name
+        for at, declared in enumerate(operation.inputs)
+        if wanted[at] and operation.is_differentiable(declared)
+    ]
     steps = []
-    for at, declared in enumerate(operation.inputs):
-        if wanted[at] and operation.is_differentiable(declared):
-            derived, link = operation.gradient(declared.name)
-            given = flatten(known[attribute.name] for attribute in derived.attributes)
-            sources = tuple(places[source] for source in link.tensors)
-            twin = registration.twin(derived.registered_name)
-            integers = tuple(number for number in given if not isinstance(number, float))
-            fixed = None if twin is None else twin.for_integers(integers)
-            floats = tuple(number for number in given if isinstance(number, float))
-            steps.append(_Step(at, derived, given, sources, fixed, floats))
+    for together, derived, link in autograd.derivatives(operation, names, is_last=is_last):
+        given = flatten(known[attribute.name] for attribute in derived.attributes)
+        sources = tuple(places[source] for source in link.tensors)
+        twin = registration.twin(derived.registered_name)
+        integers = tuple(number for number in given if not isinstance(number, float))
+        fixed = None if twin is None else twin.for_integers(integers)
+        floats = tuple(number for number in given if isinstance(number, float))
+        goes = tuple(places[each] for each in together)
+        steps.append(_Step(goes, derived, given, sources, fixed, floats))
     return tuple(steps)

@@ -123,6 +123,10 @@ class Operation:
         """The op that computes the gradient of an input, and how it is called."""
         return self.family.gradient(self, name)
 
+    def joint_gradient(self, names: Sequence[str]) -> tuple[Operation, Gradient] | None:
+        """The op that computes several gradients at once, an output for each, if there is one."""
+        return self.family.joint_gradient(self, names)
+
     def is_differentiable(self, declared: Input) -> bool:
         """Whether an input has a gradient."""
         return not declared.nograd and declared.dtype in ("same", "float", *checks.FLOATING)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 
+from opgen.runtime.streams import STREAMS
+
 _FLOATING = frozenset({"f16", "bf16", "f32", "f64"})
 
 _SHARED = r"""
@@ -147,12 +149,14 @@ FUNCTION int inside_or_fault(int64_t index, int64_t extent, int64_t number, int6
 """
 
 _THREADS = r"""
-/* What a call is made with; a kernel's task runs the points [begin, end). */
+/* What a call is made with, and whether the kernel that runs writes past the caches. A task runs
+   the points [begin, end). */
 struct call {
     void *const *tensors;
     const int64_t *integers;
     const double *numbers;
     int64_t *fault;
+    int streams;
 };
 typedef void (*task)(int64_t begin, int64_t end, const struct call *call);
 
@@ -166,27 +170,6 @@ static int is_child;
 static void in_child(void) { is_child = 1; }
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(0, 0, in_child); }
 
-/* Memory that the allocator has just got from the system is mapped page by page as it is written,
-   which takes several times longer than writing it: ask for large pages there. */
-static void will_be_written(void *memory, int64_t bytes)
-{
-#ifdef MADV_HUGEPAGE
-    const uintptr_t large = (uintptr_t)2 << 20, first = (uintptr_t)memory, last = first + bytes;
-    const uintptr_t begin = (first + large - 1) & ~(large - 1), end = last & ~(large - 1);
-    if (bytes < 2 * (int64_t)large || begin >= end) return;
-    for (int part = 0; part < 4; part++) {
-        unsigned char resident = 0;
-        void *page = (void *)((begin + (end - begin - 4096) / 4 * part) & ~(uintptr_t)4095);
-        if (mincore(page, 1, &resident) != 0) return;
-        if (!(resident & 1)) {
-            madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-            return;
-        }
-    }
-#endif
-    (void)memory, (void)bytes;
-}
-
 struct share {
     task run;
     const struct call *call;
@@ -198,10 +181,11 @@ static void take_chunks(void *data)
     struct share *share = data;
     for (;;) {
         const int64_t begin = __atomic_fetch_add(&share->next, share->chunk, __ATOMIC_RELAXED);
-        if (begin >= share->points) return;
+        if (begin >= share->points) break;
         const int64_t left = share->points - begin;
         share->run(begin, begin + (left < share->chunk ? left : share->chunk), share->call);
     }
+    if (share->call->streams) FENCE();
 }
 
 /* Points in chunks, taken as threads become free; small work is not worth waking a thread. */
@@ -212,6 +196,7 @@ static void in_parallel(task run, const struct call *call, int64_t points, int64
     if (points <= 0) return;
     if (threads <= 1 || is_child || !GOMP_parallel || points <= 2 * grain) {
         run(0, points, call);
+        if (call->streams) FENCE();
         return;
     }
     struct share share = {run, call, points, greatest(grain, points / (threads * 16)), 0};
@@ -224,6 +209,8 @@ C = (
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <tgmath.h>
@@ -261,6 +248,7 @@ typedef _Float16 f16;
     + _SHARED
     + _INTEGERS
     + _FAULT
+    + STREAMS
     + _THREADS
 )
 

@@ -23,7 +23,12 @@ _INTEGERS: Final = (0, 0, 1, 1, 1, 2, 2, 3, -1, 4, -2, 5)
 _FLOATS: Final = (1.0, 0.5, 2.0)
 _BATCHES: Final = ((), (2,), (1,), (3,), (2, 3), (0,), (5,), (1, 2))
 
+LONG: Final = 19
+"""A size of more than two vectors of float64 and one of float32, with some elements left over."""
+
 _CANDIDATES: Final = 30_000
+_LONG_ENOUGH: Final = 2_000  # candidates, where every size was long in one of them
+_LONG_BUDGET: Final = 10_000  # points and cells
 _FULL: Final = 300  # cases that have something to compute
 _EMPTY: Final = 30  # cases in which a tensor has no elements
 
@@ -97,16 +102,38 @@ def cases(op: Op, budget: int = 600) -> tuple[Case, ...]:
     return (*sorted(full, key=full.__getitem__), *sorted(empty, key=empty.__getitem__))
 
 
-def _candidates(op: Op) -> Iterator[Case]:
+@lru_cache(maxsize=64)
+def long_cases(op: Op, least: int = LONG) -> tuple[Case, ...]:
+    """For every size of the op the simplest case found in which it is that long.
+
+    Vectors of elements appear in long rows and sums only. A size that may not be so long, or not
+    without another one, has none.
+    """
+    found: dict[str, tuple[int, Case]] = {}
+    for seen, case in enumerate(_candidates(op, large_too=True)):
+        if seen > _LONG_ENOUGH and len(found) == len(set(op.sizes) - {BATCH}):
+            break
+        names = [name for name, size in case.sizes.items() if size >= least]
+        effort = work(op, case) if names else None
+        if effort is None or not effort[1] or effort[0] > _LONG_BUDGET:
+            continue
+        for name in names:
+            if name not in found or effort[0] < found[name][0]:
+                found[name] = effort[0], case
+    return tuple(dict.fromkeys(found[name][1] for name in op.sizes if name in found))
+
+
+def _candidates(op: Op, *, large_too: bool = False) -> Iterator[Case]:
+    """Calls that may be valid; with one size that is large, or with two."""
     numbers = random.Random(op.name)  # of a text: the same in every process
     batched = any(tensor.batched for tensor in (*op.inputs, *op.outputs))
     optional = [tensor.name for tensor in op.inputs if tensor.default is not None]
     for _ in range(_CANDIDATES):
         # One large size at most, now and then: all of them large would be too slow.
-        large = numbers.choice((*op.sizes, ""))
+        large = [numbers.choice((*op.sizes, "")) for _ in range(1 + large_too)]
         yield Case(
             {
-                name: numbers.choice(_SIZES if name == large else _SMALL_SIZES)
+                name: numbers.choice(_SIZES if name in large else _SMALL_SIZES)
                 for name in op.sizes
                 if name != BATCH
             },

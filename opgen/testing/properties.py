@@ -104,7 +104,8 @@ class _Backward:
         return found | {taken: array(self.cotangents[o]) for o, taken in derived.cotangents}
 
 
-def _backward(subject: Subject, call: Call) -> _Backward:
+def _backward(subject: Subject, call: Call, *, again: bool = True) -> _Backward:
+    """A call and its gradients; `again` if these are to have gradients, too."""
     inputs = call.inputs(subject.op)
     leaves = {
         tensor.name: inputs[tensor.name].requires_grad_()
@@ -129,7 +130,7 @@ def _backward(subject: Subject, call: Call) -> _Backward:
         list(real.values()),
         list(leaves.values()),
         list(cotangents.values()),
-        create_graph=True,
+        create_graph=again,
         allow_unused=True,
         materialize_grads=True,
     )
@@ -137,12 +138,16 @@ def _backward(subject: Subject, call: Call) -> _Backward:
 
 
 def gradients(subject: Subject, call: Call) -> None:
-    """First gradients of all inputs, every cell."""
-    found = _backward(subject, call)
+    """First gradients of all inputs, every cell: each by itself, and as training computes them."""
+    found, trained = _backward(subject, call), _backward(subject, call, again=False)
     for name, got in found.gradients.items():
         derived = subject.adjoint(subject.op, name)
         given = found.arrays(subject, call, derived)
         _compare_derived(subject, call, derived.op, given, f"gradient of {name}", got)
+        last = trained.gradients[name]
+        if not torch.equal(got, last):
+            what = f"gradient of {name}, computed with others"
+            _compare_derived(subject, call, derived.op, given, what, last)
 
 
 def second(subject: Subject, call: Call) -> None:

@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 
 from opgen.testing.calls import Call
-from opgen.testing.cases import cases
+from opgen.testing.cases import cases, long_cases
 from opgen.testing.layouts import LAYOUTS
 from opgen.testing.properties import PROPERTIES, Inconclusive, offers_forward_mode
 from opgen.testing.subject import Subject
@@ -23,6 +23,9 @@ _COSTLY: Final = frozenset({"second", "slopes", "transposes", "tangents"})
 
 _IN_DOUBLE: Final = frozenset({"slopes", "transposes"})
 """Properties of the op's mathematics, on contiguous tensors in double precision."""
+
+# Properties that also try long sizes; those of derivatives of higher order would take long.
+_WITH_LONG: Final = frozenset({"forward", "gradients"})
 
 _WIDE: Final = ("float64", "float32")
 """Types in which derivatives are compared: PyTorch may add up several, each rounded to its type."""
@@ -71,6 +74,18 @@ def calls_of(subject: Subject, name: str, device: str = "cpu") -> st.SearchStrat
     )
 
 
+def long_calls(subject: Subject, name: str, device: str = "cpu") -> tuple[Call, ...]:
+    """Calls with long rows and sums in consecutive memory: kernels work on whole vectors there."""
+    if name not in _WITH_LONG:
+        return ()
+    dtypes = [each for each in ("float32", "float64") if each in subject.dtypes]
+    return tuple(
+        Call(case, dtype, device=device)
+        for case in long_cases(subject.op)
+        for dtype in dtypes or subject.dtypes[:1]
+    )
+
+
 def check(
     subject: Subject,
     *,
@@ -92,11 +107,13 @@ def _check(
     if reason:
         return Outcome(op, name, skipped=reason)
     planned = max(1, examples // 2) if name in _COSTLY else examples
+    long = long_calls(subject, name, device)
+    planned += len(long)
     tally = _Tally(subject, name, lambda done: progress(op, name, done, planned))
 
     @hypothesis.seed(seed)
     @settings(
-        max_examples=planned,
+        max_examples=planned - len(long),
         database=None,
         deadline=None,
         phases=(Phase.generate, Phase.shrink),
@@ -110,7 +127,9 @@ def _check(
 
     with contextlib.redirect_stdout(io.StringIO()):
         try:
-            run()
+            run()  # first: what it finds shrinks
+            for call in long:
+                tally.count(call)
         except Exception:  # the tally has the smallest call and what it raised
             if tally.failure is None:
                 raise

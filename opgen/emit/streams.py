@@ -1,0 +1,100 @@
+"""Which stretches of its result a pass over the lanes writes whole.
+
+A store that goes past the caches is worth twice a plain one for a result larger than they are, as
+no line of it is read before it is written. Hardware does so for whole lines of aligned memory only,
+and compilers do not do it at all. So such a pass writes into a buffer that stays in the innermost
+cache, which `stream` in `opgen.runtime.streams` then copies past the others. Whether a call does is
+decided when it is made: the same loop writes either to the buffer or to the tensor itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from opgen.algebra.poly import Poly, symbol_atom
+from opgen.ir.loops import AtomicAdd, Kernel, Lanes, Program, Row, Store, loads_of, uses, walk
+
+FEWEST: Final = 32
+"""Lines that are known to have fewer elements are not worth the buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Elements that follow each other, `step` of them for every lane.
+
+    `start` are the indices of the first of a lane's elements. `offsets` says for the indices of
+    each store which of them it writes.
+    """
+
+    tensor: str
+    step: int
+    start: tuple[Poly, ...]
+    offsets: dict[tuple[Poly, ...], int] = field(hash=False)
+
+
+def lines(node: Lanes, kernel: Kernel, program: Program) -> tuple[Line, ...]:
+    """The lines of a pass; none where it leaves gaps, or what it writes is soon read again."""
+    row = kernel.row
+    stores = [each for each in node.body if isinstance(each, Store)]
+    nested = [each for each in walk(node.body) if isinstance(each, Store | AtomicAdd)]
+    if row is None or not stores or len(nested) > len(stores) or not _is_last(kernel, program):
+        return ()
+    found: list[Line] = []
+    for store in stores:
+        if not _placed(store, row, found):
+            return ()
+    whole = tuple(map(_from_first, found))
+    if any(set(each.offsets.values()) != set(range(each.step)) for each in whole):
+        return ()
+    return () if any(_is_short(each, row) for each in whole) else whole
+
+
+def streams(kernel: Kernel, program: Program) -> bool:
+    """Whether some pass of the kernel writes lines."""
+    return any(
+        isinstance(node, Lanes) and lines(node, kernel, program) for node in walk(kernel.body)
+    )
+
+
+def _is_last(kernel: Kernel, program: Program) -> bool:
+    """Whether no kernel reads what this one writes."""
+    read = {load.tensor for each in program.kernels for load in loads_of(walk(each.body))}
+    indices = frozenset[str]().union(*(uses(each).loaded for each in program.kernels))
+    return kernel.written not in read | indices | set(kernel.local)
+
+
+def _placed(store: Store, row: Row, found: list[Line]) -> bool:
+    """Whether the store was added to one of the lines, or to a new one."""
+    lane = row.axis.name
+    if not store.indices or any(lane in index.symbols for index in store.indices[:-1]):
+        return False
+    linear = store.indices[-1].linear_in(symbol_atom(lane))
+    if linear is None or not linear[0].is_constant or lane in linear[1].symbols:
+        return False
+    step = linear[0].constant
+    if step < 1:
+        return False
+    for line in found:
+        distance = store.indices[-1] - line.start[-1]
+        if (
+            (line.tensor, line.step, line.start[:-1]) == (store.tensor, step, store.indices[:-1])
+            and distance.is_constant
+            and abs(distance.constant) < step
+        ):
+            line.offsets[store.indices] = distance.constant
+            return True
+    found.append(Line(store.tensor, step, store.indices, {store.indices: 0}))
+    return True
+
+
+def _is_short(line: Line, row: Row) -> bool:
+    extent = row.axis.extent
+    return extent.is_constant and extent.constant * line.step < FEWEST
+
+
+def _from_first(line: Line) -> Line:
+    """The line with offsets that begin at 0."""
+    least = min(line.offsets.values())
+    start = (*line.start[:-1], line.start[-1] + least)
+    return Line(line.tensor, line.step, start, {k: at - least for k, at in line.offsets.items()})
