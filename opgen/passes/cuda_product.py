@@ -85,9 +85,9 @@ def transposed(kernel: Kernel, program: Program, op: Op) -> Contraction | None:
     if found is None or convolved is None or parts is None or len(program.kernels) != 1:
         return None
     start, nest, tail = parts
-    stores = [node for node in tail if isinstance(node, Store)]
-    if convolved.target is not Role.IMAGE or len(stores) != 1 or _checks_indices(kernel):
+    if convolved.target is not Role.IMAGE or _checks_indices(kernel):
         return None
+    (store,) = (node for node in tail if isinstance(node, Store))
     found = _without_single_values(found)
     result = next(each for each in found.factors if each.tensor == convolved.result)
     collected = _Collected(kernel.axes)
@@ -95,7 +95,7 @@ def transposed(kernel: Kernel, program: Program, op: Op) -> Contraction | None:
     solved: dict[str, Poly] = {}
     steps: list[Poly] = []
     same: set[str] = set()  # iterators that are axes; others may have the name of an axis
-    for index, stored in zip(found.target.indices, stores[0].indices, strict=True):
+    for index, stored in zip(found.target.indices, store.indices, strict=True):
         if index.value == stored:
             same |= index.value.symbols
             continue
@@ -171,7 +171,10 @@ def _parts(kernel: Kernel) -> tuple[Start, tuple[Node, ...], tuple[Node, ...]] |
         return None
     nest, tail = tuple(rest[: ends[0] + 1]), tuple(rest[ends[0] + 1 :])
     defined = {node.name for node in nest if isinstance(node, Define)}
-    if any(isinstance(node, For | If) for node in tail) or defined & symbols_of(*tail):
+    stores = [node.tensor for node in tail if isinstance(node, Store)]
+    if stores != [kernel.written] or any(isinstance(node, For | If) for node in tail):
+        return None
+    if defined & symbols_of(*tail):
         return None
     return start, nest, tail
 
