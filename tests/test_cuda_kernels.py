@@ -41,8 +41,11 @@ def watched() -> Iterator[dict[str, int]]:
     ):
         real = cuda.launch
 
-        def launch(source: str, device: torch.device, launches: list[cuda.KernelLaunch]) -> None:
-            chosen = re.findall(r"^#define lanes_of_(\w+) (\d+)\n(?!#endif)", source, re.MULTILINE)
+        def launch(
+            source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
+        ) -> None:
+            text = "".join(source)
+            chosen = re.findall(r"^#define lanes_of_(\w+) (\d+)\n(?!#endif)", text, re.MULTILINE)
             found.update((name, int(count)) for name, count in chosen)
             real(source, device, launches)
 
@@ -190,10 +193,13 @@ def test_a_wrong_run_is_reported() -> None:
     ):
         real = cuda.launch
 
-        def launch(source: str, device: torch.device, launches: list[cuda.KernelLaunch]) -> None:
-            wrong = source.replace("load_run<-1, LANES + 1", "load_run<-2, LANES")
-            assert wrong != source
-            real(wrong, device, launches)
+        def launch(
+            source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
+        ) -> None:
+            text = "".join(source)
+            wrong = text.replace("load_run<-1, LANES + 1", "load_run<-2, LANES")
+            assert wrong != text
+            real((wrong,), device, launches)
 
         patch.setattr(cuda, "launch", launch)
         got = CASES["depthwise"][0](x, w)

@@ -127,8 +127,11 @@ def rows_of(name: str, height: int) -> set[int]:
     chosen: set[int] = set()
     run = cuda.launch
 
-    def launch(source: str, device: torch.device, launches: list[cuda.KernelLaunch]) -> None:
-        found = re.findall(r"^#define rows_of_\w+ (\d+)\n(?!#endif)", source, re.MULTILINE)
+    def launch(
+        source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
+    ) -> None:
+        text = "".join(source)
+        found = re.findall(r"^#define rows_of_\w+ (\d+)\n(?!#endif)", text, re.MULTILINE)
         chosen.update(map(int, found))
         run(source, device, launches)
 

@@ -506,14 +506,19 @@ _INTEGER_FUNCTIONS = """
 """
 
 
-@functools.cache
 def cuda(narrow: bool, whole: bool = False) -> str:
     """The prelude of CUDA sources. Indices have 32 bits if `narrow`, else 64.
 
     If `whole`, every grid has a thread for each of its points.
     """
+    return _with_macros(_CUDA, narrow, whole)
+
+
+@functools.cache
+def _with_macros(text: str, narrow: bool, whole: bool) -> str:
+    """The same object for the same call: launches that look it up need not hash it again."""
     macros = "#define WHOLE_GRIDS\n" if whole else ""
-    return f"#define index_t {'int32_t' if narrow else 'int64_t'}\n{macros}{_CUDA}"
+    return f"#define index_t {'int32_t' if narrow else 'int64_t'}\n{macros}{text}"
 
 
 def _lanes(shared: str) -> Iterable[str]:
