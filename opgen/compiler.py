@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opgen import output
-from opgen.algebra.facts import Facts
 from opgen.emit import torch_module
 from opgen.emit.c import c_source
-from opgen.emit.cuda import cuda_kernels, cuda_source
+from opgen.emit.cuda import cuda_kernels, cuda_text
 from opgen.emit.torch_module import SpecialKernels, Unit
 from opgen.errors import Source
 from opgen.ir.certificate import Trials
@@ -32,6 +31,7 @@ from opgen.lang.read import read
 from opgen.passes.blocks import with_blocks
 from opgen.passes.certify import certificate
 from opgen.passes.convolution import convolution
+from opgen.passes.cuda_product import with_contractions
 from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.derive import derive, differentiable, joint, sources
 from opgen.passes.differentiate import derivative, tangent
@@ -110,11 +110,10 @@ def stages(
     yield Stage("rows", on_cpu, lambda: "\n".join(map(show_program, on_cpu)))
     yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
     on_gpu = tuple(
-        cuda_rows(program, facts_of(member.op))
-        for program, member in zip(programs, members, strict=True)
+        _threads(member.op, program) for program, member in zip(programs, members, strict=True)
     )
     yield Stage("threads", on_gpu, lambda: "\n".join(map(show_program, on_gpu)))
-    yield Stage("cuda", on_gpu, lambda: "\n".join(map(cuda_source, on_gpu)))
+    yield Stage("cuda", on_gpu, lambda: "\n".join(map(cuda_text, on_gpu)))
     by_name = {op.name: op for op in ops}
     traits = [_traits(member.op, by_name) for member in members]
     specials = [
@@ -128,6 +127,16 @@ def stages(
     proved = certificate(members, fibres, trials)
     module = torch_module.module_source(units, source.text, source.name, proved, runtime)
     yield Stage("module", module, lambda: module)
+
+
+def _rows(op: Op, program: Program) -> Program:
+    """The loops of an op for the CPU."""
+    return rows(program, facts_of(op))
+
+
+def _threads(op: Op, program: Program) -> Program:
+    """The loops of an op for the threads of a GPU."""
+    return with_contractions(cuda_rows(program, facts_of(op)), program, op)
 
 
 def stage_text(source: Source, name: str) -> str:
@@ -167,8 +176,8 @@ def _special_kernels(
     values = (*attributes, *(None for _ in (*windows, *factors, *lengths)), None)
     return replace(
         kernels,
-        programs=((values, _special(op, program, fixed, rows)),),
-        on_gpu=((values, _special(op, on_gpu, fixed, cuda_rows, unclamped)),),
+        programs=((values, _special(op, program, fixed, _rows)),),
+        on_gpu=((values, _special(op, on_gpu, fixed, _threads, unclamped)),),
     )
 
 
@@ -176,12 +185,12 @@ def _special(
     op: Op,
     program: Program,
     values: Mapping[str, int],
-    rewrite: Callable[[Program, Facts], Program],
+    rewrite: Callable[[Op, Program], Program],
     prepare: Callable[[Op], Op] = lambda op: op,
 ) -> Program:
     """The program for particular values, or the general one if it has not all operands of it."""
     special = prepare(specialise(op, values))
-    found = rewrite(schedule(special, gather(special)), facts_of(special))
+    found = rewrite(special, schedule(special, gather(special)))
     known = {operand.name for operand in program.operands}
     if any(operand.name not in known for operand in found.operands):
         return program
@@ -280,7 +289,7 @@ def special_source(
     program = rows(schedule(op, gather(op)), facts_of(op))
     orders = channels_last(op, layout)
     laid_out = relayout(op, orders)
-    special = _special(laid_out, program, values, rows)
+    special = _special(laid_out, program, values, _rows)
     if special is not program:
         op = specialise(laid_out, values)
         special = with_blocks(schedule(op, gather(op)), with_padding(op, special))
@@ -290,8 +299,8 @@ def special_source(
 def special_cuda(text: str, name: str, path: tuple[str, ...], values: Mapping[str, int]) -> str:
     """The same in CUDA, for no layout: Python source that defines `kernels`."""
     op = _derived_op(text, name, path)
-    program = cuda_rows(schedule(op, gather(op)), facts_of(op))
-    special = _special(op, program, values, cuda_rows, unclamped)
+    program = _threads(op, schedule(op, gather(op)))
+    special = _special(op, program, values, _threads, unclamped)
     return cuda_kernels(special, "kernels", program)
 
 
@@ -323,7 +332,7 @@ def _operation_source(
     """A module of one op."""
     member = Member(op, path or (op.name,), ())
     program = schedule(op, gather(op))
-    on_cpu, on_gpu = rows(program, facts_of(op)), cuda_rows(program, facts_of(op))
+    on_cpu, on_gpu = _rows(op, program), _threads(op, program)
     kernels = None  # without a spec nothing can be made later
     if text and len(member.path) <= 2:
         kernels = _special_kernels(op, on_cpu, on_gpu, ops.get(member.path[0], op))

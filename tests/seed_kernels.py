@@ -89,11 +89,14 @@ def launched(workload: Workload, dtype: torch.dtype, backward: bool = False) -> 
     """
     found: list[Launched] = []
 
-    def noting(source: str, device: torch.device, launches: list[cuda.KernelLaunch]) -> None:
-        found.extend((source, each) for each in launches)
+    def noting(
+        source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
+    ) -> None:
+        found.extend(("".join(source), each) for each in launches)
 
     with (
         mock.patch.object(cuda, "launch", noting),
+        mock.patch.object(cuda, "capability", return_value=(9, 0)),
         mock.patch.object(evaluation, "run_on_cpu", evaluation.run_on_cuda),
         mock.patch.object(library, "case_of", return_value=None),
         mock.patch.object(cuda_grid, "LEAST_THREADS", 1),
@@ -112,8 +115,10 @@ def traced(workload: Workload, dtype: torch.dtype) -> Iterator[tuple[Launched, R
     found: list[Launched] = []
     run = cuda.launch
 
-    def noting(source: str, device: torch.device, launches: list[cuda.KernelLaunch]) -> None:
-        found.extend((source, each) for each in launches)
+    def noting(
+        source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
+    ) -> None:
+        found.extend(("".join(source), each) for each in launches)
         run(source, device, launches)
 
     tensors = [random(*shape).to(dtype).requires_grad_() for shape in workload.shapes]

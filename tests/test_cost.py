@@ -8,7 +8,7 @@ import pytest
 
 from catalogue import SPECS
 from opgen.__main__ import main
-from opgen.cost.kernels import Cost, cost
+from opgen.cost.kernels import Cost, Tiles, cost, tiled_cost
 from opgen.cost.machines import MACHINES
 from opgen.errors import Source
 from opgen.ir.context import facts_of
@@ -83,6 +83,45 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
         "window: neighbours along j are consecutive in memory, 4 along i are one thread's; 9 terms"
         in text
     )
+
+
+@pytest.mark.parametrize(("dtype", "who"), [("bf16", "tensor cores"), ("f32", "threads")])
+def test_the_report_of_matrix_tiles(
+    dtype: str, who: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = str(SPECS / "conv.op")
+    shapes = ("--shape", "x=64,128,56,56", "weight=128,128,3,3")
+    options = ("--op", "conv2d", "--attribute", "padding=1", "--dtype", dtype)
+    assert main(["cost", spec, *shapes, *options]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    # 2 * 64*128*56*56 cells of 128*3*3 terms.
+    assert "59.19 Gflop" in text
+    assert (
+        "matrix tiles: each factor has an axis of its own: 1 of 128 x 200704 x 1152, multiplied by "
+        f"{who} in tiles of 128"
+    ) in text
+
+
+def test_a_product_of_few_tiles_takes_longer() -> None:
+    """Eight blocks keep 8 of 132 multiprocessors busy."""
+    op = read(Source("op f(a[M,K], b[K,N]) -> c[M,N]\n  c[m,n] = sum(k) a[m,k] * b[k,n]\n"))[0]
+    program = schedule(op, gather(op))
+    few = {"M": 128, "N": 1024, "K": 4096}
+    many = {"M": 1024, "N": 132 * 128, "K": 4096}
+    found = [
+        tiled_cost(
+            program.kernels[0],
+            Tiles(128, 1, sizes["M"], sizes["N"], sizes["K"], 16),
+            program,
+            sizes,
+            DType.BF16,
+            H200,
+        )
+        for sizes in (few, many)
+    ]
+    rates = [each.flops / (each.seconds - H200.launch) for each in found]
+    assert rates[1] == pytest.approx(rates[0] * 132 / 8)
+    assert found[0].template.name == "matrix tiles"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import opgen
 from catalogue import SPECS, Entry
 from opgen.runtime import cuda, cuda_grid
-from opgen.testing.cuda_on_cpu.emulated import emulated
+from opgen.testing.cuda_on_cpu.emulated import Products, emulated
 from test_spec_kernels import check_two_backwards, each
 
 
@@ -26,7 +26,7 @@ from test_spec_kernels import check_two_backwards, each
 @given(data=st.data())
 def test_kernels_for_the_attributes_of_a_call(subject: Entry, data: st.DataObject) -> None:
     """Through autograd; those for all attributes run in `test_emulator_specs.py`."""
-    with emulated(threads=4, most_blocks=(3, 2, 2)):
+    with emulated(threads=4, products=Products.NEVER, most_blocks=(3, 2, 2)):
         check_two_backwards(subject, data)
 
 
@@ -35,11 +35,17 @@ def test_kernels_for_the_attributes_of_a_call(subject: Entry, data: st.DataObjec
 def watched() -> Iterator[dict[str, int]]:
     """CUDA kernels on CPU tensors; gives the cells of a thread by the names of kernels."""
     found: dict[str, int] = {}
-    with emulated(threads=4, most_blocks=(3, 2, 2)), pytest.MonkeyPatch.context() as patch:
+    with (
+        emulated(threads=4, products=Products.NEVER, most_blocks=(3, 2, 2)),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         real = cuda.launch
 
-        def launch(source: str, device: torch.device, launches: list[cuda.KernelLaunch]) -> None:
-            chosen = re.findall(r"^#define lanes_of_(\w+) (\d+)\n(?!#endif)", source, re.MULTILINE)
+        def launch(
+            source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
+        ) -> None:
+            text = "".join(source)
+            chosen = re.findall(r"^#define lanes_of_(\w+) (\d+)\n(?!#endif)", text, re.MULTILINE)
             found.update((name, int(count)) for name, count in chosen)
             real(source, device, launches)
 
@@ -181,13 +187,19 @@ def test_indices_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_run_is_reported() -> None:
     """Negative control: halo elements from the wrong place."""
     x, w = (random(shape, 3, torch.float32) for shape in CASES["depthwise"][2])
-    with emulated(threads=4, most_blocks=(3, 2, 2)), pytest.MonkeyPatch.context() as patch:
+    with (
+        emulated(threads=4, products=Products.NEVER, most_blocks=(3, 2, 2)),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         real = cuda.launch
 
-        def launch(source: str, device: torch.device, launches: list[cuda.KernelLaunch]) -> None:
-            wrong = source.replace("load_run<-1, LANES + 1", "load_run<-2, LANES")
-            assert wrong != source
-            real(wrong, device, launches)
+        def launch(
+            source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
+        ) -> None:
+            text = "".join(source)
+            wrong = text.replace("load_run<-1, LANES + 1", "load_run<-2, LANES")
+            assert wrong != text
+            real((wrong,), device, launches)
 
         patch.setattr(cuda, "launch", launch)
         got = CASES["depthwise"][0](x, w)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,8 @@ class Recorder:
     loaded: list[bytes] = field(default_factory=list)
     devices: list[int] = field(default_factory=list)
     fault: str = ""
+    captures: bool = False
+    current: int = 3
 
     def module(self) -> ModuleType:
         recorder = self
@@ -88,23 +91,26 @@ def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Record
     found = Recorder()
     monkeypatch.setenv("OPGEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.setattr(cuda, "is_capturing", lambda: found.captures)
 
     @contextlib.contextmanager
     def device(index: int) -> Iterator[None]:
         found.devices.append(index)
         yield
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: found.current)
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: Stream())
     monkeypatch.setattr(evaluation, "run_on_cpu", evaluation.run_on_cuda)
     monkeypatch.setitem(sys.modules, "cupy", found.module())
     cuda._kernel.cache_clear()
     cuda._module.cache_clear()
+    cuda._capability.cache_clear()
     with lookup.suspended():
         yield found
     cuda._kernel.cache_clear()
     cuda._module.cache_clear()
+    cuda._capability.cache_clear()
 
 
 @pytest.fixture
@@ -179,6 +185,80 @@ def test_a_kernel_that_checks_indices_can_say_so(recorder: Recorder, ops: Module
     ops.pick(torch.ones(4), torch.tensor([0, 1]))
     ((_, _, _, arguments, _),) = recorder.launches
     assert isinstance(arguments[-1], int)  # where a fault is written
+
+
+def test_a_call_does_not_put_its_source_together_again(
+    recorder: Recorder, ops: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts are the same objects in every call, but for macros: their hashes are kept."""
+    sources = []
+    run = cuda.launch
+
+    def noting(source: cuda.Source, *rest: Any) -> None:
+        sources.append(source)
+        run(source, *rest)
+
+    monkeypatch.setattr(cuda, "launch", noting)
+    for size in (3, 4):
+        ops.scale(torch.ones(size, 2))
+    first, second = sources
+    assert first == second
+    kept = [a is b for a, b in zip(first, second, strict=True) if len(a) > 100]
+    assert len(kept) == 3 and all(kept)
+
+
+# ---------------------------------------------------------------------------- graphs
+def test_a_capture_launches_what_was_compiled_before(recorder: Recorder, ops: ModuleType) -> None:
+    x = torch.ones(3, 2)
+    ops.scale(x)
+    recorder.captures = True
+    ops.scale(x)
+    assert len(recorder.launches) == 4
+    assert len(recorder.modules) == 1
+
+
+def test_a_capture_does_not_compile(recorder: Recorder, ops: ModuleType) -> None:
+    recorder.captures = True
+    assert message(ops) == (
+        "scale: the kernel scale_y is not compiled yet for CUDA device 3, which cannot be done "
+        "while a CUDA graph is captured; make the same call, with the same shapes, types and "
+        "memory formats, once before the capture"
+    )
+    assert not recorder.modules and not recorder.launches
+    recorder.captures = False  # the warm-up; nothing of the refusal stays
+    ops.scale(torch.ones(2, 2))
+    recorder.captures = True
+    ops.scale(torch.ones(2, 2))
+    assert len(recorder.launches) == 4
+
+
+def test_a_capture_does_not_wait_for_checks_of_indices(recorder: Recorder, ops: ModuleType) -> None:
+    index = torch.tensor([0, 1])
+    ops.pick(torch.ones(4), index)
+    recorder.captures = True
+    with pytest.raises(cuda.CudaError, match=r"^pick: what its indices are is checked after"):
+        ops.pick(torch.ones(4), index)
+    assert len(recorder.launches) == 1
+
+
+# ---------------------------------------------------------------------------- devices
+def test_every_device_has_a_module_of_its_own(recorder: Recorder, ops: ModuleType) -> None:
+    """Of the same machine code, where the devices are alike."""
+    x = torch.ones(3, 2)
+    for recorder.current in (0, 1, 0):
+        ops.scale(x)
+    assert recorder.devices == [0, 1, 0]
+    assert len(recorder.loaded) == 2
+    assert len(recorder.modules) == 1
+
+
+def test_devices_of_two_kinds(
+    recorder: Recorder, ops: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8 + index, 0))
+    for recorder.current in (0, 1):
+        ops.scale(torch.ones(3, 2))
+    assert [code.rpartition(b" ")[2] for code in recorder.loaded] == [b"80", b"90"]
 
 
 # ---------------------------------------------------------------------------- what is missing

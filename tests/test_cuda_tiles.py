@@ -20,7 +20,7 @@ from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
 from opgen.runtime import cuda, cuda_grid
-from opgen.testing.cuda_on_cpu.emulated import emulated
+from opgen.testing.cuda_on_cpu.emulated import Products, emulated
 
 SPEC = """
 op window(x[N,H,W]) -> y[N,H,W]
@@ -127,15 +127,21 @@ def rows_of(name: str, height: int) -> set[int]:
     chosen: set[int] = set()
     run = cuda.launch
 
-    def launch(source: str, device: torch.device, launches: list[cuda.KernelLaunch]) -> None:
-        found = re.findall(r"^#define rows_of_\w+ (\d+)\n(?!#endif)", source, re.MULTILINE)
+    def launch(
+        source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
+    ) -> None:
+        text = "".join(source)
+        found = re.findall(r"^#define rows_of_\w+ (\d+)\n(?!#endif)", text, re.MULTILINE)
         chosen.update(map(int, found))
         run(source, device, launches)
 
     for tensor in tensors:
         tensor.requires_grad_()
     wanted = theirs(*tensors)
-    with emulated("random", threads=32), pytest.MonkeyPatch.context() as patch:
+    with (
+        emulated("random", threads=32, products=Products.NEVER),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setattr(cuda, "launch", launch)
         found = ours(*tensors)
         weights = random(*wanted.shape)

@@ -30,7 +30,7 @@ from opgen.testing.cases import Case, cases
 from opgen.testing.compare import Mismatch, compare
 from opgen.testing.cuda_on_cpu import KernelError, Module
 from opgen.testing.cuda_on_cpu import emulated as emulation
-from opgen.testing.cuda_on_cpu.emulated import emulated
+from opgen.testing.cuda_on_cpu.emulated import Products, emulated
 from opgen.testing.cuda_on_cpu.launch import Order
 from opgen.testing.interpret import interpret
 from opgen.testing.magnitude import widened
@@ -78,6 +78,7 @@ class Setting:
 
     `place` in its valid calls, smallest first; of those `wide` takes calls whose rows are multiples
     of 4 elements in most tensors. `special`: with kernels for the attributes of the call.
+    `products`: which kernels run as products of matrices.
     """
 
     place: float
@@ -88,6 +89,7 @@ class Setting:
     most_blocks: tuple[int, int, int] = cuda_grid.MOST_BLOCKS
     wide: bool = False
     special: bool = False
+    products: Products = Products.NEVER
 
 
 SETTINGS = (
@@ -98,6 +100,11 @@ SETTINGS = (
     Setting(0.5, "bfloat16", "sliced", "reverse", 4, (3, 2, 2)),
     Setting(1, "bfloat16", "contiguous", "reverse", 4, (3, 2, 2), wide=True, special=True),
 )
+PRODUCTS = (
+    Setting(1, "float32", "sliced", "random", products=Products.ALWAYS),
+    Setting(0.5, "bfloat16", "channels_last", "reverse", products=Products.ALWAYS),
+)
+"""For ops that have kernels that can be products of matrices, beside the others."""
 
 
 def chosen(op: Op, setting: Setting) -> Case:
@@ -141,7 +148,10 @@ def run(op: Op, operation: Operation, setting: Setting, seed: int = 0) -> set[st
     with (
         mock.patch.dict(os.environ, OPGEN_SPECIAL_KERNELS=number),
         emulated(
-            setting.order, threads=setting.threads, most_blocks=setting.most_blocks
+            setting.order,
+            threads=setting.threads,
+            products=setting.products,
+            most_blocks=setting.most_blocks,
         ) as launches,
     ):
         check(op, operation, call)
@@ -151,7 +161,14 @@ def run(op: Op, operation: Operation, setting: Setting, seed: int = 0) -> set[st
 def kernels_of(operation: Operation) -> set[str]:
     """The names of the kernels of an op, those for particular attributes included."""
     sources = (operation.cuda, *operation.special_cuda.values())
-    return {launch.kernel for kernels in sources for launch in kernels.launches}
+    launches = [launch for kernels in sources for launch in kernels.launches]
+    return {launch.kernel for launch in launches} | products_of(operation)
+
+
+def products_of(operation: Operation) -> set[str]:
+    """The kernels of an op that are products of matrices."""
+    found = (launch.product for launch in operation.cuda.launches)
+    return {product.kernel for product in found if product is not None}
 
 
 # ---------------------------------------------------------------------------- every spec
@@ -167,9 +184,12 @@ def test_every_kernel(stem: str, name: str, order: int) -> None:
     for path in paths:
         op, operation = spec.at(path)
         ran = set[str]()
-        for seed, setting in enumerate(SETTINGS):
+        tiled = products_of(operation)
+        # Gradients of gradients are the same products again.
+        settings = (*SETTINGS, *PRODUCTS) if tiled and order < ORDERS else SETTINGS
+        for seed, setting in enumerate(settings):
             ran |= run(op, operation, setting, seed)
-        assert ran == kernels_of(operation)
+        assert ran == kernels_of(operation) - (tiled if order == ORDERS else set())
 
 
 @pytest.mark.parametrize(

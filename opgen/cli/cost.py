@@ -8,19 +8,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import torch
+
 from opgen import compiler
 from opgen.cli.console import diagnostics, errors, output
-from opgen.cost.kernels import cost, tensor_bytes
+from opgen.cost.kernels import Tiles, cost, tensor_bytes, tiled_cost
 from opgen.cost.machines import MACHINES, Machine
 from opgen.errors import OpgenError
 from opgen.ir.context import facts_of
+from opgen.ir.loops import Kernel, Program
 from opgen.ir.notation import DType, Op
+from opgen.passes.cuda_product import with_contractions
 from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.derive import derive
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import attributes_of, factors_of, specialise, windows_of
-from opgen.runtime import Operation, checks
+from opgen.runtime import Operation, checks, cuda_product
 from opgen.runtime.description import LARGEST_WINDOW
 
 DESCRIPTION = """\
@@ -28,6 +32,15 @@ Predicts from the loops, without running anything, what each kernel of an op and
 does at the given shapes: operations, bytes that must be moved, time, what limits it, and how it is
 laid out. It is a model, good to a factor of about 1.5; measure where it matters.
 """
+
+_TORCH_DTYPES: Final = {
+    DType.F16: torch.float16,
+    DType.BF16: torch.bfloat16,
+    DType.F32: torch.float32,
+    DType.F64: torch.float64,
+}
+_NEWEST: Final = (9, 0)
+"""A compute capability with all tensor cores that kernels use."""
 
 _DTYPES: Final = {each.value: each for each in (DType.F16, DType.BF16, DType.F32, DType.F64)}
 
@@ -138,11 +151,14 @@ def _report(op: Op, public: Op, sizes: Mapping[str, int], dtype: DType, machine:
     special = specialise(op, fixed)
     facts = facts_of(special)
     program = schedule(special, gather(special))
-    threads = cuda_rows(program, facts)
-    costs = [
-        cost(kernel, launched, program, sizes, dtype, machine)
-        for kernel, launched in zip(program.kernels, threads.kernels, strict=True)
-    ]
+    threads = with_contractions(cuda_rows(program, facts), program, special)
+    costs = []
+    for kernel, launched in zip(program.kernels, threads.kernels, strict=True):
+        tiles = _tiles(launched, program, sizes, dtype)
+        if tiles is None:
+            costs.append(cost(kernel, launched, program, sizes, dtype, machine))
+        else:
+            costs.append(tiled_cost(kernel, tiles, program, sizes, dtype, machine))
     ideal = sum(
         tensor_bytes(op.extents(tensor.name), tensor.dtype, False, sizes, dtype)
         for tensor in (*op.inputs, *op.outputs)
@@ -160,6 +176,35 @@ def _report(op: Op, public: Op, sizes: Mapping[str, int], dtype: DType, machine:
             f"{_amount(each.instructions)} instructions"
         )
         screen.print(f"    {each.template.name}: {each.template.reason}")
+
+
+def _tiles(
+    kernel: Kernel, program: Program, sizes: Mapping[str, int], dtype: DType
+) -> Tiles | None:
+    """The tiles by which a launch would compute a kernel; None if it would go cell by cell."""
+    found = kernel.contraction
+    if found is None:
+        return None
+    wide = {each.name for each in program.operands if each.widened}
+    own = _TORCH_DTYPES[dtype]
+    computed = torch.float64 if own is torch.float64 else torch.float32
+    loads = (found.left.load.tensor, found.right.load.tensor)
+    real = "f64" if own is torch.float64 else "f32"
+    dtypes = [computed if name in wide else own for name in loads]
+    kind = cuda_product.kind_of(dtypes, real, _NEWEST)
+    groups = (found.batch, found.rows, found.columns, found.terms)
+    batch, rows, columns, terms = (
+        [axis.extent.evaluate(sizes) for axis in axes] for axes in groups
+    )
+    steps = [step.evaluate(sizes) for step in found.steps]
+    if min((*batch, *rows, *columns, *terms, *steps)) <= 0:
+        return None
+    shape = cuda_product.Shape.of(batch, rows, columns, terms, steps)
+    side = None if kind is None else cuda_product.tile_of(kind, shape, real)
+    if kind is None or side is None:
+        return None
+    bits = 0 if kind is cuda_product.Kind.THREADS else 8 * own.itemsize
+    return Tiles(side, shape.matrices, shape.rows, shape.columns, shape.terms, bits)
 
 
 def _is_window(size: int | None) -> bool:

@@ -39,6 +39,8 @@ from opgen.ir.transpose import transpose
 _THREAD = 50  # instructions of a thread before and after its cells
 _LOAD = 2  # of a load: its address, and itself
 _NARROW = 1  # of a conversion from or to 16 bits
+_COPY = 10  # of an element from memory to a tile: finding it, loading and storing it
+_TILE_LOADS = 1.1  # of a product, with its share of loads from a tile
 _UNSEEN = 32  # how often a loop runs whose bounds were read from memory
 
 _BYTES: Mapping[DType, int] = {
@@ -75,6 +77,69 @@ class Cost:
     instructions: int
     seconds: float
     limit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """A product of matrices by square tiles: their side, and the sizes of the matrices.
+
+    `bits` are those of the elements that tensor cores multiply, 0 where threads do.
+    """
+
+    side: int
+    matrices: int
+    rows: int
+    columns: int
+    terms: int
+    bits: int
+
+    @property
+    def blocks(self) -> int:
+        """How many tiles there are."""
+        return self.matrices * -(-self.rows // self.side) * -(-self.columns // self.side)
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds, those for the empty parts of tiles included."""
+        return self.blocks * self.side**2 * self.terms
+
+
+def tiled_cost(
+    kernel: Kernel,
+    tiles: Tiles,
+    program: Program,
+    sizes: Mapping[str, int],
+    shared: DType,
+    machine: Machine,
+) -> Cost:
+    """The cost of a kernel as a product of matrices.
+
+    Every element of a factor is copied to a tile once for each tile that it is in; a tensor core
+    multiplies 16 by 8 by 16 elements of 16 bits with one instruction of 32 threads.
+    """
+    flops = 2 * tiles.matrices * tiles.rows * tiles.columns * tiles.terms
+    moved = _bytes(kernel, program, sizes, shared)
+    shares = (1 / min(tiles.side, tiles.rows), 1 / min(tiles.side, tiles.columns))
+    copied = flops / 2 * sum(shares)
+    multiplied = tiles.products / (64 * 16 / tiles.bits) if tiles.bits else tiles.products
+    instructions = round(multiplied * _TILE_LOADS + copied * _COPY)
+    rate = machine.tensor_multiply_adds * 16 / tiles.bits if tiles.bits else machine.multiply_adds
+    busy = min(1, tiles.blocks / machine.multiprocessors)
+    times = {
+        "memory": moved / machine.bandwidth,
+        "issue": instructions / (machine.instructions * machine.issue * busy),
+        "arithmetic": tiles.products / (rate * busy),
+    }
+    limit = max(times, key=lambda name: times[name])
+    seconds = machine.launch + times[limit]
+    who = {0: "threads", 16: "tensor cores"}.get(tiles.bits, "tensor cores in TF32")
+    size = f"{tiles.rows} x {tiles.columns} x {tiles.terms}"
+    template = Template(
+        "matrix tiles",
+        f"each factor has an axis of its own: {tiles.matrices} of {size}, multiplied by {who} "
+        f"in tiles of {tiles.side}",
+    )
+    return Cost(kernel.name, template, flops, moved, instructions, seconds, limit)
 
 
 def cost(

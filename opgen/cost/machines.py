@@ -12,7 +12,8 @@ class Machine:
     """Rates of a whole GPU, in units a second.
 
     `bandwidth` is what a copy reaches, bytes read and written together; `instructions` counts those
-    of threads, of which a kernel reaches the share `issue`.
+    of threads, of which a kernel reaches the share `issue`. `tensor_multiply_adds` are those of
+    tensor cores on 16 bits that `mma.sync` reaches; on TF32 it is half as many.
     """
 
     name: str
@@ -20,6 +21,7 @@ class Machine:
     multiprocessors: int
     clock: float
     launch: float
+    tensor_multiply_adds: float
     issue: float = 0.85
 
     @property
@@ -35,9 +37,10 @@ class Machine:
 
 MACHINES: Final[Mapping[str, Machine]] = {
     # The copy bandwidth and the clock of the H200 are measured, the other two are data sheets' at
-    # 90 % of the memory's peak.
-    "h200": Machine("NVIDIA H200", 4.3e12, 132, 1.98e9, 3e-6),
-    "h100": Machine("NVIDIA H100 SXM", 3.0e12, 132, 1.98e9, 3e-6),
-    "a100": Machine("NVIDIA A100 80GB", 1.8e12, 108, 1.41e9, 3e-6),
+    # 90 % of the memory's peak. Tensor cores are data sheets', of which newer GPUs reach about 62 %
+    # by this instruction.
+    "h200": Machine("NVIDIA H200", 4.3e12, 132, 1.98e9, 3e-6, 3.0e14),
+    "h100": Machine("NVIDIA H100 SXM", 3.0e12, 132, 1.98e9, 3e-6, 3.0e14),
+    "a100": Machine("NVIDIA A100 80GB", 1.8e12, 108, 1.41e9, 3e-6, 1.56e14),
 }
 """Machines by the name that `--arch` takes."""

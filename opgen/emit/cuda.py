@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from opgen.algebra.poly import Poly
 from opgen.emit.cuda_function import Function, Helpers, Sums, Tile, print_function
+from opgen.emit.cuda_product import Matrix, ProductFunction, product_function
 from opgen.emit.names import python_names
 from opgen.emit.polynomial import python_text
 from opgen.emit.python_text import (
@@ -48,6 +49,14 @@ def cuda_source(program: Program) -> str:
     )
 
 
+def cuda_text(program: Program) -> str:
+    """The CUDA source with the products of matrices that its kernels may be instead, for people."""
+    types = Types(program)
+    found = (product_function(kernel, program, types, {}) for kernel in program.kernels)
+    products = (each.text for each in found if each is not None)
+    return "\n".join((cuda_source(program), *products))
+
+
 # ---------------------------------------------------------------------------- Python
 @dataclass(frozen=True, slots=True)
 class Launcher:
@@ -56,6 +65,7 @@ class Launcher:
     name: str
     source_name: str
     source: str
+    products: tuple[tuple[str, str], ...]
     extents: str
     reach: str
     description: str
@@ -85,6 +95,7 @@ def cuda_kernels(program: Program, name: str, called_as: Program | None = None) 
             name,
             source_name,
             string(cuda_source(program)),
+            tuple((_source_name(each), string(each.text)) for each in _products(functions)),
             _extents(called_as, functions, f"{name}_extents"),
             _reach(called_as, functions, f"{name}_reach"),
             layout(description, before=f"{name} = "),
@@ -112,6 +123,7 @@ def _launch(kernel: Function, program: Program) -> Group:
         lanes=None if kernel.lanes is None else quoted(kernel.lanes),
         rows=rows,
         walked=dict_of({name: str(step) for name, step in kernel.walked}) if kernel.lanes else None,
+        product=None if kernel.product is None else _product(kernel.product),
     )
 
 
@@ -125,12 +137,45 @@ def _tile(tile: Tile) -> Group:
     return tuple_of([quoted(tile.written), str(tile.digits), *map(quoted, tile.macros)])
 
 
+def _product(found: ProductFunction) -> Group:
+    signature = found.signature
+    return call(
+        "Product",
+        (quoted(found.name), quoted(found.macro), _source_name(found)),
+        tensors=strings(signature.tensors),
+        integers=strings(signature.integers),
+        numbers=strings(signature.numbers),
+        groups=_tuple(found.groups),
+        left=_matrix(found.left),
+        right=_matrix(found.right),
+        written=quoted(found.written),
+        result=_tuple(found.result),
+    )
+
+
+def _source_name(found: ProductFunction) -> str:
+    """The constant of a module that holds the source of a product."""
+    return f"{found.name}_source".upper()
+
+
+def _matrix(found: Matrix) -> Group:
+    terms = (_tuple(found.terms), _tuple(found.decisive))
+    return call("Matrix", (quoted(found.tensor), str(found.along), *terms))
+
+
+def _tuple(values: Sequence[int | None]) -> Group:
+    return tuple_of([str(value) for value in values])
+
+
 def _extents(program: Program, functions: Sequence[Function], name: str) -> str:
     """A Python function of the program's integers: the extents of the axes of each kernel."""
     names = python_names(program.integers)
     rows = [
-        tuple_of([python_text(extent, names.__getitem__).text for extent in each.extents])
-        for each in functions
+        tuple_of([python_text(extent, names.__getitem__).text for extent in extents])
+        for extents in (
+            *(each.extents for each in functions),
+            *(each.extents for each in _products(functions)),
+        )
     ]
     return _formulas(
         name,
@@ -144,7 +189,13 @@ def _extents(program: Program, functions: Sequence[Function], name: str) -> str:
 def _reach(program: Program, functions: Sequence[Function], name: str) -> str:
     """A Python function of the magnitudes of the program's integers: the reach of each kernel."""
     names = python_names(program.integers)
-    rows = [_sum(each.reach, names) for each in functions]
+    rows = [
+        _sum(reach, names)
+        for reach in (
+            *(each.reach for each in functions),
+            *(each.reach for each in _products(functions)),
+        )
+    ]
     return _formulas(
         name,
         list(names.values()),
@@ -152,6 +203,10 @@ def _reach(program: Program, functions: Sequence[Function], name: str) -> str:
         "What no index of each CUDA kernel exceeds; of magnitudes of at least 1.",
         tuple_of(rows),
     )
+
+
+def _products(functions: Sequence[Function]) -> list[ProductFunction]:
+    return [each.product for each in functions if each.product is not None]
 
 
 def _sum(value: Poly, names: Mapping[str, str]) -> Chain:

@@ -12,6 +12,7 @@ from opgen.emit import cuda_serial, cuda_transpose
 from opgen.emit.c_layout import spec_comment, wrapped
 from opgen.emit.cuda_points import CudaEmitter
 from opgen.emit.cuda_printer import INDEX, CudaPrinter
+from opgen.emit.cuda_product import ProductFunction, product_function
 from opgen.emit.cuda_reach import reach
 from opgen.emit.cuda_runs import values_of_cell
 from opgen.emit.cuda_sums import SumNames, kind_of, print_sum, stretched
@@ -73,6 +74,7 @@ class Function:
     lanes: str | None  # the macro for the cells of a thread
     rows: tuple[str, int] | None  # that for its rows, and how many values a cell has
     walked: tuple[tuple[str, int], ...]  # tensors that these walk along, and their steps
+    product: ProductFunction | None = None
 
 
 Helpers = dict[tuple[str, Type], None]
@@ -160,6 +162,12 @@ class _Head:
 
 def print_function(kernel: Kernel, program: Program, types: Types, helpers: Helpers) -> Function:
     """The function of a kernel. The helper functions that it calls join `helpers`."""
+    function = _function(kernel, program, types, helpers)
+    return replace(function, product=product_function(kernel, program, types, helpers))
+
+
+def _function(kernel: Kernel, program: Program, types: Types, helpers: Helpers) -> Function:
+    """The function that computes the kernel cell by cell, or by sums or tiles."""
     found = box_sum(kernel, program.integers)
     if found is not None:
         return _sum_function(kernel, found, program, types, helpers)

@@ -69,6 +69,13 @@ class Unit:
         """The op."""
         return self.member.op
 
+    @property
+    def has_products(self) -> bool:
+        """Whether some of its kernels are products of matrices."""
+        special = () if self.special is None else self.special.on_gpu
+        programs = (self.on_gpu, *(program for _, program in special))
+        return any(kernel.contraction is not None for each in programs for kernel in each.kernels)
+
 
 # ---------------------------------------------------------------------------- what is printed
 @dataclass(frozen=True, slots=True)
@@ -172,8 +179,10 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
         "Gradient": any(unit.member.links for unit in units),
         "Input": any(unit.op.inputs for unit in units),
         "Launch": True,
+        "Matrix": any(unit.has_products for unit in units),
         "Operation": True,
         "Output": True,
+        "Product": any(unit.has_products for unit in units),
         "Shape": any(unit.op.inputs for unit in units),
         "Shapes": True,
         "Sources": True,

@@ -31,11 +31,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Kind, Poly, maximum, poly
 from opgen.ir.notation import DType, Reducer, Table
+
+if TYPE_CHECKING:
+    from opgen.ir.contraction import Contraction
 
 
 # ---------------------------------------------------------------------------- scalars and tests
@@ -310,7 +313,7 @@ class Kernel:
     may take several lanes at a time.
 
     `written` is the tensor it writes; `prologue` holds what is the same for every point; `spec`
-    are the spec lines it computes.
+    are the spec lines it computes. A `contraction` is another way to do the same.
     """
 
     name: str
@@ -323,6 +326,7 @@ class Kernel:
     group: Row | None = None
     local: tuple[str, ...] = ()
     only: Finite | Blocks | None = None
+    contraction: Contraction | None = None
 
     @property
     def stretched(self) -> tuple[Row, ...]:

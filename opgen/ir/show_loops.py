@@ -6,6 +6,7 @@ from typing import assert_never
 
 from opgen.algebra.poly import Poly
 from opgen.ir import loops
+from opgen.ir.contraction import Contraction
 from opgen.ir.loops import Kernel, Node, Program
 from opgen.ir.primitives import PRIMITIVES, Precedence
 
@@ -34,8 +35,30 @@ def show_kernel(kernel: Kernel) -> str:
         case unexpected:
             assert_never(unexpected)
     lines += [f"      local {name}" for name in kernel.local]
+    if kernel.contraction is not None:
+        lines += _contraction(kernel.contraction)
     lines += _nodes(kernel.body, "      ")
     return "\n".join(lines) + "\n"
+
+
+def _contraction(found: Contraction) -> list[str]:
+    """The matrices whose product a kernel is."""
+    groups = (
+        ("for each", found.batch),
+        ("rows", found.rows),
+        ("columns", found.columns),
+        ("terms", found.terms),
+    )
+    parts = (
+        f"{what} {', '.join(f'{axis.name} < {axis.extent}' for axis in axes)}"
+        for what, axes in groups
+        if axes
+    )
+    lines = [f"    or as a product of matrices: {'; '.join(parts)}"]
+    for factor in (found.left, found.right):
+        tests = " and ".join(map(str, factor.conditions))
+        lines.append(f"      {show_scalar(factor.load)}{f' if {tests}' if tests else ''}")
+    return lines
 
 
 def _nodes(nodes: tuple[Node, ...], indent: str) -> list[str]:

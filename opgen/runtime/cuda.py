@@ -24,6 +24,11 @@ OPTIONS = ("-std=c++17", "--fmad=false")
 
 Argument = int | float
 
+Source = tuple[str, ...]
+"""A source in parts: long ones that stay the same objects, whose hashes Python keeps, and short
+ones.
+They are put together when they are compiled, not in every call."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
@@ -82,6 +87,17 @@ class _CuPy(Protocol):
     def RawModule(self, *, path: str) -> _Module: ...  # noqa: N802
 
 
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability of a device, the current one if it has no number."""
+    return _capability(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _capability(index: int) -> tuple[int, int]:
+    major, minor = torch.cuda.get_device_capability(index)
+    return major, minor
+
+
 def _cupy() -> _CuPy:
     try:
         return cast(_CuPy, importlib.import_module("cupy"))
@@ -93,9 +109,20 @@ def _cupy() -> _CuPy:
         ) from error
 
 
+def is_capturing() -> bool:
+    """Whether launches are being recorded into a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 @functools.cache
-def _kernel(source: str, name: str, device: int) -> _Kernel:
+def _kernel(source: Source, name: str, device: int) -> _Kernel:
     """A compiled kernel. CuPy loads a module for the current device, hence `device` in the key."""
+    if is_capturing():
+        raise CudaError(
+            f"the kernel {name} is not compiled yet for CUDA device {device}, which cannot be done "
+            "while a CUDA graph is captured; make the same call, with the same shapes, types and "
+            "memory formats, once before the capture"
+        )
     try:
         return _module(source, device).get_function(name)
     except CudaError:
@@ -108,8 +135,8 @@ def _kernel(source: str, name: str, device: int) -> _Kernel:
 
 
 @functools.cache
-def _module(source: str, device: int) -> _Module:
-    return _loaded(_cupy(), source, device)
+def _module(source: Source, device: int) -> _Module:
+    return _loaded(_cupy(), "".join(source), device)
 
 
 def _loaded(cupy: _CuPy, source: str, device: int) -> _Module:
@@ -118,7 +145,7 @@ def _loaded(cupy: _CuPy, source: str, device: int) -> _Module:
     `cupy.RawModule` would compile it with `-ftz=true` whatever the options are, and so lose numbers
     below 1e-38; hence its compiler is asked, and the result kept on disk.
     """
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = _capability(device)
     architecture = f"{major}{minor}"
     parts = (source, *OPTIONS, architecture, repr(cupy.cuda.nvrtc.getVersion()))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
@@ -148,7 +175,7 @@ class _Stream:
         self.ptr = ptr
 
 
-def launch(source: str, device: torch.device, launches: Sequence[KernelLaunch]) -> None:
+def launch(source: Source, device: torch.device, launches: Sequence[KernelLaunch]) -> None:
     """Launch kernels of a source in order. CudaError without CuPy."""
     index = torch.cuda.current_device() if device.index is None else device.index
     with torch.cuda.device(index):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import checks, cuda_grid, prelude, special
-from opgen.runtime.cuda import Argument, KernelLaunch
-from opgen.runtime.description import CudaKernels, Launch
+from opgen.runtime import checks, cuda, cuda_grid, cuda_product, cuda_tiles, prelude, special
+from opgen.runtime.cuda import Argument, KernelLaunch, Source
+from opgen.runtime.description import CudaKernels, Launch, Product
 
 if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call, Types
@@ -23,7 +23,7 @@ def launches(
     operands: Mapping[str, torch.Tensor],
     numbers: Mapping[str, float],
     fault: torch.Tensor | None,
-) -> tuple[str, torch.device, list[KernelLaunch]]:
+) -> tuple[Source, torch.device, list[KernelLaunch]]:
     """The source, the device and the launches of a call, in order.
 
     `fault` is where kernels record an index that is checked at run time and was outside.
@@ -35,10 +35,23 @@ def launches(
     found: list[KernelLaunch] = []
     macros = []
     whole = True
-    for launch, axes in zip(kernels.launches, extents, strict=True):
+    products: list[str] = []
+    product_axes = iter(extents[len(kernels.launches) :])
+    for launch, axes in zip(kernels.launches, extents, strict=False):
         if launch.converts is not None:
             workspace, output = launch.converts
             if operands[workspace] is operands[output]:
+                continue
+        if launch.product is not None:
+            product = launch.product
+            plan = cuda_product.plan(
+                product, operands, next(product_axes), call.types.real, cuda.capability(call.device)
+            )
+            if plan is not None:
+                products.append(product.source)
+                macros.append(f"#define {product.macro} {plan.macro}\n")
+                arguments = _arguments(product, operands, integers, numbers)
+                found += _product(product.kernel, plan, (*arguments, *plan.magic), call)
                 continue
         turns: tuple[int, ...] = ()
         if launch.sums is not None and launch.sums[0] == "serial":
@@ -64,20 +77,16 @@ def launches(
             rows = cuda_grid.rows(axes, lanes * values)
             macros.append(f"#define {macro} {rows}\n")
             axes = (*axes[:-2], axes[-2] // rows, axes[-1])
-        arguments: list[Argument] = []
-        for name in launch.tensors:
-            arguments += [operands[name].data_ptr(), *operands[name].stride()]
-        arguments += [integers[name] for name in launch.integers]
-        arguments += [numbers[name] for name in launch.numbers]
+        arguments = _arguments(launch, operands, integers, numbers)
         last = () if fault is None or not launch.faults else (fault.data_ptr(),)
         if launch.sums is not None:
-            shared = _Sums(launch, (tuple(arguments), last), call.device, call.types)
+            sums = _Sums(launch, (tuple(arguments), last), call.device, call.types)
             if turns:
                 cells = lanes * rows
-                found += shared.serial(axes, turns, cells)
-                whole = whole and all(grid.whole for grid in shared.grids)
+                found += sums.serial(axes, turns, cells)
+                whole = whole and all(grid.whole for grid in sums.grids)
             else:
-                found += shared.box(axes)
+                found += sums.box(axes)
             continue
         if launch.teams:
             grid = cuda_grid.team_grid(axes[:-2], *axes[-2:])
@@ -89,8 +98,46 @@ def launches(
         given = (*arguments, *grid.magic, *last)
         found.append(KernelLaunch(launch.kernel, grid.blocks, grid.threads, given))
     types = call.types
-    head = prelude.cuda(narrow, whole) + types.bindings() + "".join(macros)
-    return head + kernels.source, call.device, found
+    shared = (cuda_tiles.SOURCE,) if products else ()
+    bindings = _bindings(types.shared, types.real, tuple(types.integers.items()))
+    head = (prelude.cuda(narrow, whole), bindings, *shared)
+    return (*head, *macros, kernels.source, *products), call.device, found
+
+
+def _product(
+    kernel: str, plan: cuda_product.Plan, arguments: tuple[Argument, ...], call: Call
+) -> list[KernelLaunch]:
+    """The launches of a product of matrices: its tiles, and the sum of what blocks leave."""
+    partial = cuda_product.partial_sums(plan, call.types.real, call.device)
+    arguments += (0 if partial is None else partial.data_ptr(), plan.splits)
+    held = () if partial is None else (partial,)
+    tiles = KernelLaunch(kernel, plan.blocks, (plan.threads, 1, 1), arguments, held)
+    if partial is None:
+        return [tiles]
+    blocks = min(-(-plan.cells // cuda_product.SUM_THREADS), cuda_grid.MOST_BLOCKS[0])
+    threads = (cuda_product.SUM_THREADS, 1, 1)
+    return [tiles, KernelLaunch(f"{kernel}_sum", (blocks, 1, 1), threads, arguments, held)]
+
+
+def _arguments(
+    launch: Launch | Product,
+    operands: Mapping[str, torch.Tensor],
+    integers: Mapping[str, int],
+    numbers: Mapping[str, float],
+) -> list[Argument]:
+    """The tensors of a kernel with their strides, its integers and its numbers."""
+    found: list[Argument] = []
+    for name in launch.tensors:
+        found += [operands[name].data_ptr(), *operands[name].stride()]
+    found += [integers[name] for name in launch.integers]
+    found += [numbers[name] for name in launch.numbers]
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _bindings(shared: str, real: str, integers: tuple[tuple[str, str], ...]) -> str:
+    """The types of a call as definitions; the same object for the same types."""
+    return prelude.bindings(shared, real, dict(integers))
 
 
 @dataclass

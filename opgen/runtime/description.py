@@ -86,6 +86,41 @@ class Attribute:
 
 
 @dataclass(frozen=True, slots=True)
+class Matrix:
+    """One factor of a product of matrices, and how its elements lie in memory.
+
+    The dims in which elements follow each other along the last of its rows or columns, and along
+    each term; and for each term whether it decides about which elements are present.
+    """
+
+    tensor: str
+    along: int | None
+    terms: tuple[int | None, ...]
+    decisive: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """A kernel as a product of matrices, see `opgen.runtime.cuda_tiles`.
+
+    `groups` are the numbers of axes of the batch, the rows, the columns and the terms, `result` the
+    dims of the tensor that is `written` along the last row and the last column.
+    """
+
+    kernel: str
+    macro: str
+    source: str
+    tensors: tuple[str, ...]
+    integers: tuple[str, ...]
+    numbers: tuple[str, ...]
+    groups: tuple[int, int, int, int]
+    left: Matrix
+    right: Matrix
+    written: str
+    result: tuple[int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One CUDA kernel and its arguments.
 
@@ -117,6 +152,7 @@ class Launch:
     # writes, how many axes before the last one are the digits of that one's last index, and the
     # macros for the sides of a tile: along these, and along the last axis.
     tile: tuple[str, int, str, str] | None = None
+    product: Product | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +161,8 @@ class CudaKernels:
 
     `extents` gives the axes of each kernel's grid for the integers of a call, in the order of
     `Shapes.integers`, behind them the lengths of the two loops that a team shares. `reach` bounds
-    what the index arithmetic of each comes to, for the magnitudes of these integers.
+    what the index arithmetic of each comes to, for the magnitudes of these integers. Behind those
+    of all kernels stand those of their products, in the same order: axes, and the steps of terms.
     """
 
     source: str

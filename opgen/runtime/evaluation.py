@@ -300,6 +300,12 @@ class Compiled:
 def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> bool:
     """Launch the CUDA kernels; True, for it stands in for `run_on_cpu` in tests."""
     operation, device = call.operation, call.device
+    if operation.faults and cuda.is_capturing():
+        raise cuda.CudaError(
+            f"{operation.name}: what its indices are is checked after the kernels ran, which a "
+            "CUDA graph that is being captured cannot wait for; call it outside of the capture, "
+            "or give the reads that depend on a tensor a boundary, such as ?clamp, in the spec"
+        )
     fault = torch.zeros(3, dtype=torch.int64, device=device) if operation.faults else None
     try:
         cuda.launch(*cuda_call.launches(call, operands, _numbers(call), fault))

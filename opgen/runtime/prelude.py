@@ -8,6 +8,7 @@ defines them; it stands between the prelude and the source.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 from opgen.runtime.streams import STREAMS
@@ -565,8 +566,14 @@ def cuda(narrow: bool, whole: bool = False) -> str:
 
     If `whole`, every grid has a thread for each of its points.
     """
+    return _with_macros(_CUDA, narrow, whole)
+
+
+@functools.cache
+def _with_macros(text: str, narrow: bool, whole: bool) -> str:
+    """The same object for the same call: launches that look it up need not hash it again."""
     macros = "#define WHOLE_GRIDS\n" if whole else ""
-    return f"#define index_t {'int32_t' if narrow else 'int64_t'}\n{macros}{_CUDA}"
+    return f"#define index_t {'int32_t' if narrow else 'int64_t'}\n{macros}{text}"
 
 
 _BYTES = 64

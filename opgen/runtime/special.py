@@ -26,6 +26,8 @@ from opgen.runtime.description import (
     LONGEST_ROW,
     CudaKernels,
     Launch,
+    Matrix,
+    Product,
     Special,
 )
 
@@ -171,6 +173,8 @@ def _defined(text: str) -> CudaKernels:
     names: dict[str, Any] = {
         "CudaKernels": CudaKernels,
         "Launch": Launch,
+        "Matrix": Matrix,
+        "Product": Product,
         "checks": checks,
         "math": math,
     }

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from types import ModuleType
+from typing import assert_never
 from unittest import mock
 
 import numpy as np
 import torch
 
-from opgen.runtime import cuda, cuda_call, cuda_grid, evaluation, library, lookup
+from opgen.runtime import cuda, cuda_call, cuda_grid, cuda_product, evaluation, library, lookup
 from opgen.testing.cuda_on_cpu.arguments import (
     Bound,
     Memory,
@@ -34,6 +37,28 @@ from opgen.testing.cuda_on_cpu.report import KernelError, Report
 _FAULT = "fault"
 """The parameter of kernels that check indices: three integers that say which was outside."""
 _FAULT_BYTES = 24
+
+
+class Products(Enum):
+    """Which kernels run as products of matrices, of those that can."""
+
+    CHOSEN = "those that a launch would choose"
+    ALWAYS = "all"
+    NEVER = "none"
+
+    def limits(self) -> list[tuple[ModuleType, str, float]]:
+        """The limits of the choice that make it so."""
+        match self:
+            case Products.CHOSEN:
+                return []
+            case Products.ALWAYS:
+                names = ("LEAST_TERMS", "LEAST_SIDE")
+                least = [(cuda_product, name, 0) for name in names]
+                return [*least, (cuda_product, "BY_CELLS", math.inf)]
+            case Products.NEVER:
+                return [(cuda_product, "LEAST_TERMS", math.inf)]
+            case unexpected:
+                assert_never(unexpected)
 
 
 @dataclass
@@ -56,14 +81,16 @@ def emulated(
     *,
     trace: bool = False,
     threads: int = cuda_grid.THREADS,
+    products: Products = Products.CHOSEN,
     most_blocks: tuple[int, int, int] = cuda_grid.MOST_BLOCKS,
 ) -> Iterator[Emulation]:
     """Within this block, ops on CPU tensors run their CUDA kernels in the emulator.
 
     Raises KernelError for what a kernel does wrong, and where no kernel writes an element of an
     output. `threads` of a block and `most_blocks` along x, y and z: fewer than usual, so that small
-    calls have several blocks, and loops over what a grid leaves out. Launches of other threads of
-    the process must not run at the same time.
+    calls have several blocks, and loops over what a grid leaves out. `products` says which kernels
+    run as products of matrices, where they can. Launches of other threads of the process must not
+    run at the same time.
     """
     emulation = Emulation(order, trace)
     running: list[_Call] = []
@@ -79,7 +106,16 @@ def emulated(
 
     def empty_parts(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         found = torch.empty(count, dtype=dtype, device=device)
-        running[-1].add_parts(found)
+        if found.numel():
+            running[-1].add(f"parts {len(running[-1].memories)}", found)
+        return found
+
+    partial_sums = cuda_product.partial_sums
+
+    def workspace(plan: cuda_product.Plan, real: str, place: torch.device) -> torch.Tensor | None:
+        found = partial_sums(plan, real, place)
+        if found is not None:
+            running[-1].add(f"partial sums {len(running[-1].memories)}", found)
         return found
 
     @contextlib.contextmanager
@@ -91,6 +127,7 @@ def emulated(
         for target, name, value in (
             (torch.cuda, "current_device", lambda: 0),
             (torch.cuda, "device", device),
+            (cuda, "capability", lambda device: (9, 0)),
             (torch.cuda, "current_stream", lambda index: stream),
             (cuda, "_loaded", lambda cupy, source, device: cupy.RawModule(code=source)),
             (evaluation, "run_on_cpu", run),
@@ -99,6 +136,8 @@ def emulated(
             (cuda_grid, "THREADS", threads),
             (cuda_grid, "MOST_BLOCKS", most_blocks),
             (cuda_grid, "LEAST_THREADS", 1),
+            (cuda_product, "partial_sums", workspace),
+            *products.limits(),
         ):
             stack.enter_context(mock.patch.object(target, name, value))
         stack.enter_context(_imported(_cupy(emulation, running)))
@@ -194,33 +233,32 @@ class _Call:
 
     name: str
     memories: dict[str, Memory]
-    """Of every operand that is not empty, and of parts of sums."""
+    """Of every operand that is not empty, and of what launches hold."""
     written: dict[int, np.ndarray]
-    """Of all but the inputs, by address: which elements some kernel has written."""
+    """Of what kernels make, workspaces included, by address: which elements one has written."""
     outputs: tuple[str, ...]
 
     @staticmethod
     def of(call: evaluation.Call, operands: Mapping[str, torch.Tensor]) -> _Call:
         """For the operands of a call; what the op makes is filled with NaN (all bits set)."""
         operation = call.operation
-        memories = {
-            name: memory_of(name, tensor) for name, tensor in operands.items() if tensor.numel()
-        }
-        written = {}
         names = [each.name for each in operation.outputs]
-        for name in (*names, *(each.name for each in operation.temporaries)):
-            memory = memories.get(name)
-            if memory is not None:
-                written[memory.low] = _poisoned(memory)
-        outputs = tuple(name for name in names if name in memories)
-        return _Call(operation.name, memories, written, outputs)
+        made = {*names, *(each.name for each in operation.temporaries)}
+        full = {name: tensor for name, tensor in operands.items() if tensor.numel()}
+        outputs = tuple(name for name in names if name in full)
+        call_ = _Call(operation.name, {}, {}, outputs)
+        for name, tensor in full.items():
+            if name in made:
+                call_.add(name, tensor)
+            else:
+                call_.memories[name] = memory_of(name, tensor)
+        return call_
 
-    def add_parts(self, tensor: torch.Tensor) -> None:
-        """Parts of sums: they belong to no operand."""
-        if tensor.numel():
-            name = f"parts {len(self.memories)}"
-            memory = self.memories[name] = memory_of(name, tensor)
-            self.written[memory.low] = _poisoned(memory)
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Something that kernels make, filled with NaN."""
+        memory = self.memories[name] = memory_of(name, tensor)
+        ctypes.memset(memory.low, 0xFF, memory.extent)
+        self.written[memory.low] = np.zeros(memory.extent // memory.itemsize, np.bool_)
 
     def bind(self, kernel: str, parameter: Parameter, value: object) -> Bound:
         """An argument as CuPy is given it: an address for a pointer, else a number."""
@@ -258,9 +296,3 @@ class _Call:
                     f"{self.name}: {int((~cells).sum())} of {cells.size} elements of {name} are "
                     f"written by no kernel, the first at {int(cells.argmin())}"
                 )
-
-
-def _poisoned(memory: Memory) -> np.ndarray:
-    """Fill memory with NaN (all bits set); gives which of its elements are written, none."""
-    ctypes.memset(memory.low, 0xFF, memory.extent)
-    return np.zeros(memory.extent // memory.itemsize, np.bool_)

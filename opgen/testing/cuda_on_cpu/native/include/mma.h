@@ -1,5 +1,5 @@
 // Products of small matrices by a warp: nvcuda::wmma, and twins of the PTX instructions mma.sync
-// m16n8k16 and ldmatrix.
+// m16n8k16 and m16n8k8, cvt.rna.tf32 and ldmatrix.
 #pragma once
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
@@ -138,6 +138,36 @@ EMU_UNCHECKED void emu_mma_16816(
             const registers &of_column = all[column * 4 + k % 8 / 2];
             total += element(of_row.a[row / 8 + k / 8 * 2], k % 2)
                 * element(of_column.b[k / 8], k % 2);
+        }
+        d[register_] = total;
+    }
+}
+
+// cvt.rna.tf32.f32: 10 bits of the fraction are left, rounded to nearest, ties away from zero.
+EMU_INLINE unsigned int emu_tf32(float value) {
+    const unsigned int bits = emu_bits<unsigned int>(value);
+    return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & ~0x1fffu;
+}
+
+// d = a b + c with the registers of mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 (PTX ISA,
+// "Matrix fragments for mma.m16n8k8"), which leaves out the lowest 13 bits of elements.
+EMU_UNCHECKED void emu_mma_1688(
+    float *d, const unsigned int *a, const unsigned int *b, const float *c) {
+    struct registers {
+        unsigned int a[4], b[2];
+    };
+    const registers mine{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+    const void *lanes = emu_meet(~0u, emu_matrix, &mine, int(sizeof mine));
+    registers all[32];
+    for (int lane = 0; lane < 32; lane++) all[lane] = emu_value_of<registers>(lanes, lane);
+    const auto element = [](unsigned int word) { return emu_bits<float>(word & ~0x1fffu); };
+    const int group = int(emu_lane()) / 4, member = int(emu_lane()) % 4;
+    for (int register_ = 0; register_ < 4; register_++) {
+        const int row = group + register_ / 2 * 8, column = member * 2 + register_ % 2;
+        float total = c[register_];
+        for (int k = 0; k < 8; k++) {
+            total += element(all[row % 8 * 4 + k % 4].a[row / 8 + k / 4 * 2])
+                * element(all[column * 4 + k % 4].b[k / 4]);
         }
         d[register_] = total;
     }
