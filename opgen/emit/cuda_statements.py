@@ -20,9 +20,10 @@ from opgen.emit.cuda_runs import (
     load_runs,
     store_runs,
 )
+from opgen.emit.emitter import extreme
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
-from opgen.emit.statements import Emitter, extreme
+from opgen.emit.statements import Emitter
 from opgen.ir import loops
 from opgen.ir.loops import Accumulate, For, Kernel, Lanes, Node, Row, Start, Store, walk
 from opgen.ir.map_loops import symbols_of

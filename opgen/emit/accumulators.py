@@ -1,0 +1,252 @@
+"""Accumulators as variables: how they begin, what joins them, and what is read of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from opgen.algebra.poly import Poly
+from opgen.emit.emitter import Argument, ScopeEmitter
+from opgen.emit.expression import type_name
+from opgen.emit.types import Type
+from opgen.emit.vectors import vector_sum
+from opgen.ir.loops import (
+    Accumulate,
+    Always,
+    Choose,
+    For,
+    Lanes,
+    Node,
+    Number,
+    Scalar,
+    Start,
+    accumulators_of,
+    results_of,
+    walk,
+)
+from opgen.ir.notation import Reducer
+from opgen.ir.primitives import Level
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The variables of an accumulator."""
+
+    kind: Type
+    total: str
+    state: Argument | None = None
+
+    @property
+    def declared(self) -> tuple[tuple[str, str], ...]:
+        """Types and names, the total first."""
+        if self.state is None:
+            return ((self.kind.value, self.total),)
+        integers = (self.state.found, *self.state.first)
+        return (
+            ("int64_t", self.total),
+            (self.kind.value, self.state.best),
+            *(("int64_t", name) for name in integers),
+        )
+
+    def at(self, place: str) -> _Names:
+        """Elements of arrays of these names."""
+        state = self.state
+        if state is not None:
+            first = tuple(name + place for name in state.first)
+            state = Argument(state.best + place, state.found + place, first)
+        return _Names(self.kind, self.total + place, state)
+
+
+class AccumulatorEmitter(ScopeEmitter):
+    """Prints what is done with accumulators."""
+
+    def add_up_vectors(self, node: Node) -> None:
+        """Before a node reads totals, add their vectors of partial sums to them."""
+        joined = {n.accumulator for n in walk((node,)) if isinstance(n, Accumulate)}
+        own = {node.accumulator} if isinstance(node, Accumulate) else set()
+        for name in results_of((node,)):
+            if name in self.vectors and name not in joined - own:
+                total, vector = self.printer.names.accumulators[name], self.vectors[name]
+                self.write(f"{total} += sum_of_lanes({vector});")
+                self.write(f"{vector} = (wide_lanes){{0}};")
+
+    def declare_lane_accumulators(self) -> None:
+        """Arrays for accumulators that live longer than one pass over the lanes."""
+        row = self.kernel.row
+        assert row is not None
+        starts = {n.accumulator: n for n in walk(self.kernel.body) if isinstance(n, Start)}
+        for start in starts.values():
+            if not _outlives_a_pass(start.accumulator, self.kernel.body):
+                continue
+            names = self.accumulator_names(start)
+            place, size = self.lane_place()
+            for kind, name in names.declared:
+                self.write(f"{kind} {name}{size};")
+            self.adopt(start.accumulator, names.at(place))
+            self.arrays.add(start.accumulator)
+
+    def lane_place(self) -> tuple[str, str]:
+        """Where the element of a cell is in an array over the stretch, and the array's size."""
+        place = size = ""
+        for each in self.kernel.stretched:
+            first = self.printer.names.symbols[each.first]
+            member = self.members[each.axis.name]
+            place += f"[{member}]" if first == "0" else f"[{member} - {first}]"
+            size += f"[{each.width}]"
+        return place, size
+
+    def accumulator_names(self, node: Start) -> _Names:
+        """Fresh names for the variables of an accumulator."""
+        kind = self.printer.types.of_accumulator(node.tensor, node.accumulator, self.kernel.body)
+        self.kinds[node.accumulator] = kind
+        total = self.scope.fresh(node.accumulator)
+        if not node.reducer.is_argument:
+            return _Names(kind, total)
+        orders = [
+            each.order
+            for each in walk(self.kernel.body)
+            if isinstance(each, Accumulate) and each.accumulator == node.accumulator
+        ]
+        length = max(map(len, orders), default=0)
+        assert all(len(order) == length for order in orders)
+        state = Argument(
+            self.scope.fresh("best"),
+            self.scope.fresh("found"),
+            tuple(self.scope.fresh(f"first_{at}") for at in range(length)),
+        )
+        return _Names(kind, total, state)
+
+    def adopt(self, accumulator: str, names: _Names) -> None:
+        """From here on the accumulator goes by these names."""
+        self.printer.names.accumulators[accumulator] = names.total
+        if names.state is not None:
+            self.states[accumulator] = names.state
+
+    def start(self, node: Start) -> None:
+        if self.blocks:
+            names = self.accumulator_names(node)
+            self.adopt(node.accumulator, names)
+            self.write(f"wide_lanes {names.total} = {{0}};")
+            return
+        is_array = node.accumulator in self.arrays
+        if is_array:
+            total = self.printer.names.accumulators[node.accumulator]
+            names = _Names(self.kinds[node.accumulator], total, self.states.get(node.accumulator))
+        else:
+            names = self.accumulator_names(node)
+            self.adopt(node.accumulator, names)
+        if node.value is not None:
+            assert not node.reducer.is_argument, "argmax and argmin into one tensor share a kernel"
+            initial = self.printer.scalar(node.value).text
+        else:
+            initial = self.identity(node.tensor, node.reducer)
+        values = [initial, *("0" for _ in names.declared[1:])]
+        for (kind, name), value in zip(names.declared, values, strict=True):
+            self.write(f"{'' if is_array else f'{kind} '}{name} = {value};")
+        if not self.printer.cuda and self.adds_vectors(node.accumulator):
+            vector = self.scope.fresh(f"{names.total}_lanes")
+            self.vectors[node.accumulator] = vector
+            self.write(f"wide_lanes {vector} = {{0}};")
+
+    def adds_vectors(self, accumulator: str) -> bool:
+        """Whether some loop adds vectors of terms to the accumulator."""
+        loops = (node for node in walk(self.kernel.body) if isinstance(node, For))
+        sums = (vector_sum(node, self.printer.program) for node in loops)
+        return any(
+            each is not None and any(term.accumulator == accumulator for term in each.terms)
+            for each in sums
+        )
+
+    def identity(self, tensor: str, reducer: Reducer) -> str:
+        """The value of a cell that nothing has joined."""
+        match reducer:
+            case Reducer.ASSIGN | Reducer.ADD:
+                return "0"
+            case Reducer.MULTIPLY:
+                return "1"
+            case Reducer.MAX | Reducer.MIN:
+                end = "least" if reducer is Reducer.MAX else "greatest"
+                operand = self.printer.program.operand(tensor)
+                for workspace in self.printer.program.workspaces:
+                    if workspace.name == tensor:
+                        operand = self.printer.program.operand(workspace.output)
+                name = type_name(operand)
+                return f"{'i64' if name == 'int64_t' else name}_{end}"
+            case Reducer.ARGMAX | Reducer.ARGMIN:
+                return "-1"
+            case unexpected:
+                assert_never(unexpected)
+
+    def accumulate(self, node: Accumulate) -> None:
+        total = self.printer.names.accumulators[node.accumulator]
+        always = node.present == Always()
+        if node.reducer in (Reducer.ASSIGN, Reducer.MULTIPLY):
+            value: Scalar = node.value
+            if not always:
+                value = Choose(node.present, value, Number(0))
+            sign = "=" if node.reducer is Reducer.ASSIGN else "*="
+            self.write(f"{total} {sign} {self.printer.scalar(value).text};")
+            return
+        emitter = self
+        if not always:
+            self.write(f"if ({self.printer.test(node.present).text}) {{")
+            emitter = self.inner()
+        emitter.join(node, total)
+        if not always:
+            self.write("}")
+
+    def join(self, node: Accumulate, total: str) -> None:
+        """Join a term that is present."""
+        text = self.printer.scalar(node.value).text
+        if node.reducer is Reducer.ADD:
+            self.write(f"{total} += {text};")
+            return
+        kind = self.kinds[node.accumulator]
+        term = self.scope.fresh("term")
+        self.write(f"const {kind.value} {term} = {text};")
+        sign = ">" if node.reducer in (Reducer.MAX, Reducer.ARGMAX) else "<"
+        if not node.reducer.is_argument:
+            nan = "" if kind is Type.INTEGER else f" || {term} != {term}"
+            self.write(f"if ({term} {sign} {total}{nan}) {total} = {term};")
+            return
+        self.join_argument(node, total, term, sign)
+
+    def join_argument(self, node: Accumulate, total: str, term: str, sign: str) -> None:
+        state = self.states[node.accumulator]
+        best, found = state.best, state.found
+        better = f"!{found} || {term} {sign} {best} || ({term} != {term} && {best} == {best})"
+        updates = [f"{found} = 1;", f"{best} = {term};"]
+        if node.order:
+            same = f"{term} == {best} || ({term} != {term} && {best} != {best})"
+            better += f" || (({same}) && ({self.earlier(node.order, state.first)}))"
+            updates += [
+                f"{first} = {self.text(value)};"
+                for first, value in zip(state.first, node.order, strict=True)
+            ]
+        assert node.position is not None
+        updates.append(f"{total} = {self.text(node.position)};")
+        self.write(f"if ({better}) {{")
+        for update in updates:
+            self.write(f"    {update}")
+        self.write("}")
+
+    def earlier(self, order: Sequence[Poly], first: Sequence[str]) -> str:
+        """Whether `order` is lexicographically less than the values in `first`."""
+        value, *rest = (self.printer.poly(each) for each in order)
+        text = f"{value.at(Level.ADDITIVE)} < {first[0]}"
+        if rest:
+            tail = self.earlier(order[1:], first[1:])
+            equal = f"{value.at(Level.ADDITIVE)} == {first[0]}"
+            text += f" || ({equal} && ({tail}))" if len(rest) > 1 else f" || ({equal} && {tail})"
+        return text
+
+
+def _outlives_a_pass(accumulator: str, body: Sequence[Node]) -> bool:
+    """Whether some pass over the lanes goes on with an accumulator that another one started."""
+    passes = [node.body for node in walk(tuple(body)) if isinstance(node, Lanes)]
+    return any(
+        accumulator in accumulators_of(*nodes)
+        and not any(isinstance(n, Start) and n.accumulator == accumulator for n in walk(nodes))
+        for nodes in passes
+    )

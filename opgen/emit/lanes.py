@@ -1,0 +1,163 @@
+"""Passes over the lanes of a row as loops: one by one, in blocks, or past the caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, Self
+
+from opgen.algebra.poly import poly, symbol
+from opgen.emit.accumulators import AccumulatorEmitter
+from opgen.emit.columns import COUNT, columns_of
+from opgen.emit.emitter import extreme
+from opgen.emit.expression import type_name
+from opgen.emit.polynomial import Text
+from opgen.emit.streams import Line, lines
+from opgen.emit.vectors import row_loads
+from opgen.ir.loops import Blocks, Lanes, Node, Row, Store
+
+FEW: Final = 8
+"""How many lanes are not worth a vector, nor the time that the compiler takes to make one."""
+
+
+class LaneEmitter(AccumulatorEmitter):
+    """Prints passes over the lanes."""
+
+    def lanes(self, node: Lanes) -> None:
+        """A loop over the lanes between the bounds."""
+        row = self.kernel.row
+        assert row is not None
+        if isinstance(self.kernel.only, Blocks) and self.kernel.only.holds:
+            self.block_of_lanes(node, row)
+            return
+        symbols = self.printer.names.symbols
+        begin = extreme("greatest", [symbols[row.first], *map(self.text, node.lower)])
+        upper = [symbols[row.last], *map(self.text, node.upper)]
+        inner = self.inner()
+        inner.printer.names.symbols[row.axis.name] = self.lane
+        inner.printer.bounded.add((symbol(row.axis.name), row.axis.extent))
+        first = symbols[row.first]
+        if node.lower:
+            first = self.scope.fresh(f"{row.axis.name}_begin")
+            self.write(f"const int64_t {first} = {begin};")
+        last = symbols[row.last]
+        if node.upper:
+            last = self.scope.fresh(f"{row.axis.name}_end")
+            self.write(f"const int64_t {last} = {extreme('least', upper)};")
+        few = not self.printer.cuda and _are_few(node, row)
+        ends = []
+        if not few:
+            self.fetch_ahead(node, inner, first, last)
+            if self.streams:
+                whole = lines(node, self.kernel, self.printer.program)
+                inner.places = dict(self.places)
+                ends = [self.begin_line(each, inner, first, last) for each in whole]
+            self.write("INDEPENDENT")
+        self.write(f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++) {{")
+        if few:
+            inner.write("NOT_A_VECTOR;")
+        inner.nodes(node.body)
+        self.write("}")
+        for end in ends:
+            self.write(end)
+
+    def begin_line(self, line: Line, inner: Self, first: str, last: str) -> str:
+        """Choose where a line is written; what is to be done after it."""
+        row, program, tensor = self.kernel.row, self.printer.program, line.tensor
+        assert row is not None
+        operand = program.operand(tensor)
+        kind, stride = type_name(operand), self.printer.names.strides[tensor, operand.rank - 1]
+        outer = self.printer.names
+        at_first = replace(outer, symbols={**outer.symbols, row.axis.name: first})
+        cell = replace(self.printer, names=at_first).cell(tensor, line.start)
+        name, buffer, goes = (
+            self.scope.fresh(f"{tensor}_{suffix}") for suffix in ("line", "buffer", "streams")
+        )
+        count = f"({last} - {first} + 1)" + (f" * {line.step}" if line.step > 1 else "")
+        bytes_ = f"{count} * (int64_t)sizeof({kind})"
+        self.write(f"{kind} {buffer}[{row.width * line.step}];")
+        worth = f"is_of_lines(&{cell}, {bytes_})"
+        self.write(f"const int {goes} = {self.streams} && {stride} == 1 && {worth};")
+        self.write(f"{kind} *const {name} = {goes} ? {buffer} : &{cell};")
+        lane = self.lane if first == "0" else f"({self.lane} - {first})"
+        for indices, offset in line.offsets.items():
+            place = f"{line.step} * {lane}" if line.step > 1 else lane
+            if offset:
+                place = f"({place} + {offset})"
+            elif line.step > 1:
+                place = f"({place})"
+            inner.places[tensor, indices] = f"{name}[{place} * {stride}]"
+        return f"if ({goes}) stream(&{cell}, {buffer}, {bytes_});"
+
+    def block_of_lanes(self, node: Lanes, row: Row) -> None:
+        """A loop over blocks of lanes; the last one begins earlier where it would not fit."""
+        assert not node.lower and not node.upper
+        first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
+        inner = replace(self.inner(), blocks=True)
+        inner.printer.names.symbols[row.axis.name] = self.lane
+        inner.printer = replace(inner.printer, walking=row.axis.name)
+        self.write(
+            f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane} += LANES) {{"
+        )
+        inner.write(f"if ({self.lane} + LANES > {last} + 1) {self.lane} = {last} + 1 - LANES;")
+        inner.nodes(node.body)
+        self.write("}")
+
+    def load_columns(self, nodes: Sequence[Node]) -> None:
+        """Load what nodes of this scope need of rows that lanes go across."""
+        assert self.kernel.row is not None
+        lane, program = self.kernel.row.axis.name, self.printer.program
+        for found in columns_of(nodes, lane, program):
+            name = self.scope.fresh(f"{found.tensor}_columns")
+            axis = next(at for at, index in enumerate(found.place) if lane in index.symbols)
+            step = self.printer.names.strides[found.tensor, axis]
+            cell = self.printer.cell(found.tensor, found.cell)
+            self.write(f"wide_lanes {name}[{COUNT}];")
+            self.write(f"load_columns(&{cell}, {step}, {name});")
+            for last in found.asked:
+                key = found.tensor, (*found.place, last)
+                self.printer.columns[key] = f"{name}[{last.constant - found.first}]"
+
+    def store_lanes(self, node: Store) -> None:
+        """Write the cells of a block: all at once where they are consecutive, else one by one."""
+        assert self.kernel.row is not None
+        values, lane = self.printer.scalar(node.value).text, self.kernel.row.axis.name
+        if not any(lane in index.symbols for index in node.indices[:-1]):
+            self.write(f"lanes_to_T(&{self.printer.cell(node.tensor, node.indices)}, {values});")
+            return
+        inner = self.inner()
+        number, cells = inner.scope.fresh("lane"), inner.scope.fresh("cells")
+        inner.printer.names.symbols[number] = number
+        here = {lane: symbol(lane) + symbol(number)}
+        cell = inner.printer.cell(node.tensor, [each.substitute(here) for each in node.indices])
+        operand = self.printer.program.operand(node.tensor)
+        stored = inner.printer.stored(operand, Text(f"{cells}[{number}]"))
+        self.write("{")
+        inner.write(f"const wide_lanes {cells} = {values};")
+        inner.write(f"for (int64_t {number} = 0; {number} < LANES; {number}++) {cell} = {stored};")
+        self.write("}")
+
+    def fetch_ahead(self, node: Lanes, inside: Self, first: str, last: str) -> None:
+        """Ask for the rows of the next round of the loop around: they begin elsewhere in memory."""
+        if self.around is None or self.kernel.row is None:
+            return
+        lane, program = self.kernel.row.axis.name, self.printer.program
+        upcoming = {self.around: symbol(self.around) + 1}
+        for load in row_loads(node.body, lane, self.around):
+            indices = [index.substitute(upcoming) for index in load.indices]
+            operand = program.operand(load.tensor)
+            step = self.printer.names.strides[load.tensor, operand.rank - 1]
+            name = self.lane
+            count = f"64 / (int64_t)sizeof({type_name(operand)})"
+            self.write(f"if ({step} == 1)")
+            self.write(f"    for (int64_t {name} = {first}; {name} <= {last}; {name} += {count})")
+            self.write(f"        FETCH(&{inside.printer.cell(load.tensor, indices)});")
+
+
+def _are_few(node: Lanes, row: Row) -> bool:
+    """Whether the lanes are known to be few, as those at the ends of a longer row are."""
+    if row.axis.extent.is_constant and row.axis.extent.constant <= 2 * FEW:
+        return False
+    lower, upper = (poly(0), *node.lower), (row.axis.extent - 1, *node.upper)
+    counts = (last - first for last in upper for first in lower)
+    return any(count.is_constant and count.constant < FEW for count in counts)
