@@ -120,7 +120,14 @@ def test_planes_of_short_rows_are_lanes() -> None:
     assert spoiled(blocks, tensors, integers, written, pair[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(torch.float64, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_compiled_weights_give_what_torch_gives(
     layout: torch.memory_format, dtype: torch.dtype

@@ -249,7 +249,7 @@ def test_a_wrong_number_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("macro", "meaning", "said"),
     [
-        ("from_T(cell)", "from_f32((&(cell))[1000000])", "out-of-bounds access"),
+        ("to_T(value)", "to_f32(x[1000000] + (value))", "out-of-bounds access"),
         ("to_T(value)", "(y[0] = 1, to_f32(value))", "race in global memory"),
         ("to_T(value)", "to_f32(y[1] + (value))", "uninitialised read"),
         ("to_T(value)", "to_f32(((T *)x)[0] = (value))", "write to const"),

@@ -43,7 +43,13 @@ CASES: dict[str, tuple[str, Callable[..., Any], list[Tensor]]] = {
         [real(2, 1, 5, 11), real(1, 1, 5, 7)],
     ),
 }
-each = pytest.mark.parametrize("name", list(CASES))
+each = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "local_attention" else name
+        for name in CASES
+    ],
+)
 
 
 @pytest.fixture(scope="module", params=["written", "loaded"])
@@ -93,6 +99,7 @@ def test_final_gradients_are_computed_together(name: str, modules: Any) -> None:
     assert len(ran(again)) == len(tensors)
 
 
+@pytest.mark.slow
 @each
 def test_they_are_slopes(name: str, modules: Any) -> None:
     spec, op, tensors = CASES[name]
