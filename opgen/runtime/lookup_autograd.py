@@ -30,7 +30,8 @@ class _Step:
     A source is the position of an input, or -1 - the position of an output's cotangent.
     """
 
-    at: tuple[int, ...]
+    at: int  # of a single gradient
+    together: tuple[int, ...]  # of several; else empty
     derived: Operation
     numbers: tuple[Number, ...]
     sources: tuple[int, ...]
@@ -85,7 +86,7 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
         saved = ctx.saved_tensors if kept else ()
         wanted = ctx.needs_input_grad[2:]
         # A compiler that traces a backward pass must meet ops, not their twins.
-        if is_compiling() or not is_single or any(shape is None for shape in shapes):
+        if is_compiling() or not is_single or None in shapes:
             tensors = dict(zip((operation.inputs[at].name for at in kept), saved, strict=True))
             kinds = ctx.kinds if not is_single else (Kind.of(cotangents[0]),)
             point = Point(operation, numbers, shapes, tensors, kinds)
@@ -105,14 +106,14 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
             ]
             if is_quick and step.twin is not None:
                 result = step.twin(*given, *step.floats)
-                if len(step.at) == 1:
-                    result = (result,)
-                if result[0] is not answer:
-                    for at, gradient in zip(step.at, result, strict=True):
-                        found[at] = gradient
+                if step.together:
+                    if result[0] is not answer:
+                        _place(found, step, result)
+                        continue
+                elif result is not answer:
+                    found[step.at] = result
                     continue
-            for at, gradient in zip(step.at, step.derived.apply(given, step.numbers), strict=True):
-                found[at] = gradient
+            _place(found, step, step.derived.apply(given, step.numbers))
         return (None, None, *found)
 
     function = type(
@@ -121,6 +122,12 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
         {"forward": staticmethod(forward), "backward": staticmethod(backward)},
     )
     return compat.fast_apply(function)
+
+
+def _place(found: list[Any], step: _Step, gradients: Sequence[torch.Tensor]) -> None:
+    """Put gradients where they go."""
+    for at, gradient in zip(step.together or (step.at,), gradients, strict=True):
+        found[at] = gradient
 
 
 def _plan(
@@ -154,5 +161,6 @@ def _plan(
         fixed = None if twin is None else twin.for_integers(integers)
         floats = tuple(number for number in given if isinstance(number, float))
         goes = tuple(places[each] for each in together)
-        steps.append(_Step(goes, derived, given, sources, fixed, floats))
+        several = goes if len(goes) > 1 else ()
+        steps.append(_Step(goes[0], several, derived, given, sources, fixed, floats))
     return tuple(steps)
