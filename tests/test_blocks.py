@@ -262,3 +262,16 @@ def test_filters_of_any_type_are_read_along_the_channels(dtype: str) -> None:
     torch.testing.assert_close(
         module.columns(x, weight).double(), wanted.double(), rtol=1e-4, atol=1e-4
     )
+
+
+def test_cells_of_a_block_that_lie_apart_are_written_one_by_one() -> None:
+    """Every second cell of a row is another channel's."""
+    ops = opgen.compile(
+        "op f(x[N,C,2,19], weight[O,2,C]) -> y[N,O,2,(19 2)]\n"
+        "  y[n,o,h,(w j)] = sum(c) x[n,c,h,w] * weight[o,j,c]",
+        "apart.op",
+    )
+    torch.manual_seed(0)
+    x, weight = torch.randn(40, 64, 2, 19), torch.randn(3, 2, 64)
+    wanted = torch.einsum("nchw,ojc->nohwj", x.double(), weight.double()).flatten(3)
+    torch.testing.assert_close(ops.f(x, weight).double(), wanted, rtol=1e-4, atol=1e-4)

@@ -13,7 +13,7 @@ from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
 from opgen.emit.polynomial import Text
 from opgen.emit.streams import Line, lines
-from opgen.emit.vectors import row_loads
+from opgen.emit.vectors import is_next, row_loads
 from opgen.ir.loops import Blocks, Lanes, Node, Row, Store
 
 FEW: Final = 8
@@ -122,7 +122,8 @@ class LaneEmitter(AccumulatorEmitter):
         """Write the cells of a block: all at once where they are consecutive, else one by one."""
         assert self.kernel.row is not None
         values, lane = self.printer.scalar(node.value).text, self.kernel.row.axis.name
-        if not any(lane in index.symbols for index in node.indices[:-1]):
+        *rows, last = node.indices
+        if not any(lane in index.symbols for index in rows) and is_next(last, lane):
             self.write(f"lanes_to_T(&{self.printer.cell(node.tensor, node.indices)}, {values});")
             return
         inner = self.inner()

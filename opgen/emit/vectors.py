@@ -79,13 +79,14 @@ def _walked(term: Accumulate, name: str, program: Program) -> dict[str, None] | 
             return None
         if any(name in index.symbols for index in load.indices[:-1]):
             return None
-        if not _is_next(load.indices[-1], name):
+        if not is_next(load.indices[-1], name):
             return None
         walked[load.tensor] = None
     return walked if walked and _is_arithmetic(term.value, name) else None
 
 
-def _is_next(index: Poly, name: str) -> bool:
+def is_next(index: Poly, name: str) -> bool:
+    """Whether the index grows by one with the value of that name."""
     linear = index.linear_in(symbol_atom(name))
     return linear is not None and linear[0] == 1 and name not in linear[1].symbols
 
@@ -125,7 +126,7 @@ def row_loads(body: tuple[Node, ...], lane: str, loop: str) -> tuple[Load, ...]:
             return
         *rows, last = value.indices
         moved = frozenset[str]().union(*(index.symbols for index in rows))
-        if _is_next(last, lane) and loop in moved and lane not in moved:
+        if is_next(last, lane) and loop in moved and lane not in moved:
             found.setdefault((value.tensor, tuple(rows)), value)
 
     for node in walk(body):
