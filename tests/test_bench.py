@@ -28,6 +28,7 @@ from opgen.bench.rows import QUICKLY_COMPILED, every_row
 from opgen.bench.rows.nets import forward as net
 from opgen.bench.run import Omitted, Plan, Refused, chosen, run
 from opgen.bench.timing import Sample
+from opgen.cli.bench_run import _command
 from opgen.testing.references import references_path
 
 CPU = torch.device("cpu")
@@ -660,3 +661,8 @@ def test_growth_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert first["bytes"] == [4 * 4 * (2 * 5 * w + w + 2 * (w + 8)) for w in (4, 8, 16)]
     assert second["direction"] == "backward"
     assert "peak MB" in capsys.readouterr().out
+
+
+def test_the_command_in_the_tables_names_no_file_of_this_machine() -> None:
+    given = ["bench", "--quick", "--json", "/some/where.json", "--rows", "a b", "--plot=b.svg"]
+    assert _command(given) == "opgen bench --quick --rows 'a b'"

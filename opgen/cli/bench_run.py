@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         growths = _grown(plan, console) if options.growth else []
         outcomes = [] if options.growth else _measured(plan, console)
-        about = {"started": started, "command": shlex.join(["opgen", *sys.argv[1:]])}
+        about = {"started": started, "command": _command(sys.argv[1:])}
         found = document(outcomes, machine.describe(plan.device), about, growths)
         _write(options, found)
     except BenchError as error:
@@ -193,3 +193,18 @@ def _grown(plan: Plan, console: Console) -> list[Growth]:
         else:
             errors().print(f"opgen: {report.problem(found)}")
     return growths
+
+
+_FILES = ("--json", "--plot")
+"""Options that say where figures are kept: they are no part of how to get them again."""
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """The command that gives these figures."""
+    kept: list[str] = []
+    before = ""
+    for argument in arguments:
+        if before not in _FILES and argument.split("=")[0] not in _FILES:
+            kept.append(argument)
+        before = argument
+    return shlex.join(["opgen", *kept])
