@@ -5,19 +5,19 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly, poly
 from opgen.emit import cuda_serial, cuda_transpose
-from opgen.emit.c_layout import spec_comment, wrapped
+from opgen.emit.c_layout import spec_comment
+from opgen.emit.cuda_parameters import Parameters
 from opgen.emit.cuda_points import CudaEmitter
-from opgen.emit.cuda_printer import INDEX, CudaPrinter
+from opgen.emit.cuda_printer import CudaPrinter
 from opgen.emit.cuda_product import ProductFunction, product_function
 from opgen.emit.cuda_reach import reach
 from opgen.emit.cuda_runs import values_of_cell
 from opgen.emit.cuda_sums import SumNames, kind_of, print_sum, stretched
-from opgen.emit.expression import Names
-from opgen.emit.function import Signature, declare_names, pointer, signature_of, strides_of
+from opgen.emit.function import Signature, signature_of
 from opgen.emit.names import CNames, function_name, identifier
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import Axis, Kernel, Program
@@ -87,54 +87,31 @@ class _Head:
 
     kernel: Kernel
     program: Program
-    signature: Signature
     scope: CNames
-    names: Names
-    parameters: list[str] = field(default_factory=list)
-    narrowed: list[str] = field(default_factory=list)
+    parameters: Parameters
 
     @classmethod
     def begin(cls, kernel: Kernel, program: Program) -> _Head:
         """With the parameters for tensors."""
-        signature = _signature(kernel, program)
         scope = CNames({function_name(each.name) for each in program.kernels})
-        head = cls(kernel, program, signature, scope, declare_names(signature, program, scope))
-        for name in signature.tensors:
-            group = [pointer(program.operand(name), kernel, head.names, "__restrict__")]
-            strides = head.integers(strides_of(name, program, head.names))
-            head.parameters += wrapped([*group, *strides])
-        return head
+        signature = _signature(kernel, program)
+        return cls(kernel, program, scope, Parameters.begin(signature, kernel, program, scope))
 
-    def integers(self, group: Sequence[str]) -> list[str]:
-        given = [self.scope.fresh(f"{name}_arg") for name in group]
-        self.narrowed.extend(f"{name} = {wide}" for name, wide in zip(group, given, strict=True))
-        return [f"int64_t {name}" for name in given]
-
-    def end(self, magic: Sequence[str], more: Sequence[str] = ()) -> None:
-        """The parameters behind the tensors: integers, numbers, what it divides by, `more`."""
-        names, signature = self.names, self.signature
-        group = self.integers([names.symbols[name] for name in signature.integers])
-        group += [f"double {names.numbers[name]}" for name in signature.numbers]
-        group += [f"int64_t {name}" for name in magic]
-        group += [*more, *(["int64_t *fault"] if signature.faults else [])]
-        self.parameters += wrapped(group)
-
-    def magic(self, axes: Sequence[Axis]) -> list[str]:
+    def magic(self, axes: Sequence[Axis]) -> tuple[str, ...]:
         """Names for what divides by the extents of axes."""
-        return [self.scope.fresh(f"{axis.name}_magic") for axis in axes]
+        return self.parameters.magic([axis.name for axis in axes])
 
     def emitter(self, kernel: Kernel, types: Types, helpers: Helpers) -> CudaEmitter:
         """The emitter of a body; `kernel` is this one, or what a thread does in place of it."""
-        names = replace(self.names, symbols=dict(self.names.symbols), accumulators={})
+        known = self.parameters.names
+        names = replace(known, symbols=dict(known.symbols), accumulators={})
         printer = CudaPrinter(self.program, types, names, True, helpers)
         emitter = CudaEmitter(printer, self.scope.inner(), kernel)
         if kernel.row is not None:
             emitter.write(f"constexpr int LANES = {_macro('lanes', kernel)};")
         if kernel.group is not None:
             emitter.write(f"constexpr int ROWS = {_macro('rows', kernel)};")
-        if self.narrowed:
-            declared = ",\n        ".join(wrapped(self.narrowed, 84))
-            emitter.lines += f"    const {INDEX} {declared};".split("\n")
+        emitter.lines += self.parameters.narrowing
         emitter.prologue()
         return emitter
 
@@ -145,8 +122,8 @@ class _Head:
         return Function(
             function_name(kernel.name),
             tuple(line for text in kernel.spec for line in spec_comment(text)),
-            self.signature,
-            tuple(self.parameters),
+            self.parameters.signature,
+            tuple(self.parameters.declared),
             tuple(emitter.lines),
             tuple(extents),
             False,
@@ -182,7 +159,7 @@ def _function(kernel: Kernel, program: Program, types: Types, helpers: Helpers) 
     parts = (Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched)
     axes = (*kernel.axes, *parts)
     magic = head.magic(axes[1:] if lengths else axes[1:-2])
-    head.end(magic)
+    head.parameters.end(magic)
     emitter = head.emitter(kernel, types, helpers)
     if lengths:
         emitter.team(axes, magic)
@@ -206,10 +183,10 @@ def _sum_function(
     head = _Head.begin(stretch, program)
     magic = head.magic(kernel.axes[1:]), head.magic(found.box[1:])
     share, splits, partial = map(head.scope.fresh, ("points_of_block", "splits", "partial"))
-    wide = head.integers([share, splits])
+    wide = head.parameters.integers([share, splits])
     names = SumNames(tuple(magic[0]), tuple(magic[1]), share, splits, partial)
     kind = kind_of(types, kernel, found)
-    head.end((*magic[0], *magic[1]), (*wide, f"{kind.value} *{partial}"))
+    head.parameters.end((*magic[0], *magic[1]), (*wide, f"{kind.value} *{partial}"))
     emitter = head.emitter(stretch, types, helpers)
     print_sum(emitter, kernel, found, names)
     axes = (*kernel.axes, *found.box)
@@ -231,11 +208,11 @@ def _serial_function(
     split, share, splits, partial = map(
         head.scope.fresh, ("split", "turns_of_split", "splits", "partial")
     )
-    wide = head.integers([share, splits])
+    wide = head.parameters.integers([share, splits])
     names = cuda_serial.SerialNames(magic, share, split, splits, partial)
     kind = cuda_serial.kind_of(types, kernel, found)
     assert kind is not None
-    head.end(magic, (*wide, f"{kind.value} *{partial}"))
+    head.parameters.end(magic, (*wide, f"{kind.value} *{partial}"))
     emitter = head.emitter(kernel, types, helpers)
     cuda_serial.print_sum(emitter, axes, found, names)
     extents = (*(axis.extent for axis in axes), found.length, found.turn)
@@ -251,7 +228,7 @@ def _transpose_function(
     stretch = cuda_transpose.stretched(kernel, found)
     head = _Head.begin(stretch, program)
     outer, across = head.magic(found.outer[1:]), head.magic(found.across[1:])
-    head.end((*outer, *across))
+    head.parameters.end((*outer, *across))
     emitter = head.emitter(stretch, types, helpers)
     macros = (_macro("across", kernel), _macro("along", kernel))
     cuda_transpose.print_transpose(emitter, found, macros, outer, across)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opgen.emit.c_layout import wrapped
 from opgen.emit.cuda_printer import INDEX
@@ -13,50 +13,53 @@ from opgen.emit.names import CNames
 from opgen.ir.loops import Kernel, Program
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Parameters:
-    """Declarations of parameters, the statement that narrows integers to indices, and names.
-
-    `magic` are those of the numbers with which `quotient` divides.
-    """
-
-    declared: tuple[str, ...]
-    narrowing: tuple[str, ...]
-    names: Names
-    magic: tuple[str, ...]
-
-
-def declare_parameters(
-    signature: Signature,
-    kernel: Kernel,
-    program: Program,
-    scope: CNames,
-    divided: Sequence[str],
-) -> Parameters:
-    """The parameters of a kernel, with one more for each axis that it divides by the extent of.
+    """Declarations of parameters, what they are called, and the integers narrowed to indices.
 
     All integers are passed in 64 bits.
     """
-    names = declare_names(signature, program, scope)
-    declared: list[str] = []
-    narrowed: list[str] = []
 
-    def integers(group: Sequence[str]) -> list[str]:
-        given = [scope.fresh(f"{name}_arg") for name in group]
-        narrowed.extend(f"{name} = {wide}" for name, wide in zip(group, given, strict=True))
+    signature: Signature
+    scope: CNames
+    names: Names
+    declared: list[str] = field(default_factory=list)
+    narrowed: list[str] = field(default_factory=list)
+
+    @classmethod
+    def begin(
+        cls, signature: Signature, kernel: Kernel, program: Program, scope: CNames
+    ) -> Parameters:
+        """Those for tensors."""
+        found = cls(signature, scope, declare_names(signature, program, scope))
+        for name in signature.tensors:
+            group = [pointer(program.operand(name), kernel, found.names, "__restrict__")]
+            strides = found.integers(strides_of(name, program, found.names))
+            found.declared += wrapped([*group, *strides])
+        return found
+
+    def integers(self, group: Sequence[str]) -> list[str]:
+        """Declarations of integers that are narrowed to indices of these names."""
+        given = [self.scope.fresh(f"{name}_arg") for name in group]
+        self.narrowed.extend(f"{name} = {wide}" for name, wide in zip(group, given, strict=True))
         return [f"int64_t {name}" for name in given]
 
-    for name in signature.tensors:
-        group = [pointer(program.operand(name), kernel, names, "__restrict__")]
-        declared += wrapped([*group, *integers(strides_of(name, program, names))])
-    magic = tuple(scope.fresh(f"{name}_magic") for name in divided)
-    group = integers([names.symbols[name] for name in signature.integers])
-    group += [f"double {names.numbers[name]}" for name in signature.numbers]
-    group += [f"int64_t {name}" for name in magic]
-    group += ["int64_t *fault"] if signature.faults else []
-    declared += wrapped(group)
-    narrowing: tuple[str, ...] = ()
-    if narrowed:
-        text = ",\n        ".join(wrapped(narrowed, 84))
-        narrowing = tuple(f"    const {INDEX} {text};".split("\n"))
-    return Parameters(tuple(declared), narrowing, names, magic)
+    def magic(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """Names for the numbers with which `quotient` divides by the extents of axes."""
+        return tuple(self.scope.fresh(f"{name}_magic") for name in axes)
+
+    def end(self, magic: Sequence[str], more: Sequence[str] = ()) -> None:
+        """Those behind the tensors: integers, numbers, what it divides by, `more`."""
+        group = self.integers([self.names.symbols[name] for name in self.signature.integers])
+        group += [f"double {self.names.numbers[name]}" for name in self.signature.numbers]
+        group += [f"int64_t {name}" for name in magic]
+        group += [*more, *(["int64_t *fault"] if self.signature.faults else [])]
+        self.declared += wrapped(group)
+
+    @property
+    def narrowing(self) -> tuple[str, ...]:
+        """The statement that narrows the integers."""
+        if not self.narrowed:
+            return ()
+        text = ",\n        ".join(wrapped(self.narrowed, 84))
+        return tuple(f"    const {INDEX} {text};".split("\n"))

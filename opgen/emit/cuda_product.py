@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly, poly, symbol
-from opgen.emit.cuda_parameters import Parameters, declare_parameters
+from opgen.emit.cuda_parameters import Parameters
 from opgen.emit.cuda_points import CudaEmitter, product
 from opgen.emit.cuda_printer import INDEX, CudaPrinter
 from opgen.emit.cuda_reach import reach
@@ -124,13 +124,15 @@ def _writer(
     scope = CNames(taken)
     divided = [a.name for axes in (found.batch, found.rows, found.columns) for a in axes[1:]]
     divided += [axis.name for axis in found.terms]
-    parameters = declare_parameters(signature, cells, program, scope, divided)
+    parameters = Parameters.begin(signature, cells, program, scope)
+    magics = parameters.magic(divided)
+    parameters.end(magics)
     emitter = CudaEmitter(
         CudaPrinter(program, types, parameters.names, True, helpers), scope, cells
     )
     emitter.lines += parameters.narrowing
     emitter.prologue()
-    magic = dict(zip(divided, parameters.magic, strict=True))
+    magic = dict(zip(divided, magics, strict=True))
     return _Writer(
         found, name, emitter, parameters, magic, scope.fresh("partial"), scope.fresh("splits")
     )
