@@ -57,7 +57,7 @@ WORKLOADS = {
         lambda x: module("shift_sum").shift_sum(x, step=2), ((1, 8, 16, 256),), 1.5 * 8.2 * 8
     ),
     "depth_to_space": Workload(
-        lambda x: module("depth_to_space").depth_to_space(x, r=2), ((1, 16, 16, 256),), 1.5 * 2.6
+        lambda x: module("depth_to_space").depth_to_space(x, r=2), ((1, 32, 16, 256),), 1.5 * 2.6
     ),
     "depthwise": Workload(
         lambda x, w: module("conv").conv2d(x, w, padding=1, groups=8),

@@ -54,7 +54,10 @@ def test_which_axis_has_several_rows() -> None:
 @pytest.mark.parametrize(
     ("extents", "values", "rows"),
     [
-        ((8, 64, 2**14), 8, 4),
+        ((8, 64, 2**14), 8, 8),
+        ((8, 64, 2**14), 9, 4),
+        ((8, 60, 2**14), 8, 4),
+        ((1, 8, 2**15), 8, 4),
         ((8, 62, 2**14), 8, 2),
         ((8, 63, 2**14), 8, 1),
         ((1, 4, 2**16), 8, 4),
@@ -67,7 +70,7 @@ def test_which_axis_has_several_rows() -> None:
     ],
 )
 def test_how_many_rows(extents: tuple[int, ...], values: int, rows: int) -> None:
-    """As many as divide the axis, leave 2**16 threads, and have 128 values."""
+    """As many as divide the axis, leave 2**16 threads, and have 128 values; 8 of them have 64."""
     assert cuda_grid.rows(extents, values) == rows
 
 

@@ -15,14 +15,15 @@ from opgen.testing.sass_thread import executed
 from seed_kernels import ARCHITECTURE, WORKLOADS, launched, measured
 
 # ---------------------------------------------------------------------------- generated kernels
-# Instructions of an inner thread for an element of the result. Goals are in WORKLOADS; transposed
-# misses its own by a tenth.
+# Instructions of an inner thread for an element of the result. Goals are in WORKLOADS.
 LIMITS = {
     ("shift_sum", torch.float32): 46,
+    ("depth_to_space", torch.float32): 3.7,
     ("depth_to_space", torch.bfloat16): 2.4,
     ("depthwise", torch.float32): 22.5,
     ("depthwise", torch.bfloat16): 23.5,
-    ("transposed", torch.bfloat16): 4.6,
+    ("transposed", torch.float32): 4.1,
+    ("transposed", torch.bfloat16): 3.6,
     ("bilinear", torch.bfloat16): 7.7,
     ("unfold", torch.bfloat16): 1.7,
 }
@@ -32,7 +33,7 @@ LIMITS = {
 def test_instructions_for_an_output(name: str, dtype: torch.dtype) -> None:
     (found,) = launched(WORKLOADS[name], dtype)
     line = measured(found, dtype.itemsize)
-    assert line.for_an_output <= LIMITS[name, dtype]
+    assert line.for_an_output <= LIMITS[name, dtype] <= WORKLOADS[name].goal
     assert not line.spills
 
 

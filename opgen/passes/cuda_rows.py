@@ -39,6 +39,7 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import map_nodes
 from opgen.ir.transpose import transpose
+from opgen.passes.cuda_addends import added_first
 from opgen.passes.cuda_sums import summed
 from opgen.passes.cuda_teams import team_sum
 from opgen.passes.cuda_tiles import copies_across, tiled
@@ -153,7 +154,7 @@ def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:
         others = tuple(axis for axis in whole.axes if axis.name != name)
         return replace(whole, axes=(*others, last))
     axes = tuple(each for each in kernel.axes if each is not axis)
-    return tiled(replace(kernel, axes=axes, row=row, body=body))
+    return added_first(tiled(replace(kernel, axes=axes, row=row, body=body)))
 
 
 def _simplified(body: tuple[Node, ...], facts: Facts) -> tuple[Node, ...]:

@@ -33,7 +33,7 @@ from opgen.passes.gather import fresh_name
 from opgen.passes.jam import Copies, copy_at, residues
 from opgen.passes.lane_passes import together
 
-ROWS: Final = 4
+ROWS: Final = 8
 """The most rows of a thread."""
 
 _MOST_COPIES: Final = 9

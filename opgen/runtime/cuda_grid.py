@@ -26,6 +26,8 @@ MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 _MOST_ALONG_Z = 64
 _MOST_VALUES = 128
 """The most values that a thread keeps: of the 255 registers many hold addresses."""
+_MOST_IN_MANY_ROWS = 64
+"""The most of them in more than four rows: what a thread does but once costs no more than these."""
 _MOST_ACROSS = 64
 """The most threads of a block in a row of several: what neighbouring rows share is read once."""
 _WARP = 32
@@ -207,15 +209,15 @@ def lanes(extents: Sequence[int], walked: Iterable[tuple[torch.Tensor, int]]) ->
 
 
 def rows(extents: Sequence[int], values: int) -> int:
-    """How many neighbours along the last axis but one are one thread's: 1, 2 or 4.
+    """How many neighbours along the last axis but one are one thread's: 1, 2, 4 or 8.
 
     They share what does not depend on them, and rows that several of them read. The axis is a
     multiple of them, there are threads enough left, and `values` that are kept for each fit into
     registers.
     """
     threads = math.prod(extents)
-    for count in (4, 2):
-        fits = extents[-2] % count == 0 and count * values <= _MOST_VALUES
+    for count, most in ((8, _MOST_IN_MANY_ROWS), (4, _MOST_VALUES), (2, _MOST_VALUES)):
+        fits = extents[-2] % count == 0 and count * values <= most
         if fits and threads >= count * LEAST_THREADS:
             return count
     return 1
