@@ -148,9 +148,18 @@ def test_narrow_tiles_have_few_conflicts(shape: tuple[int, ...]) -> None:
     assert bank_conflicts(report) <= 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 4, 2, 64), (1, 8, 2, 14), (1, 40, 1, 40)])
+def test_patches_have_few_conflicts(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    with emulated(trace=True) as launches:
+        OPS.patches(numbers(*shape, dtype=dtype))
+    (report,) = launches.reports
+    assert bank_conflicts(report) <= 2
+
+
 def test_rows_that_begin_in_one_bank_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
-    broken = prelude._CUDA.replace("return across + banks * (", "return across + 0 * banks * (")
+    broken = prelude._CUDA.replace("ACROSS + APART * OF_BANK", "ACROSS")
     assert broken != prelude._CUDA
     monkeypatch.setattr(prelude, "_CUDA", broken)
     with emulated(trace=True) as launches:

@@ -2,8 +2,8 @@
 
 Threads of a block compute the cells of a tile in stretches along the axis that is read, and leave
 them in shared memory; then they store them in stretches along the other one. Both are whole
-accesses where elements lie so. Rows of a tile are a bank apart, so that neither side has more than
-two accesses of a warp in one bank.
+accesses where elements lie so. Cells of a tile lie so that neither side has more than two accesses
+of a warp in one bank, see `tile_places`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ def stretched(kernel: Kernel, found: Transpose) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """The names of a tile: its array, where it begins, and the counter of stretches."""
+    """The names of a tile: its array, its layout, where it begins, and the counter of stretches."""
 
     cells: str
+    layout: str
     across: str
     along: str
     at: str
     row: str
     column: str
+    place: str
 
 
 def print_transpose(
@@ -61,11 +63,11 @@ def print_transpose(
     scope = emitter.scope
     written = emitter.printer.program.operand(found.store.tensor)
     kind = type_name(written)
-    names = ("tile", f"{found.across[-1].name}_tile", f"{found.along.name}_tile")
-    tile = _Tile(*map(scope.fresh, (*names, "at", "row", "column")))
+    names = ("tile", "layout", f"{found.across[-1].name}_tile", f"{found.along.name}_tile")
+    tile = _Tile(*map(scope.fresh, (*names, "at", "row", "column", "place")))
     emitter.write(f"constexpr int ACROSS = {macros[0]}, ALONG = {macros[1]};")
-    emitter.write(f"constexpr int PITCH = pitch_of<{kind}>(ACROSS, ALONG, LANES);")
-    emitter.write(f"__shared__ {kind} {tile.cells}[ALONG * PITCH];")
+    emitter.write(f"typedef tile_places<{kind}, ACROSS, ALONG, LANES> {tile.layout};")
+    emitter.write(f"__shared__ {kind} {tile.cells}[{tile.layout}::CELLS];")
     width, length = (emitter.printer.poly(e) for e in (found.width, found.along.extent))
     body = _outer(emitter, found.outer, outer_magic)
     sides = (("y", tile.across, width, "ACROSS"), ("x", tile.along, length, "ALONG"))
@@ -126,7 +128,8 @@ def _compute(
     digits = [emitter.printer.poly(axis.extent) for axis in found.across]
     emitter.digits_of(point, names, digits, magic)
     emitter.begin_stretches([f"({tile.along} + {tile.column}) / LANES"])
-    place = f"{tile.cells}[({tile.column} + {emitter.lane}) * PITCH + {tile.row}]"
+    emitter.write(f"const int {tile.place} = {tile.layout}::at({tile.row}, {tile.column});")
+    place = f"{tile.cells}[{tile.place} + {emitter.lane} * {tile.layout}::PITCH]"
     emitter.outputs[store.tensor, store.indices] = place, ""
     emitter.nodes(emitter.kernel.body)
 
@@ -145,11 +148,11 @@ def _store(emitter: CudaEmitter, found: Transpose, tile: _Tile, extents: tuple[s
     emitter.write(f"const {INDEX} {along} = {tile.along} + {tile.row};")
     emitter.write(f"const {INDEX} {first} = {tile.across} + {tile.column};")
     emitter.write(f"if ({along} >= {length} || {first} >= {width}) continue;")
+    emitter.write(f"const int {tile.place} = {tile.layout}::at({tile.column}, {tile.row});")
     emitter.write(f"{type_name(operand)} {out}[LANES];")
     emitter.write("UNROLL")
     emitter.write(f"for (int {lane} = 0; {lane} < LANES; {lane}++)")
-    cell = f"{tile.cells}[{tile.row} * PITCH + {tile.column} + {lane}]"
-    emitter.write(f"    {out}[{lane}] = {cell};")
+    emitter.write(f"    {out}[{lane}] = {tile.cells}[{tile.place} + {lane}];")
     row = Printer.cell(printer, store.tensor, (*store.indices[:-1], ZERO)).removesuffix("]")
     step = f"(LANES > 1 ? 1 : {printer.names.strides[store.tensor, operand.rank - 1]})"
     options = "0, LANES, aligned(LANES, 1, 0)"

@@ -460,13 +460,25 @@ FUNCTION void store_run(const A *run, A *to, index_t step)
     store_run<BEGIN, END, ALIGNED>(run, to, step, is_out);
 }
 
-/* How many elements lie between the rows of a tile, so that what a warp accesses at once lies in
-   different banks: by columns one bank further for every row, or more of them for short columns. */
-template <class A> FUNCTION constexpr int pitch_of(int across, int along, int lanes)
-{
-    const int banks = lanes == 1 && along < 32 ? 32 / along : 1;
-    return across + banks * (sizeof(A) < 4 ? 4 / (int)sizeof(A) : 1);
-}
+/* Where the cells of a tile lie in shared memory, so that what a warp accesses at once is in
+   different banks, of 4 bytes or of one element, `BANKS` of them. Cells `across` are neighbours;
+   those `along` are a row and one bank apart, or more banks in short columns. Threads with
+   stretches of cells along the columns reach the same banks again after `BANKS` of them, which are
+   skewed by what other threads have there. */
+template <class A, int ACROSS, int ALONG, int LANES> struct tile_places {
+    static constexpr int OF_BANK = sizeof(A) < 4 ? 4 / (int)sizeof(A) : 1;
+    static constexpr int BANKS = sizeof(A) < 8 ? 32 : 16;
+    static constexpr int APART = LANES == 1 && ALONG < BANKS ? BANKS / ALONG : 1;
+    static constexpr int PITCH = ACROSS + APART * OF_BANK;
+    static constexpr int SHARED = BANKS * LANES / ALONG > OF_BANK ? BANKS * LANES / ALONG : OF_BANK;
+    static constexpr int SKEW = LANES == 1 ? 0 : SHARED / OF_BANK * OF_BANK;
+    static constexpr int CELLS = ALONG * PITCH + (ALONG - 1) / BANKS * SKEW;
+
+    FUNCTION int at(int across, int along)
+    {
+        return along * PITCH + (int)((unsigned)along / BANKS) * SKEW + across;
+    }
+};
 
 /* a * b + total, rounded once. */
 template <class A, class B> FUNCTION float multiply_add(A a, B b, float total)
