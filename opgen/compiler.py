@@ -40,7 +40,7 @@ from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
 from opgen.passes.padded import with_padding
-from opgen.passes.relayout import channels_last, relayout
+from opgen.passes.relayout import channels_last, relayout, with_workspaces
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import (
@@ -290,18 +290,24 @@ def special_source(
     orders = channels_last(op, layout)
     laid_out = relayout(op, orders)
     special = _special(laid_out, program, values, _rows)
-    if special is not program:
-        op = specialise(laid_out, values)
-        special = with_blocks(schedule(op, gather(op)), with_padding(op, special))
-    return c_source(special, program, {} if special is program else orders)
+    if special is program:
+        return c_source(program)
+    op = specialise(laid_out, values)
+    special = with_blocks(schedule(op, gather(op)), with_padding(op, special))
+    return c_source(special, program, with_workspaces(orders, special.workspaces))
 
 
-def special_cuda(text: str, name: str, path: tuple[str, ...], values: Mapping[str, int]) -> str:
-    """The same in CUDA, for no layout: Python source that defines `kernels`."""
+def special_cuda(
+    text: str, name: str, path: tuple[str, ...], values: Mapping[str, int], layout: int = 0
+) -> str:
+    """The same in CUDA: Python source that defines `kernels`."""
     op = _derived_op(text, name, path)
     program = _threads(op, schedule(op, gather(op)))
-    special = _special(op, program, values, _threads, unclamped)
-    return cuda_kernels(special, "kernels", program)
+    orders = channels_last(op, layout)
+    special = _special(relayout(op, orders), program, values, _threads, unclamped)
+    if special is program:
+        return cuda_kernels(program, "kernels")
+    return cuda_kernels(special, "kernels", program, with_workspaces(orders, special.workspaces))
 
 
 def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:

@@ -71,10 +71,16 @@ class Launcher:
     description: str
 
 
-def cuda_kernels(program: Program, name: str, called_as: Program | None = None) -> str:
+def cuda_kernels(
+    program: Program,
+    name: str,
+    called_as: Program | None = None,
+    orders: Mapping[str, tuple[int, ...]] | None = None,
+) -> str:
     """A Python definition of the op's kernels under that name.
 
-    A special program may be `called_as` a more general one, with all integers of that.
+    A special program may be `called_as` a more general one, with all integers of that. `orders` are
+    the dims of those tensors whose dims stand in another order in the special one.
     """
     called_as = called_as or program
     types = Types(program)
@@ -88,6 +94,7 @@ def cuda_kernels(program: Program, name: str, called_as: Program | None = None) 
             f"{name}_extents",
             f"{name}_reach",
         ),
+        orders=_orders(orders) if orders else None,
     )
     return render(
         "cuda_kernels.py.j2",
@@ -101,6 +108,10 @@ def cuda_kernels(program: Program, name: str, called_as: Program | None = None) 
             layout(description, before=f"{name} = "),
         ),
     )
+
+
+def _orders(orders: Mapping[str, tuple[int, ...]]) -> Group:
+    return dict_of({name: _tuple(order) for name, order in orders.items()})
 
 
 def _launch(kernel: Function, program: Program) -> Group:
@@ -122,6 +133,7 @@ def _launch(kernel: Function, program: Program) -> Group:
         tile=None if kernel.tile is None else _tile(kernel.tile),
         lanes=None if kernel.lanes is None else quoted(kernel.lanes),
         rows=rows,
+        window="True" if kernel.window else None,
         walked=dict_of({name: str(step) for name, step in kernel.walked}) if kernel.lanes else None,
         product=None if kernel.product is None else _product(kernel.product),
     )

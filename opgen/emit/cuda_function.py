@@ -15,7 +15,7 @@ from opgen.emit.cuda_points import CudaEmitter
 from opgen.emit.cuda_printer import CudaPrinter
 from opgen.emit.cuda_product import ProductFunction, product_function
 from opgen.emit.cuda_reach import reach
-from opgen.emit.cuda_runs import values_of_cell
+from opgen.emit.cuda_runs import is_window, values_of_cell
 from opgen.emit.cuda_sums import SumNames, kind_of, print_sum, stretched
 from opgen.emit.function import Signature, signature_of
 from opgen.emit.names import CNames, function_name, identifier
@@ -73,6 +73,7 @@ class Function:
     tile: Tile | None
     lanes: str | None  # the macro for the cells of a thread
     rows: tuple[str, int] | None  # that for its rows, and how many values a cell has
+    window: bool  # whether neighbouring rows of both axes before the last share what they read
     walked: tuple[tuple[str, int], ...]  # tensors that these walk along, and their steps
     product: ProductFunction | None = None
 
@@ -108,7 +109,9 @@ class _Head:
         printer = CudaPrinter(self.program, types, names, True, helpers)
         emitter = CudaEmitter(printer, self.scope.inner(), kernel)
         if kernel.row is not None:
-            emitter.write(f"constexpr int LANES = {_macro('lanes', kernel)};")
+            lanes = _macro("lanes", kernel)
+            emitter.write(f"constexpr int LANES = {lanes};")
+            emitter.write(f"constexpr int PROVED = LANES > 1 || {lanes}_proved ? LANES : 0;")
         if kernel.group is not None:
             emitter.write(f"constexpr int ROWS = {_macro('rows', kernel)};")
         emitter.lines += self.parameters.narrowing
@@ -133,6 +136,7 @@ class _Head:
             None,
             None if kernel.row is None else _macro("lanes", kernel),
             None if kernel.group is None else (_macro("rows", kernel), values_of_cell(kernel)),
+            _is_window(kernel),
             tuple(emitter.walked.items()),
         )
 
@@ -246,6 +250,12 @@ def _signature(kernel: Kernel, program: Program) -> Signature:
     extents = (e for name in signature.tensors for e in program.operand(name).extents)
     needed = frozenset(signature.integers).union(*(extent.symbols for extent in extents))
     return replace(signature, integers=tuple(n for n in program.integers if n in needed))
+
+
+def _is_window(kernel: Kernel) -> bool:
+    if kernel.group is None or not kernel.axes:
+        return False
+    return all(is_window(kernel, axis.name) for axis in (kernel.group.axis, kernel.axes[-1]))
 
 
 def _macro(what: str, kernel: Kernel) -> str:

@@ -14,6 +14,7 @@ of member i is row `x[b*i+e]` of member i+d, so rows that several members read a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -40,12 +41,15 @@ from opgen.ir.loops import (
     Start,
     Store,
     Test,
+    loads_of,
     node_scalars,
     walk,
 )
 
 LARGEST_STEP: Final = 4
 """The most elements from one cell to the next."""
+
+_USUAL_ROWS: Final = 4
 
 Access = tuple[str, tuple[Poly, ...]]
 
@@ -206,26 +210,61 @@ def _join(
 
 
 def values_of_cell(kernel: Kernel) -> int:
-    """About how many values a thread keeps for a cell: those of rows it reads, accumulators."""
+    """About how many values a thread keeps for a cell, where it has several rows of them.
+
+    These are accumulators, and elements of rows that it reads. What several of its own rows read is
+    a part of a value for each, as if there were `_USUAL_ROWS`.
+    """
     assert kernel.row is not None
-    read: set[tuple[object, ...]] = set()
-    count = 0
+    name, group = kernel.row.axis.name, kernel.group
+    total = 0
+    seen: dict[tuple[object, ...], dict[int, int]] = {}  # steps by how far rows are from the own
     for node in walk(kernel.body):
         if isinstance(node, Start):
-            count += 3 if node.reducer.is_argument else 1
+            total += _USUAL_ROWS * (3 if node.reducer.is_argument else 1)
         if isinstance(node, Lanes):
             for load, _ in _loads(node.body, True):
                 *rows, last = load.indices or (ZERO,)
-                if kernel.row.axis.name in last.symbols:
-                    read.add((load.tensor, *rows))
-    return count + len(read)
+                if name not in last.symbols:
+                    continue
+                moving = [] if group is None else [e for e in rows if group.axis.name in e.symbols]
+                further = moving[0].constant if len(moving) == 1 else 0
+                own = tuple(e - further if e in moving else e for e in rows)
+                steps = seen.setdefault((load.tensor, own, bool(moving)), {})
+                steps[further] = max(_step(last, name), steps.get(further, 0))
+    for (*_, is_own), steps in seen.items():
+        total += max(steps.values()) * (len(steps) - 1 + (_USUAL_ROWS if is_own else 1))
+    return -(-total // _USUAL_ROWS)
+
+
+def _step(index: Poly, name: str) -> int:
+    """How many elements of a row one cell takes, those that it skips included."""
+    linear = index.linear_in(symbol_atom(name))
+    if linear is None or not linear[0].is_constant:
+        return 1
+    return max(1, min(abs(linear[0].constant), LARGEST_STEP))
+
+
+def is_window(kernel: Kernel, name: str) -> bool:
+    """Whether neighbours along an axis, which is not the row, read some elements both."""
+    loads = list(dict.fromkeys(loads_of(walk(kernel.body))))
+    return any(
+        one.tensor == other.tensor
+        and one.indices != other.indices
+        and any(name in index.symbols for index in one.indices)
+        and all(
+            (a - b).is_constant and (a == b or name in a.symbols)
+            for a, b in zip(one.indices, other.indices, strict=True)
+        )
+        for one, other in itertools.combinations(loads, 2)
+    )
 
 
 def aligned_text(run: Run, row: Poly) -> str:
     """How many elements every run begins at a multiple of; the row has a multiple of LANES."""
     rows, rest = split_quotient(run.rest, row)
     divisor = math.gcd(*(abs(count) for count in rest.terms.values()))
-    return f"aligned(LANES, {run.step if rows == 0 else 1}, {divisor})"
+    return f"aligned(PROVED, {run.step if rows == 0 else 1}, {divisor})"
 
 
 def is_whole(run: Run, extent: Poly, row: Poly) -> bool:

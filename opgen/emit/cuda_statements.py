@@ -298,7 +298,7 @@ class CudaStatements(Emitter):
         assert self.kernel.row is not None
         first = self.printer.poly(symbol(self.kernel.row.first) * run.step + run.rest)
         stride = self.printer.names.strides[run.tensor, operand.rank - 1]
-        step = f"(LANES > 1 ? 1 : {stride})"
+        step = f"(PROVED ? 1 : {stride})"
         # One index in all: each by itself would be converted to an address.
         return f"&{row} + {first.at(Level.MULTIPLICATIVE)} * {step}]", first, step
 

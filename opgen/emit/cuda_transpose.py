@@ -154,6 +154,6 @@ def _store(emitter: CudaEmitter, found: Transpose, tile: _Tile, extents: tuple[s
     emitter.write(f"for (int {lane} = 0; {lane} < LANES; {lane}++)")
     emitter.write(f"    {out}[{lane}] = {tile.cells}[{tile.place} + {lane}];")
     row = Printer.cell(printer, store.tensor, (*store.indices[:-1], ZERO)).removesuffix("]")
-    step = f"(LANES > 1 ? 1 : {printer.names.strides[store.tensor, operand.rank - 1]})"
-    options = "0, LANES, aligned(LANES, 1, 0)"
+    step = f"(PROVED ? 1 : {printer.names.strides[store.tensor, operand.rank - 1]})"
+    options = "0, LANES, aligned(PROVED, 1, 0)"
     emitter.write(f"store_run<{options}>({out}, &{row} + {first} * {step}], {step});")

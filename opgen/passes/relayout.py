@@ -7,11 +7,12 @@ that order as well, and nothing downstream knows of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from opgen.algebra.poly import Kind
+from opgen.ir.loops import Workspace
 from opgen.ir.notation import Access, Apply, Expr, Op, Read, Statement, Tensor, reads
 
 Orders = Mapping[str, tuple[int, ...]]
@@ -39,6 +40,11 @@ def channels_last(op: Op, layout: int) -> dict[str, tuple[int, ...]]:
         ranks = {tensor.name: len(tensor.dims) for tensor in op.inputs}
         orders |= {name: (*range(1, ranks[name]), 0) for name in packed(op) if name not in orders}
     return orders
+
+
+def with_workspaces(orders: Orders, workspaces: Iterable[Workspace]) -> dict[str, tuple[int, ...]]:
+    """The orders with those of the wide copies of outputs, which have their dims."""
+    return {**orders, **{w.name: orders[w.output] for w in workspaces if w.output in orders}}
 
 
 def _loaded(op: Op) -> frozenset[str]:

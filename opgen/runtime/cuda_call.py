@@ -5,12 +5,21 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import checks, cuda, cuda_grid, cuda_product, cuda_tiles, prelude, special
+from opgen.runtime import (
+    checks,
+    cuda,
+    cuda_grid,
+    cuda_operands,
+    cuda_product,
+    cuda_tiles,
+    prelude,
+    special,
+)
 from opgen.runtime.cuda import Argument, KernelLaunch, Source
 from opgen.runtime.description import CudaKernels, Launch, Product
 
@@ -29,9 +38,14 @@ def launches(
     `fault` is where kernels record an index that is checked at run time and was outside.
     """
     integers = call.shapes.integers
-    kernels = special.cuda_of(call.operation, integers)
+    results = (operands[output.name] for output in call.operation.outputs)
+    images = special.Images((*call.tensors, *results))
+    kernels = special.cuda_of(call.operation, integers, images)
+    tensors = cuda_operands.laid_out(operands, kernels.orders)
+    inputs = [each.name for each in call.operation.inputs]
+    copies: dict[str, torch.Tensor] = {}
     extents, reach = _sizes(kernels, tuple(integers.values()))
-    narrow = cuda_grid.is_narrow(max(reach, default=0), extents, operands.values())
+    narrow = cuda_grid.is_narrow(max(reach, default=0), extents, tensors.values())
     found: list[KernelLaunch] = []
     macros = []
     whole = True
@@ -40,29 +54,35 @@ def launches(
     for launch, axes in zip(kernels.launches, extents, strict=False):
         if launch.converts is not None:
             workspace, output = launch.converts
-            if operands[workspace] is operands[output]:
+            if tensors[workspace] is tensors[output]:
                 continue
         if launch.product is not None:
             product = launch.product
             plan = cuda_product.plan(
-                product, operands, next(product_axes), call.types.real, cuda.capability(call.device)
+                product, tensors, next(product_axes), call.types.real, cuda.capability(call.device)
             )
             if plan is not None:
                 products.append(product.source)
                 macros.append(f"#define {product.macro} {plan.macro}\n")
-                arguments = _arguments(product, operands, integers, numbers)
+                arguments = _arguments(product, tensors, integers, numbers)
                 found += _product(product.kernel, plan, (*arguments, *plan.magic), call)
                 continue
         turns: tuple[int, ...] = ()
         if launch.sums is not None and launch.sums[0] == "serial":
             axes, turns = axes[:-2], axes[-2:]
-        walked = ((operands[name], step) for name, step in launch.walked.items())
-        lanes, rows, grid = cuda_grid.lanes(axes, walked), 1, None
+        copies |= cuda_operands.copies(tensors, inputs, axes, launch.walked)
+        tensors |= copies
+        walked: list[cuda_grid.Walked] = []
+        gathered: list[cuda_grid.Walked] = []
+        for name, step in launch.walked.items():
+            is_gathered = step >= cuda_grid.LONG_STEP and name in inputs
+            (gathered if is_gathered else walked).append((tensors[name], step))
+        lanes, rows, grid = cuda_grid.lanes(axes, walked, gathered), 1, None
         tiles = None
         if launch.tile is not None:
             # A stretch of what is stored has as many cells as one of what is loaded.
             name, digits, *sides = launch.tile
-            written, across = operands[name], axes[-1 - digits : -1]
+            written, across = tensors[name], axes[-1 - digits : -1]
             lanes = min(lanes, cuda_grid.lanes((math.prod(across),), [(written, 1)]))
             size = written.element_size()
             tiles = cuda_grid.Tiles.of(math.prod(across), axes[-1], size, lanes)
@@ -71,13 +91,17 @@ def launches(
                 macros.append(f"#define {side} {cells}\n")
         if launch.lanes is not None:
             macros.append(f"#define {launch.lanes} {lanes}\n")
+            if all(
+                cuda_grid.is_aligned(tensor, step * lanes) for tensor, step in (*walked, *gathered)
+            ):
+                macros.append(f"#define {launch.lanes}_proved 1\n")
             axes = (*axes[:-1], axes[-1] // lanes)
         if launch.rows is not None:
             macro, values = launch.rows
             rows = cuda_grid.rows(axes, lanes * values)
             macros.append(f"#define {macro} {rows}\n")
             axes = (*axes[:-2], axes[-2] // rows, axes[-1])
-        arguments = _arguments(launch, operands, integers, numbers)
+        arguments = _arguments(launch, tensors, integers, numbers)
         last = () if fault is None or not launch.faults else (fault.data_ptr(),)
         if launch.sums is not None:
             sums = _Sums(launch, (tuple(arguments), last), call.device, call.types)
@@ -91,12 +115,14 @@ def launches(
         if launch.teams:
             grid = cuda_grid.team_grid(axes[:-2], *axes[-2:])
         elif tiles is None:
-            grid = cuda_grid.grid(axes)
+            grid = cuda_grid.grid(axes, rows if launch.window else 0)
         if grid is None:
             continue
         whole = whole and grid.whole
         given = (*arguments, *grid.magic, *last)
         found.append(KernelLaunch(launch.kernel, grid.blocks, grid.threads, given))
+    if copies:
+        found = [replace(each, holds=(*each.holds, *copies.values())) for each in found]
     types = call.types
     shared = (cuda_tiles.SOURCE,) if products else ()
     bindings = _bindings(types.shared, types.real, tuple(types.integers.items()))

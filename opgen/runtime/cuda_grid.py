@@ -42,6 +42,9 @@ _MANY_BLOCKS = 1024
 """As many blocks of a sum, or more than it holds at once."""
 _MOST_SPLITS = 512
 _ACCESS = 16  # bytes of the widest load and store
+LONG_STEP = 3
+"""From how many elements between neighbouring cells on a tensor is read in several accesses."""
+_LINE = 128  # bytes that caches hold together
 _NARROW = 2**30  # half of what 32 bits hold: loops count one step past their end
 
 
@@ -55,22 +58,48 @@ class Grid:
     whole: bool
 
 
-def grid(extents: Sequence[int]) -> Grid | None:
-    """The grid over axes of these extents, slowest first; None where there is no point."""
+def grid(extents: Sequence[int], window: int = 0) -> Grid | None:
+    """The grid over axes of these extents, slowest first; None where there is no point.
+
+    With a `window`, neighbours along y and along the axis before it read elements in common; a
+    thread has so many cells along y.
+    """
     if not all(extents):
         return None
     x, y, *_ = *reversed(extents[-2:]), 1, 1
     z = math.prod(extents[:-2])
-    # As many threads as a row needs, so that none of them is idle at its end.
-    most = THREADS if y == 1 else min(THREADS, _MOST_ACROSS)
-    across = -(-x // -(-x // most))
-    along = min(y, THREADS // across)
-    deep = min(z, THREADS // (across * along), _MOST_ALONG_Z)
-    threads = (across, along, deep)
+    if window and len(extents) > 2:
+        threads = _window_threads(x, y, extents[-3], window)
+    else:
+        # As many threads as a row needs, so that none of them is idle at its end.
+        most = THREADS if y == 1 else min(THREADS, _MOST_ACROSS)
+        across = -(-x // -(-x // most))
+        along = min(y, THREADS // across)
+        threads = across, along, min(z, THREADS // (across * along), _MOST_ALONG_Z)
     needed = tuple(-(-extent // count) for extent, count in zip((x, y, z), threads, strict=True))
     blocks = tuple(map(min, needed, MOST_BLOCKS))
     divisors = tuple(map(magic, extents[1:-2]))
     return Grid((blocks[0], blocks[1], blocks[2]), threads, divisors, blocks == needed)
+
+
+def _window_threads(x: int, y: int, z: int, cells: int) -> Size:
+    """Threads of a block that together read least: a window is two cells larger than the block.
+
+    Along x they are as many as access 128 bytes.
+    """
+    across = -(-x // -(-x // min(THREADS, _LINE // _ACCESS)))
+    most = THREADS // across
+    options = [1 << at for at in range(most.bit_length()) if 1 << at < 2 * y]
+
+    def block(along: int) -> Size:
+        along = min(along, y)
+        return across, along, min(z, most // along, _MOST_ALONG_Z)
+
+    def halo(threads: Size) -> float:
+        _, along, deep = threads
+        return (1 + 2 / (along * cells)) * (1 + 2 / deep)
+
+    return min(map(block, options), key=halo)
 
 
 def team_grid(extents: Sequence[int], outer: int, inner: int) -> Grid | None:
@@ -198,14 +227,20 @@ def _power(value: int) -> int:
     return 1 << (max(1, value).bit_length() - 1)
 
 
-def lanes(extents: Sequence[int], walked: Iterable[tuple[torch.Tensor, int]]) -> int:
+Walked = tuple[torch.Tensor, int]
+"""A tensor that cells walk along, with the elements from one to the next."""
+
+
+def lanes(extents: Sequence[int], walked: Iterable[Walked], gathered: Iterable[Walked] = ()) -> int:
     """How many neighbouring cells of the last axis are one thread's: 1, 2, 4, 8 or 16.
 
     As many as fill an access of 16 bytes in every tensor that they walk along, fewer where the
-    axis is no multiple of them or elements do not lie at multiples of such an access. `walked` are
-    these tensors with the elements from one cell to the next.
+    axis is no multiple of them or elements do not lie at multiples of such an access. Tensors that
+    are `gathered` are read in several accesses, as many as elements lie from one cell to the next.
     """
-    return min((_cells(extents[-1], tensor, step) for tensor, step in walked), default=1)
+    found = [_cells(extents[-1], tensor, step, 1) for tensor, step in walked]
+    found += [_cells(extents[-1], tensor, step, step) for tensor, step in gathered]
+    return min(found, default=1)
 
 
 def rows(extents: Sequence[int], values: int) -> int:
@@ -223,15 +258,15 @@ def rows(extents: Sequence[int], values: int) -> int:
     return 1
 
 
-def _cells(extent: int, tensor: torch.Tensor, step: int) -> int:
-    """The same for one tensor."""
-    cells = max(1, _ACCESS // (step * tensor.element_size()))
-    while cells > 1 and not (extent % cells == 0 and _is_aligned(tensor, step * cells)):
+def _cells(extent: int, tensor: torch.Tensor, step: int, accesses: int) -> int:
+    """The same for one tensor, which is walked along in so many accesses."""
+    cells = max(1, accesses * _ACCESS // (step * tensor.element_size()))
+    while cells > 1 and not (extent % cells == 0 and is_aligned(tensor, step * cells)):
         cells //= 2
     return cells
 
 
-def _is_aligned(tensor: torch.Tensor, elements: int) -> bool:
+def is_aligned(tensor: torch.Tensor, elements: int) -> bool:
     """Whether rows are consecutive and begin at multiples of an access of that many elements."""
     size = tensor.element_size()
     access = min(elements * size, _ACCESS)

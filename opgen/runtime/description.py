@@ -140,6 +140,8 @@ class Launch:
     lanes: str | None = None
     # The macro for its rows of cells, and how many values it keeps for a cell, about.
     rows: tuple[str, int] | None = None
+    # Whether neighbours along its rows, and along the axis before these, read elements in common.
+    window: bool = False
     teams: bool = False  # whether a team of threads adds up a cell
     walked: Mapping[str, int] = field(default_factory=dict)
     # Of sums that blocks may share: box, if they share the points of a box, or serial, if turns of
@@ -163,12 +165,15 @@ class CudaKernels:
     `Shapes.integers`, behind them the lengths of the two loops that a team shares. `reach` bounds
     what the index arithmetic of each comes to, for the magnitudes of these integers. Behind those
     of all kernels stand those of their products, in the same order: axes, and the steps of terms.
+    `orders` are the dims, slowest first, of tensors that kernels take with their dims in another
+    order: that of their memory.
     """
 
     source: str
     launches: tuple[Launch, ...]
     extents: Callable[..., tuple[tuple[int, ...], ...]]
     reach: Callable[..., tuple[int, ...]]
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

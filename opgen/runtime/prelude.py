@@ -370,11 +370,11 @@ template <> struct words<1> { typedef uint8_t type; };
 
 /* How many elements, a power of two, every stretch begins at a multiple of: the launch proved that
    for rows, `lanes` cells of `step` elements follow, and what is added has a divisor (0: nothing
-   is added). One cell proves nothing. */
+   is added). 0 lanes: it proved nothing. */
 FUNCTION constexpr int aligned(int lanes, int step, int divisor)
 {
     int found = 1;
-    while (lanes > 1 && lanes * step % (2 * found) == 0 && divisor % (2 * found) == 0) found *= 2;
+    while (lanes > 0 && lanes * step % (2 * found) == 0 && divisor % (2 * found) == 0) found *= 2;
     return found;
 }
 

@@ -141,14 +141,15 @@ def source_of(operation: Operation, values: Values) -> str:
     return operation.sources.c if known is None else known
 
 
-def cuda_of(operation: Operation, integers: Mapping[str, int]) -> CudaKernels:
-    """The CUDA kernels for a call; none are made for lengths of rows, nor for layouts."""
+def cuda_of(operation: Operation, integers: Mapping[str, int], images: Images) -> CudaKernels:
+    """The CUDA kernels for a call; none are made for lengths of rows."""
     special = operation.special
     if special is None or not _most():
         return operation.cuda
     values, sizes = _split(special, integers)
     factors = sizes[: len(special.factors)]
-    values = (*values, *factors, *(None for _ in special.lengths), None)
+    layout = images.layout if images.are_large else None
+    values = (*values, *factors, *(None for _ in special.lengths), layout)
     found = operation.special_cuda.get(values)
     if found is None:
         found = operation.special_cuda[values] = _cuda_of(operation, special, values)

@@ -20,7 +20,16 @@ from unittest import mock
 import numpy as np
 import torch
 
-from opgen.runtime import cuda, cuda_call, cuda_grid, cuda_product, evaluation, library, lookup
+from opgen.runtime import (
+    cuda,
+    cuda_call,
+    cuda_grid,
+    cuda_operands,
+    cuda_product,
+    evaluation,
+    library,
+    lookup,
+)
 from opgen.testing.cuda_on_cpu.arguments import (
     Bound,
     Memory,
@@ -118,6 +127,14 @@ def emulated(
             running[-1].add(f"partial sums {len(running[-1].memories)}", found)
         return found
 
+    copied = cuda_operands.side_by_side
+
+    def side_by_side(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        found = copied(name, tensor)
+        own = f"copy of {name}, {len(running[-1].memories)}"
+        running[-1].memories[own] = memory_of(own, found)
+        return found
+
     @contextlib.contextmanager
     def device(index: int) -> Iterator[None]:
         yield
@@ -136,6 +153,7 @@ def emulated(
             (cuda_grid, "THREADS", threads),
             (cuda_grid, "MOST_BLOCKS", most_blocks),
             (cuda_grid, "LEAST_THREADS", 1),
+            (cuda_operands, "side_by_side", side_by_side),
             (cuda_product, "partial_sums", workspace),
             *products.limits(),
         ):

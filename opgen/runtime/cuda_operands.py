@@ -1,0 +1,56 @@
+"""The tensors of a call as CUDA kernels take them.
+
+Dims stand in the order of memory where kernels were made for it. A thread computes several
+neighbouring cells where these lie side by side in everything that it walks along: a small tensor
+that does not, such as the filters of an image in channels-last format or an absent bias, would
+narrow the accesses to large ones, and is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from opgen.runtime import cuda_grid
+
+SMALL = 1 / 16
+"""What part of the largest tensor a copied one has at most."""
+
+
+def laid_out(
+    operands: Mapping[str, torch.Tensor], orders: Mapping[str, tuple[int, ...]]
+) -> dict[str, torch.Tensor]:
+    """The operands with their dims in these orders; those that are one tensor stay one."""
+    found = dict(operands)
+    seen: dict[int, torch.Tensor] = {}
+    for name, order in orders.items():
+        tensor = operands[name]
+        found[name] = seen.setdefault(id(tensor), tensor.permute(order))
+    return found
+
+
+def copies(
+    operands: Mapping[str, torch.Tensor],
+    inputs: Iterable[str],
+    axes: Sequence[int],
+    walked: Mapping[str, int],
+) -> dict[str, torch.Tensor]:
+    """Copies of those inputs that alone keep a thread from several cells of the last axis."""
+    most = SMALL * max(tensor.numel() for tensor in operands.values())
+    apart = [
+        name
+        for name in inputs
+        if name in walked
+        and operands[name].stride(-1) != 1 < operands[name].size(-1)
+        and operands[name].numel() <= most
+    ]
+    others = [(operands[name], step) for name, step in walked.items() if name not in apart]
+    if not apart or cuda_grid.lanes(axes, others) == 1:
+        return {}
+    return {name: side_by_side(name, operands[name]) for name in apart}
+
+
+def side_by_side(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy whose last dim is consecutive; `name` tells what of."""
+    return tensor.contiguous()

@@ -1,0 +1,207 @@
+"""Images in channels-last format: kernels of their own, what they move, and which copies help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opgen
+from catalogue import SPECS
+from opgen.runtime import cuda_grid, cuda_operands, special
+from opgen.testing.cuda_on_cpu import Report
+from opgen.testing.cuda_on_cpu.emulated import emulated
+from opgen.testing.cuda_on_cpu.traffic import movement, widths
+
+PLAIN, HALO = 1.15, 1.35
+
+
+@cache
+def module(stem: str) -> ModuleType:
+    return opgen.load(SPECS / f"{stem}.op")
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    made = torch.rand(shape, generator=torch.Generator().manual_seed(len(shape)))
+    return made.to(dtype)
+
+
+def image(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return random(*shape, dtype=dtype).contiguous(memory_format=torch.channels_last)
+
+
+def shifted_sum(x: torch.Tensor) -> torch.Tensor:
+    """`shift_sum` with steps of 2, by hand."""
+    channels, width = x.shape[1], x.shape[-1]
+    y = x.new_zeros(x.shape[0], 1, x.shape[2], width + 2 * (channels - 1))
+    for c in range(channels):
+        y[:, 0, :, 2 * c : 2 * c + width] += x[:, c]
+    return y
+
+
+@dataclass(frozen=True)
+class Workload:
+    """An op on images, PyTorch's, the shapes of its tensors, and bounds of what moves.
+
+    Bounds are those of the call and its gradient for the image, of what the second cache moves for
+    a byte that must be.
+    """
+
+    own: Callable[..., torch.Tensor]
+    other: Callable[..., torch.Tensor]
+    shapes: tuple[tuple[int, ...], ...]
+    forward: float
+    backward: float
+
+
+WORKLOADS = {
+    "depthwise": Workload(
+        lambda x, w: module("conv").conv2d(x, w, padding=1, groups=32),
+        lambda x, w: F.conv2d(x, w, padding=1, groups=32),
+        ((1, 32, 32, 32), (32, 1, 3, 3)),
+        HALO,
+        HALO,
+    ),
+    "bilinear": Workload(
+        lambda x: module("upsample_bilinear").upsample_bilinear(x),
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        ((1, 32, 32, 16),),
+        HALO,
+        HALO,
+    ),
+    "shift_sum": Workload(
+        lambda x: module("shift_sum").shift_sum(x, step=2),
+        shifted_sum,
+        ((1, 8, 32, 128),),
+        HALO,
+        PLAIN,
+    ),
+    "depth_to_space": Workload(
+        lambda x: module("depth_to_space").depth_to_space(x, r=2),
+        lambda x: F.pixel_shuffle(x, 2),
+        ((1, 64, 16, 32),),
+        PLAIN,
+        PLAIN,
+    ),
+}
+
+
+def traced(workload: Workload, dtype: torch.dtype) -> tuple[list[Report], list[Report]]:
+    """The launches of a call and of its gradient for the image, compared with PyTorch."""
+    x, *others = (
+        (image if number == 0 else random)(*shape, dtype=dtype)
+        for number, shape in enumerate(workload.shapes)
+    )
+    x.requires_grad_()
+    tolerances = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {}
+    with emulated(trace=True) as launches:
+        y = workload.own(x, *others)
+        forward = len(launches.reports)
+        grad_y = torch.empty_like(y).copy_(random(*y.shape, dtype=dtype))
+        (grad_x,) = torch.autograd.grad(y, x, grad_y)
+    wanted = workload.other(x, *others)
+    torch.testing.assert_close(y, wanted, **tolerances)
+    torch.testing.assert_close(grad_x, torch.autograd.grad(wanted, x, grad_y)[0], **tolerances)
+    if y.shape[1] > 1:  # else it has no format
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        assert grad_x.stride() == x.stride()
+    return launches.reports[:forward], launches.reports[forward:]
+
+
+def second_cache(reports: list[Report]) -> float:
+    (report,) = reports
+    moved = movement(report)
+    return moved.second_cache / moved.device
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_little_more_than_needed_is_moved(name: str) -> None:
+    workload = WORKLOADS[name]
+    forward, backward = traced(workload, torch.float32)
+    assert second_cache(forward) <= workload.forward
+    assert second_cache(backward) <= workload.backward
+    if name != "shift_sum":  # whose channels lie in different columns
+        for (report,) in (forward, backward):
+            assert any(16 in found for found in widths(report).values())
+    if name == "depthwise":
+        assert set().union(*widths(forward[0]).values()) == {16}
+
+
+@pytest.mark.parametrize("name", ["depthwise", "depth_to_space"])
+def test_16_bits(name: str) -> None:
+    workload = WORKLOADS[name]
+    forward, _ = traced(workload, torch.bfloat16)
+    assert second_cache(forward) <= workload.forward
+    assert 16 in widths(forward[0])["y", True]
+
+
+def test_kernels_for_the_contiguous_format_are_others() -> None:
+    """Negative control: those move elements that lie far apart one by one."""
+    with mock.patch.object(special, "LARGE", 2**40), emulated(trace=True) as launches:
+        module("depth_to_space").depth_to_space(image(1, 64, 16, 32), r=2)
+    assert set().union(*widths(launches.reports[0]).values()) == {4}
+    operation = module("depth_to_space").FAMILY.operations["depth_to_space"]
+    layouts = {values[-1] for values in operation.special_cuda}
+    assert None in layouts
+
+
+def test_filters_that_lie_apart_would_narrow_all_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: they are copied for this alone."""
+    monkeypatch.setattr(cuda_operands, "SMALL", 0)
+    workload = WORKLOADS["depthwise"]
+    with emulated(trace=True) as launches:
+        workload.own(image(*workload.shapes[0]), random(*workload.shapes[1]))
+    assert set().union(*widths(launches.reports[0]).values()) == {4}
+
+
+# ---------------------------------------------------------------------------- operands
+def test_operands_that_are_one_tensor_stay_one() -> None:
+    x, y = torch.empty(2, 3, 4), torch.empty(3)
+    found = cuda_operands.laid_out({"a": x, "b": x, "c": y}, {"a": (0, 2, 1), "b": (0, 2, 1)})
+    assert found["a"] is found["b"]
+    assert found["a"].shape == (2, 4, 3)
+    assert found["c"] is y
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "step", "copied"),
+    [
+        (torch.empty(8, 8).T, torch.empty(64, 64), 1, True),
+        (torch.empty(()).expand(8, 8), torch.empty(64, 64), 1, True),
+        (torch.empty(8, 8), torch.empty(64, 64), 1, False),  # side by side
+        (torch.empty(32, 32).T, torch.empty(64, 64), 1, False),  # not small
+        (torch.empty(8, 8).T, torch.empty(64, 64).T, 1, False),  # others are apart as well
+    ],
+)
+def test_what_is_copied(small: torch.Tensor, large: torch.Tensor, step: int, copied: bool) -> None:
+    operands, walked = {"w": small, "x": large}, {"w": 1, "x": step}
+    found = cuda_operands.copies(operands, ["w", "x"], (64, 64), walked)
+    assert set(found) == ({"w"} if copied else set())
+    for name, tensor in found.items():
+        assert torch.equal(tensor, operands[name])
+        assert tensor.is_contiguous()
+    assert cuda_operands.copies(operands, ["x"], (64, 64), walked) == {}, "w is no input"
+
+
+@pytest.mark.parametrize(
+    ("extents", "cells", "threads"),
+    [
+        ((4, 64, 16, 8), 4, (8, 2, 16)),  # 10 x 18 elements for 8 x 16
+        ((4, 64, 64, 8), 1, (8, 4, 8)),
+        ((4, 2, 64, 2), 4, (2, 64, 2)),  # two lines
+        ((4, 64, 3, 2), 1, (2, 3, 42)),
+    ],
+)
+def test_blocks_of_a_window(
+    extents: tuple[int, ...], cells: int, threads: tuple[int, int, int]
+) -> None:
+    """Of all shapes the one that reads least, by hand."""
+    found = cuda_grid.grid(extents, cells)
+    assert found is not None
+    assert found.threads == threads
