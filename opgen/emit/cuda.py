@@ -133,6 +133,7 @@ def _launch(kernel: Function, program: Program) -> Group:
         tile=None if kernel.tile is None else _tile(kernel.tile),
         lanes=None if kernel.lanes is None else quoted(kernel.lanes),
         rows=rows,
+        slab=None if kernel.slab is None else strings(kernel.slab),
         window="True" if kernel.window else None,
         walked=dict_of({name: str(step) for name, step in kernel.walked}) if kernel.lanes else None,
         product=None if kernel.product is None else _product(kernel.product),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly, poly
-from opgen.emit import cuda_serial, cuda_transpose
+from opgen.emit import cuda_serial, cuda_slab, cuda_transpose
 from opgen.emit.c_layout import spec_comment
 from opgen.emit.cuda_parameters import Parameters
 from opgen.emit.cuda_points import CudaEmitter
@@ -21,6 +21,7 @@ from opgen.emit.function import Signature, signature_of
 from opgen.emit.names import CNames, function_name, identifier
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import Axis, Kernel, Program
+from opgen.ir.slab import Slab, slab
 from opgen.ir.sums import BoxSum, SerialSum, box_sum, serial_sum
 from opgen.ir.transpose import Transpose, transpose
 from opgen.ir.work import shared_lengths
@@ -75,6 +76,7 @@ class Function:
     rows: tuple[str, int] | None  # that for its rows, and how many values a cell has
     window: bool  # whether neighbouring rows of both axes before the last share what they read
     walked: tuple[tuple[str, int], ...]  # tensors that these walk along, and their steps
+    slab: tuple[str, ...] | None = None  # how macros end, and the tensors with planes
     product: ProductFunction | None = None
 
 
@@ -111,7 +113,7 @@ class _Head:
         if kernel.row is not None:
             lanes = _macro("lanes", kernel)
             emitter.write(f"constexpr int LANES = {lanes};")
-            emitter.write(f"constexpr int PROVED = LANES > 1 || {lanes}_proved ? LANES : 0;")
+            emitter.write(f"constexpr int PROVED = {lanes}_proved ? LANES : 0;")
         if kernel.group is not None:
             emitter.write(f"constexpr int ROWS = {_macro('rows', kernel)};")
         emitter.lines += self.parameters.narrowing
@@ -176,7 +178,27 @@ def _function(kernel: Kernel, program: Program, types: Types, helpers: Helpers) 
         inner.close(emitter)
     extents = (*(axis.extent for axis in axes), *lengths)
     function = head.function(kernel, emitter, extents, reach(kernel))
+    planes = slab(kernel, program)
+    if planes is not None:
+        function = _with_slab(function, kernel, planes, head, types, helpers, magic)
     return replace(function, teams=bool(lengths))
+
+
+def _with_slab(
+    function: Function,
+    kernel: Kernel,
+    found: Slab,
+    head: _Head,
+    types: Types,
+    helpers: Helpers,
+    magic: Sequence[str],
+) -> Function:
+    """The function with another body, for planes in shared memory."""
+    emitter = head.emitter(kernel, types, helpers)
+    name = identifier(kernel.name)
+    cuda_slab.print_slab(emitter, kernel, found, name, magic)
+    lines = (f"#if planes_of_{name}", *emitter.lines, "#else", *function.lines, "#endif")
+    return replace(function, lines=lines, slab=(name, *found.reads, found.written))
 
 
 def _sum_function(

@@ -138,7 +138,7 @@ class Printer:
                 assert_never(unexpected)
         terms = []
         for index, step in zip(indices, steps, strict=True):
-            if index == 0:
+            if index == 0 or step == "0":
                 continue
             if step == "1":
                 terms.append(self.poly(index).at(Level.ADDITIVE))

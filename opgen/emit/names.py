@@ -24,8 +24,8 @@ typename typeof union unsigned using virtual void volatile wchar_t while xor
 complex imaginary I errno main unix linux NULL EOF INFINITY NAN HUGE_VAL M_PI M_E
 threadIdx blockIdx blockDim gridDim warpSize half
 f16 bf16 f32 f64 u8 i8 i16 i32 i64 b8 T real fault gcd inside
-KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER FIRST EACH LANES PROVED UNROLL ACROSS ALONG
-quotient aligned load_run store_run multiply_add tile_places
+KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER FIRST EACH LANES PROVED PLANES UNROLL ACROSS ALONG
+quotient aligned load_run store_run multiply_add tile_places copy_in copy_out
 MEMBER MEMBERS team_sum team_sums
 tensors integers numbers arguments task share stream is_of_lines will_be_written
 """

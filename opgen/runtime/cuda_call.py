@@ -78,6 +78,18 @@ def launches(
             is_gathered = step >= cuda_grid.LONG_STEP and name in inputs
             (gathered if is_gathered else walked).append((tensors[name], step))
         lanes, rows, grid = cuda_grid.lanes(axes, walked, gathered), 1, None
+        arguments = _arguments(launch, tensors, integers, numbers)
+        last = () if fault is None or not launch.faults else (fault.data_ptr(),)
+        if launch.slab is not None:
+            staged = launch.slab[1:]
+            slab = cuda_grid.slab(axes, [tensors[name] for name in staged], lanes)
+            if slab is not None:
+                macros.append(_slab(launch, slab, axes, tensors))
+                given = (*arguments, *slab.grid.magic, *last)
+                found.append(
+                    KernelLaunch(launch.kernel, slab.grid.blocks, slab.grid.threads, given)
+                )
+                continue
         tiles = None
         if launch.tile is not None:
             # A stretch of what is stored has as many cells as one of what is loaded.
@@ -101,8 +113,6 @@ def launches(
             rows = cuda_grid.rows(axes, lanes * values)
             macros.append(f"#define {macro} {rows}\n")
             axes = (*axes[:-2], axes[-2] // rows, axes[-1])
-        arguments = _arguments(launch, tensors, integers, numbers)
-        last = () if fault is None or not launch.faults else (fault.data_ptr(),)
         if launch.sums is not None:
             sums = _Sums(launch, (tuple(arguments), last), call.device, call.types)
             if turns:
@@ -128,6 +138,27 @@ def launches(
     bindings = _bindings(types.shared, types.real, tuple(types.integers.items()))
     head = (prelude.cuda(narrow, whole), bindings, *shared)
     return (*head, *macros, kernels.source, *products), call.device, found
+
+
+def _slab(
+    launch: Launch,
+    slab: cuda_grid.Slab,
+    axes: Sequence[int],
+    tensors: Mapping[str, torch.Tensor],
+) -> str:
+    """The macros of a kernel that takes whole planes: a thread has a row of cells."""
+    assert launch.slab is not None
+    name, *staged = launch.slab
+    *_, height, width = axes
+    values = {
+        f"planes_of_{name}": slab.planes,
+        f"height_of_{name}": height,
+        f"{launch.lanes}": width,
+        f"{launch.lanes}_proved": 0,
+        **{f"plane_of_{name}_{each}": math.prod(tensors[each].shape[-2:]) for each in staged},
+        **{f"row_of_{name}_{each}": tensors[each].shape[-1] for each in staged},
+    }
+    return "".join(f"#define {macro} {value}\n" for macro, value in values.items())
 
 
 def _product(

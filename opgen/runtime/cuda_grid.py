@@ -44,6 +44,10 @@ _MOST_SPLITS = 512
 _ACCESS = 16  # bytes of the widest load and store
 LONG_STEP = 3
 """From how many elements between neighbouring cells on a tensor is read in several accesses."""
+_LONGEST_ROW = 16
+"""The longest row of a plane that is one thread's."""
+_SLAB = 40 * 1024
+"""The most bytes of planes in shared memory, of 48 KiB that a block may have anyway."""
 _LINE = 128  # bytes that caches hold together
 _NARROW = 2**30  # half of what 32 bits hold: loops count one step past their end
 
@@ -159,6 +163,47 @@ class Tiles:
         threads = min(THREADS, max(_WARP, cells))
         divisors = tuple(map(magic, (*outer[1:], *digits[1:])))
         return Grid((x, y, z), (threads, 1, 1), divisors, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """How many planes a block has, which are staged in shared memory, and the grid."""
+
+    planes: int
+    grid: Grid
+
+
+def slab(extents: Sequence[int], tensors: Sequence[torch.Tensor], lanes: int) -> Slab | None:
+    """The planes of a block of a kernel over axes of these extents, the last two of a plane.
+
+    None where planes are large, or their rows are as good: `lanes` cells of them are one access.
+    Tensors must have their planes one behind the other, from a multiple of 16 bytes on.
+    """
+    *outer, height, width = extents
+    size = max(tensor.element_size() for tensor in tensors)
+    if lanes * size >= _ACCESS or not 1 < width <= _LONGEST_ROW or not height:
+        return None
+    count = math.prod(outer)
+    planes = [math.prod(tensor.shape[-2:]) * tensor.element_size() for tensor in tensors]
+    lie_so = all(t.is_contiguous() and t.data_ptr() % _ACCESS == 0 for t in tensors)
+    few = count * height < LEAST_THREADS
+    if not lie_so or few or 0 in planes or any(map(_meet_in_banks, tensors)):
+        return None
+    whole = max(_ACCESS // math.gcd(plane, _ACCESS) for plane in planes)
+    most = min(max(whole, THREADS // height), _SLAB // sum(planes))
+    own = most // whole * whole
+    if own == 0:
+        return None
+    threads = (min(THREADS, own * height), 1, 1)
+    blocks = min(-(-count // own), MOST_BLOCKS[0])
+    return Slab(own, Grid((blocks, 1, 1), threads, tuple(map(magic, extents[1:-2])), True))
+
+
+def _meet_in_banks(tensor: torch.Tensor) -> bool:
+    """Whether more than two of a warp's rows, one behind the other, begin in one bank."""
+    bank = max(4, tensor.element_size())
+    row = tensor.shape[-1] * tensor.element_size()
+    return row % bank == 0 and math.gcd(row // bank, 128 // bank) > 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,9 @@ class Launch:
     lanes: str | None = None
     # The macro for its rows of cells, and how many values it keeps for a cell, about.
     rows: tuple[str, int] | None = None
+    # Of a kernel that may take whole planes: how its macros end, the tensors that it reads planes
+    # of, and the one that it writes.
+    slab: tuple[str, ...] | None = None
     # Whether neighbours along its rows, and along the axis before these, read elements in common.
     window: bool = False
     teams: bool = False  # whether a team of threads adds up a cell

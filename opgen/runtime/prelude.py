@@ -480,6 +480,30 @@ template <class A, int ACROSS, int ALONG, int LANES> struct tile_places {
     }
 };
 
+/* Cells to shared memory and from there, by all threads of a block; both begin at 16 bytes. */
+template <class A> FUNCTION void copy_in(A *to, const A *from, int count)
+{
+    constexpr int VECTOR = 16 / sizeof(A);
+    for (int at = threadIdx.x * VECTOR; at < count; at += blockDim.x * VECTOR) {
+        if (at + VECTOR <= count) {
+            *(uint4 *)(to + at) = *(const uint4 *)(from + at);
+        } else {
+            for (int cell = at; cell < count; cell++) to[cell] = from[cell];
+        }
+    }
+}
+template <class A> FUNCTION void copy_out(A *to, const A *from, int count)
+{
+    constexpr int VECTOR = 16 / sizeof(A);
+    for (int at = threadIdx.x * VECTOR; at < count; at += blockDim.x * VECTOR) {
+        if (at + VECTOR <= count) {
+            store_words(to + at, *(const uint4 *)(from + at));
+        } else {
+            for (int cell = at; cell < count; cell++) to[cell] = from[cell];
+        }
+    }
+}
+
 /* a * b + total, rounded once. */
 template <class A, class B> FUNCTION float multiply_add(A a, B b, float total)
 {
