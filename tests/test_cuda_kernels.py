@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -168,7 +169,8 @@ def test_rows_that_are_not_aligned(name: str) -> None:
     assert 1 in compare(name, strided).values()
     first, *others = (random(shape, at, torch.float32) for at, shape in enumerate(shapes))
     half = [first[..., : first.shape[-1] // 2 + 2].clone(), *others]
-    assert max(compare(name, half).values()) <= 2
+    with mock.patch.object(cuda_grid, "slab", return_value=None):  # which has whole rows
+        assert max(compare(name, half).values()) <= 2
 
 
 def test_channels_last_and_expanded() -> None:

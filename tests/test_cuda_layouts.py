@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -120,7 +121,14 @@ def second_cache(reports: list[Report]) -> float:
     return moved.second_cache / moved.device
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "depthwise",
+        "depth_to_space",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("bilinear", "shift_sum")),
+    ],
+)
 def test_little_more_than_needed_is_moved(name: str) -> None:
     workload = WORKLOADS[name]
     forward, backward = traced(workload, torch.float32)
@@ -158,6 +166,23 @@ def test_filters_that_lie_apart_would_narrow_all_accesses(monkeypatch: pytest.Mo
     with emulated(trace=True) as launches:
         workload.own(image(*workload.shapes[0]), random(*workload.shapes[1]))
     assert set().union(*widths(launches.reports[0]).values()) == {4}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.slow)])
+def test_kernels_that_share_a_sum(
+    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several kernels add to the gradient, in a tensor between them that has its dims."""
+    monkeypatch.setattr(special, "LARGE", 0)
+    x = image(2, 4, 3, 5, dtype=dtype).requires_grad_()
+    grad_y = image(2, 4, 3, 5, dtype=dtype) - 0.5
+    with emulated() if device == "emulator" else contextlib.nullcontext():
+        y = module("norm").group_norm(x, num_groups=2)
+        (got,) = torch.autograd.grad(y, x, grad_y)
+    (wanted,) = torch.autograd.grad(F.group_norm(x, 2), x, grad_y)
+    tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got, wanted, atol=tolerance, rtol=tolerance)
 
 
 # ---------------------------------------------------------------------------- operands

@@ -113,7 +113,7 @@ class _Head:
         if kernel.row is not None:
             lanes = _macro("lanes", kernel)
             emitter.write(f"constexpr int LANES = {lanes};")
-            emitter.write(f"constexpr int PROVED = {lanes}_proved ? LANES : 0;")
+            emitter.write(f"constexpr int PROVED = proved_{lanes} ? LANES : 0;")
         if kernel.group is not None:
             emitter.write(f"constexpr int ROWS = {_macro('rows', kernel)};")
         emitter.lines += self.parameters.narrowing

@@ -106,7 +106,7 @@ def launches(
             if all(
                 cuda_grid.is_aligned(tensor, step * lanes) for tensor, step in (*walked, *gathered)
             ):
-                macros.append(f"#define {launch.lanes}_proved 1\n")
+                macros.append(f"#define proved_{launch.lanes} 1\n")
             axes = (*axes[:-1], axes[-1] // lanes)
         if launch.rows is not None:
             macro, values = launch.rows
@@ -154,7 +154,7 @@ def _slab(
         f"planes_of_{name}": slab.planes,
         f"height_of_{name}": height,
         f"{launch.lanes}": width,
-        f"{launch.lanes}_proved": 0,
+        f"proved_{launch.lanes}": 0,
         **{f"plane_of_{name}_{each}": math.prod(tensors[each].shape[-2:]) for each in staged},
         **{f"row_of_{name}_{each}": tensors[each].shape[-1] for each in staged},
     }
