@@ -7,8 +7,8 @@ macros, so that places in shared memory are constants:
 
     planes_of_K     planes of a block, 0 for a kernel without any
     height_of_K     rows of a plane that is written
-    plane_of_K_x    cells of a plane of x
-    row_of_K_x      cells of a row of x
+    plane_0_of_K    cells of a plane of the first tensor, and so on
+    row_0_of_K      cells of a row of it
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def print_slab(
     staged = (*found.reads, found.written)
     pointers = {name: emitter.printer.names.tensors[name] for name in staged}
     slabs = {name: scope.fresh(f"{name}_slab") for name in staged}
-    sizes = {name: f"plane_of_{kernel_name}_{name}" for name in staged}
+    sizes = {name: f"plane_{at}_of_{kernel_name}" for at, name in enumerate(staged)}
     emitter.write(f"constexpr int PLANES = planes_of_{kernel_name};")
     for name in staged:
         kind = type_name(program.operand(name))
@@ -84,15 +84,15 @@ def _stage(
     """From here on the tensors are what of them lies in shared memory: the plane of the thread."""
     names = emitter.printer.names
     names = replace(names, tensors=dict(names.tensors), strides=dict(names.strides))
-    for name in (*found.reads, found.written):
+    for at, name in enumerate((*found.reads, found.written)):
         operand = emitter.printer.program.operand(name)
         constant = "" if name == found.written else "const "
         own = emitter.scope.fresh(f"{name}_plane")
-        value = f"{slabs[name]} + {plane} * plane_of_{kernel_name}_{name}"
+        value = f"{slabs[name]} + {plane} * plane_{at}_of_{kernel_name}"
         emitter.write(f"{constant}{type_name(operand)} *{own} = {value};")
         names.tensors[name] = own
         *planes, row, last = range(operand.rank)
         names.strides.update({(name, axis): "0" for axis in planes})
-        names.strides[name, row] = f"row_of_{kernel_name}_{name}"
+        names.strides[name, row] = f"row_{at}_of_{kernel_name}"
         names.strides[name, last] = "1"
     emitter.printer = replace(emitter.printer, names=names)

@@ -75,7 +75,8 @@ def launches(
         walked: list[cuda_grid.Walked] = []
         gathered: list[cuda_grid.Walked] = []
         for name, step in launch.walked.items():
-            is_gathered = step >= cuda_grid.LONG_STEP and name in inputs
+            # A sum keeps all that it reads in registers, beside as many totals as it has terms.
+            is_gathered = step > 1 and name in inputs and launch.sums is None
             (gathered if is_gathered else walked).append((tensors[name], step))
         lanes, rows, grid = cuda_grid.lanes(axes, walked, gathered), 1, None
         arguments = _arguments(launch, tensors, integers, numbers)
@@ -155,9 +156,10 @@ def _slab(
         f"height_of_{name}": height,
         f"{launch.lanes}": width,
         f"proved_{launch.lanes}": 0,
-        **{f"plane_of_{name}_{each}": math.prod(tensors[each].shape[-2:]) for each in staged},
-        **{f"row_of_{name}_{each}": tensors[each].shape[-1] for each in staged},
     }
+    for at, each in enumerate(staged):
+        *_, rows, cells = tensors[each].shape
+        values |= {f"plane_{at}_of_{name}": rows * cells, f"row_{at}_of_{name}": cells}
     return "".join(f"#define {macro} {value}\n" for macro, value in values.items())
 
 

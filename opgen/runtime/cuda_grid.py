@@ -42,8 +42,6 @@ _MANY_BLOCKS = 1024
 """As many blocks of a sum, or more than it holds at once."""
 _MOST_SPLITS = 512
 _ACCESS = 16  # bytes of the widest load and store
-LONG_STEP = 3
-"""From how many elements between neighbouring cells on a tensor is read in several accesses."""
 _LONGEST_ROW = 16
 """The longest row of a plane that is one thread's."""
 _SLAB = 40 * 1024
