@@ -42,6 +42,9 @@ op outer(x[N], w[M]) -> y[N,M]
 op symmetric(x[N,N]) -> y[N,N]
   y[n,m] = x[n,m] + x[m,n]
 
+op formatted(first[N,H,W,C], x[N,C,H,W]) -> y[N,H,W,C]
+  y[n,h,w,c] = x[n,c,h,w] + first[0,0,0,0]
+
 op pixels(x[N,3,W]) -> y[N,W,3]
   y[n,w,c] = x[n,c,w]
 """
@@ -123,6 +126,15 @@ def test_views_of_any_strides() -> None:
     for x in views:
         with emulated():
             assert torch.equal(OPS.permuted(x), x.permute(0, 2, 3, 1))
+
+
+def test_results_of_any_strides() -> None:
+    """It has the format of the first image, and its rows are not consecutive."""
+    first, x = numbers(1, 6, 7, 3), numbers(1, 3, 6, 7)
+    with emulated():
+        y = OPS.formatted(first.contiguous(memory_format=torch.channels_last), x)
+    assert y.stride(-1) != 1
+    assert torch.equal(y, x.permute(0, 2, 3, 1) + first[0, 0, 0, 0])
 
 
 # ---------------------------------------------------------------------------- traffic

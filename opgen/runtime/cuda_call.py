@@ -72,12 +72,7 @@ def launches(
             axes, turns = axes[:-2], axes[-2:]
         copies |= cuda_operands.copies(tensors, inputs, axes, launch.walked)
         tensors |= copies
-        walked: list[cuda_grid.Walked] = []
-        gathered: list[cuda_grid.Walked] = []
-        for name, step in launch.walked.items():
-            # A sum keeps all that it reads in registers, beside as many totals as it has terms.
-            is_gathered = step > 1 and name in inputs and launch.sums is None
-            (gathered if is_gathered else walked).append((tensors[name], step))
+        walked, gathered = _walked(launch, tensors, inputs)
         lanes, rows, grid = cuda_grid.lanes(axes, walked, gathered), 1, None
         arguments = _arguments(launch, tensors, integers, numbers)
         last = () if fault is None or not launch.faults else (fault.data_ptr(),)
@@ -98,6 +93,7 @@ def launches(
             written, across = tensors[name], axes[-1 - digits : -1]
             lanes = min(lanes, cuda_grid.lanes((math.prod(across),), [(written, 1)]))
             size = written.element_size()
+            walked.append((written, 1))
             tiles = cuda_grid.Tiles.of(math.prod(across), axes[-1], size, lanes)
             lanes, grid = tiles.lanes, tiles.grid(axes[: -1 - digits], across, axes[-1])
             for side, cells in zip(sides, (tiles.across, tiles.along), strict=True):
@@ -139,6 +135,19 @@ def launches(
     bindings = _bindings(types.shared, types.real, tuple(types.integers.items()))
     head = (prelude.cuda(narrow, whole), bindings, *shared)
     return (*head, *macros, kernels.source, *products), call.device, found
+
+
+def _walked(
+    launch: Launch, tensors: Mapping[str, torch.Tensor], inputs: Sequence[str]
+) -> tuple[list[cuda_grid.Walked], list[cuda_grid.Walked]]:
+    """What cells walk along in one access and in several, see `cuda_grid.lanes`."""
+    walked: list[cuda_grid.Walked] = []
+    gathered: list[cuda_grid.Walked] = []
+    for name, step in launch.walked.items():
+        # A sum keeps all that it reads in registers, beside as many totals as it has terms.
+        is_gathered = step > 1 and name in inputs and launch.sums is None
+        (gathered if is_gathered else walked).append((tensors[name], step))
+    return walked, gathered
 
 
 def _slab(
