@@ -37,14 +37,14 @@ def copies(
     walked: Mapping[str, int],
 ) -> dict[str, torch.Tensor]:
     """Copies of those inputs that alone keep a thread from several cells of the last axis."""
-    most = SMALL * max(tensor.numel() for tensor in operands.values())
     apart = [
         name
         for name in inputs
-        if name in walked
-        and operands[name].stride(-1) != 1 < operands[name].size(-1)
-        and operands[name].numel() <= most
+        if name in walked and operands[name].stride(-1) != 1 < operands[name].size(-1)
     ]
+    if apart:
+        most = SMALL * max(tensor.numel() for tensor in operands.values())
+        apart = [name for name in apart if operands[name].numel() <= most]
     others = [(operands[name], step) for name, step in walked.items() if name not in apart]
     if not apart or cuda_grid.lanes(axes, others) == 1:
         return {}
