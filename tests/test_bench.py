@@ -24,11 +24,12 @@ from opgen.bench.measure import COPY_OP, Result, measure
 from opgen.bench.memory import peak
 from opgen.bench.precision import in_tf32, tf32
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload
-from opgen.bench.rows import QUICKLY_COMPILED, every_row
+from opgen.bench.rows import QUICKLY_COMPILED, every_row, pyinn
 from opgen.bench.rows.nets import forward as net
 from opgen.bench.run import Omitted, Plan, Refused, chosen, run
 from opgen.bench.timing import Sample
 from opgen.cli.bench_run import _command
+from opgen.testing.cuda_on_cpu import RawKernel
 from opgen.testing.references import references_path
 
 CPU = torch.device("cpu")
@@ -667,3 +668,26 @@ def test_growth_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_the_command_in_the_tables_names_no_file_of_this_machine() -> None:
     given = ["bench", "--quick", "--json", "/some/where.json", "--rows", "a b", "--plot=b.svg"]
     assert _command(given) == "opgen bench --quick --rows 'a b'"
+
+
+# ---------------------------------------------------------------------------- kernels of others
+def test_kernels_of_pyinn() -> None:
+    """A contender on GPUs, here in the emulator: results and gradients are those of PyTorch."""
+    reports = []
+
+    def emulated(source: str, name: str, cells: int, tensors: tuple[torch.Tensor, ...]) -> None:
+        arrays = tuple(tensor.detach().numpy() for tensor in tensors)
+        report = RawKernel(source, name)((-(-cells // 32),), (32,), arrays)
+        report.raise_if_errors()
+        reports.append(name)
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 3, 5, 6, requires_grad=True), torch.randn(3, 1, 3, 3)
+    weight.requires_grad_()
+    ours = pyinn.depthwise(x, weight, padding=1, run=emulated)
+    theirs = F.conv2d(x, weight, padding=1, groups=3)
+    torch.testing.assert_close(ours, theirs)
+    cotangent = torch.randn_like(theirs)
+    found = torch.autograd.grad(ours, (x, weight), cotangent)
+    torch.testing.assert_close(found, torch.autograd.grad(theirs, (x, weight), cotangent))
+    assert reports == ["forward", "to_image", "to_filter"]

@@ -95,7 +95,7 @@ def measure(
     copied = {OPGEN: ops[COPY_OP]}
     failed = {}
     if compiled and workload.compiled is not None:
-        made = Contender(COMPILED, compiler.compiled(workload.compiled))
+        made = Contender(COMPILED, compiler.compiled(workload.compiled, workload.device))
         try:
             call = calls_of(workload, [contenders[0], made], direction)[COMPILED]
             call()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from opgen.bench import specs
 from opgen.bench.row import Contender, Function, Row, Shape, Workload, text
+from opgen.bench.rows import pyinn
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,18 @@ def _workload(
 
         return run
 
+    by_hand = []
+    depthwise = groups == channels == out
+    if device.type == "cuda" and depthwise and not layout and convolution.layers == 1:
+        # Its kernels are of contiguous images.
+        hand = functools.partial(pyinn.depthwise, padding=convolution.padding)
+        by_hand = [Contender("kernels of pyinn", hand)]
+
     rows, columns = (n + 2 * convolution.padding - kernel + 1 for n in shape[2:])
     return Workload(
         (x, *weights),
         stack(spec.conv2d),
-        (Contender("F.conv2d", stack(F.conv2d)), *others),
+        (Contender("F.conv2d", stack(F.conv2d)), *others, *by_hand),
         points=shape[0] * out * rows * columns * inside * kernel * kernel * convolution.layers,
         differentiable=tuple(range(1 + len(weights))),
         compiled=stack(F.conv2d),
