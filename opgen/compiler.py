@@ -163,8 +163,8 @@ def _special_kernels(
     sizes = []
     windows = (*windows_of(public), *given_sizes(op, public))
     # Gradients have rows of their own: those of the result, which are inputs to them.
-    lengths = dict.fromkeys((*lengths_of(public), *lengths_of(op)))
-    for found in (windows, lengths, factors_of(public)):
+    rows_of_both = dict.fromkeys((*lengths_of(public), *lengths_of(op)))
+    for found in (windows, rows_of_both, factors_of(public)):
         sizes.append(tuple(n for n in found if n in program.integers and n not in taken))
         taken.update(found)
     windows, lengths, factors = sizes

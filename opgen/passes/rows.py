@@ -60,6 +60,7 @@ from opgen.passes.lane_passes import fused
 from opgen.passes.peel import Peeling
 from opgen.passes.tile import Tile, tiled, tiles_along, window_tiles
 from opgen.passes.unroll import LONGEST, MOST, unrolled
+from opgen.passes.walk_order import in_walk_order
 
 Leaf = Accumulate | Start | Store | AtomicAdd
 
@@ -160,7 +161,7 @@ def along_row(
     row = Row(axis, fresh_name(f"{name}_first", taken), fresh_name(f"{name}_last", taken), width)
     kernel = tiled(kernel, tiles, bodies, functools.partial(_passes, row, inside, most))
     axes = tuple(each for each in kernel.axes if each is not axis)
-    return grouped(replace(kernel, axes=axes, row=row))
+    return in_walk_order(grouped(replace(kernel, axes=axes, row=row)))
 
 
 def _passes(
