@@ -370,6 +370,7 @@ def test_tf32_is_switched_and_put_back() -> None:
     assert contender.name == "product, TF32" and contender.precision is torch.float16
 
 
+@pytest.mark.slow
 def test_specs_of_the_benchmark(tmp_path: Path) -> None:
     specs = sorted((Path(__file__).parent.parent / "benchmarks" / "specs").glob("*.op"))
     assert specs

@@ -129,6 +129,7 @@ def test_gradients_are_slopes_of_the_plain_loops(subject: Entry, data: st.DataOb
         assert slope == pytest.approx((high - low) / 2e-6, rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", test_spec_kernels.WITH_TORCH, ids=repr)
 @settings(max_examples=1)
 @given(data=st.data())

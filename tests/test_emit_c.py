@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import re
 from collections.abc import Sequence
 
 import jinja2
@@ -344,6 +345,24 @@ static void f_y_task(int64_t begin, int64_t end, const struct call *call)
 def test_reserved_words(word: str) -> None:
     assert is_reserved_in_c(word)
     assert CNames().fresh(word) != word
+
+
+def test_what_preludes_define_is_reserved() -> None:
+    """A size may be called like a type, a macro or a function that kernels use."""
+    texts = [prelude.C, prelude.cuda(narrow=False), prelude.cuda(narrow=True, whole=True)]
+    texts += [prelude.bindings(shared, "f32", {"k": "i64"}) for shared in ("f32", "bf16", "i32")]
+    defined = set[str]()
+    for text in texts:
+        code = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+        defined.update(re.findall(r"# *define +(\w+)", code))
+        defined.update(
+            re.findall(r"^typedef [^;(]*?(\w+)(?: __attribute__[^;]*)?;", code, re.MULTILINE)
+        )
+        defined.update(re.findall(r"^(?:struct|enum) (\w+)", code, re.MULTILINE))
+        # A function: its result's type, its name, its parameters, at the start of a line.
+        defined.update(re.findall(r"^(?:\w+[ *]+)+(\w+)\(", code, re.MULTILINE))
+    assert {"wide", "wide_lanes", "THREADS", "from_T", "load_run", "call"} <= defined
+    assert {name for name in defined if not is_reserved_in_c(name)} == set()
 
 
 def test_names_are_unique_and_c_identifiers() -> None:

@@ -25,9 +25,13 @@ complex imaginary I errno main unix linux NULL EOF INFINITY NAN HUGE_VAL M_PI M_
 threadIdx blockIdx blockDim gridDim warpSize half
 f16 bf16 f32 f64 u8 i8 i16 i32 i64 b8 T real fault gcd inside
 KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER FIRST EACH LANES UNROLL ACROSS ALONG PITCH
+ANY_STEPS FENCE FETCH LANE_BYTES LINE NOT_A_VECTOR SHUFFLE STORE_PART
+THREAD THREADS WHOLE_GRIDS MEMBER MEMBERS
 quotient aligned load_run store_run multiply_add pitch_of
-MEMBER MEMBERS team_sum team_sums
-tensors integers numbers arguments task share stream is_of_lines will_be_written
+access_of vector_of line_part parts bits word_lanes float_lanes wide_lanes lane_numbers load_columns
+store_words same_lanes sum_of_lanes team_sum team_sums atomicAdd
+call tensors integers numbers arguments task share stream is_of_lines will_be_written
+find_largest_cache watch_forks take_chunks
 """
 _FUNCTIONS: Final = """
 abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh div erf erfc exp exp2 expm1
@@ -37,7 +41,8 @@ round rsqrt scalbn signbit sin sinh sqrt tan tanh tgamma time trunc y0 y1 yn mal
 memset exit abort assert signal index
 """
 _OURS: Final = re.compile(
-    r"(opgen|from|to|floor_div|least|greatest|modular_inverse|atomic|lanes_of|rows_of|across_of|along_of)(_|$)"
+    r"(opgen|from|to|floor_div|least|greatest|modular_inverse|atomic|rows_of|across_of|along_of"
+    r"|lanes|in|inside|GOMP|omp|pthread|T|real|wide|f16|bf16|f32|f64|b8|u8|i8|i16|i32|i64)(_|$)"
 )
 
 _FUNCTION_PREFIXES: Final = re.compile(
