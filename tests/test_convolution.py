@@ -325,6 +325,10 @@ def test_what_generated_kernels_compute(
         ((4, 4), 2, {"stride": 2}, torch.channels_last, torch.float32, 3),
         ((4, 4), 4, {"padding": 1}, torch.channels_last, torch.bfloat16, 2),  # all but that
         ((4, 4), 4, {"stride": 2}, torch.channels_last, torch.bfloat16, 0),
+        ((1024, 1024), 1024, {}, torch.channels_last, torch.float32, 1),  # the filter's gradient
+        ((1023, 1023), 1023, {}, torch.channels_last, torch.float32, 0),
+        ((1024, 1024), 1024, {}, torch.contiguous_format, torch.float32, 0),
+        ((1024, 1024), 1024, {"stride": 2}, torch.channels_last, torch.float32, 0),
         ((4, 4), 4, {"padding": 1}, torch.contiguous_format, torch.bfloat16, 0),
     ],
 )

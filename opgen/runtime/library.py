@@ -40,6 +40,10 @@ times at 15 by 15. Not for the gradient of the filter."""
 _VECTOR = 16
 """The fewest channels that fill a vector of the library."""
 
+_PAGE = 4096
+"""Bytes: where the channels of a pixel fill a page, a sum over the pixels of a channel meets a new
+page in every term. The library takes many channels at a time, for windows up to 3 by 3."""
+
 Sizes = Sequence[int]
 Tensors = Sequence[torch.Tensor | None]
 Key = tuple[Hashable, ...] | None
@@ -93,6 +97,12 @@ class Case:
         is_depthwise = self.channels == 1 and self.groups >= _VECTOR
         is_plain = len(self.stride) == 2 and max(self.stride) == 1
         return is_depthwise and is_plain and math.prod(self.weight[2:]) >= _WIDE_WINDOW
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether single channels, enough to fill pages, go through windows of few taps."""
+        is_paged = self.channels == 1 and 4 * self.groups >= _PAGE
+        return is_paged and max(self.stride) == 1 and max(self.weight[2:]) <= 3
 
 
 MOST_KNOWN = 256
@@ -158,7 +168,8 @@ def _least_channels(case: Case, dtype: torch.dtype, names: Convolution) -> int:
         return _LEAST_CHANNELS[dtype]
     least = _LEAST_CHANNELS_LAST[dtype]
     if names.target == names.weight:
-        return max(least, 2)  # a sum over all pixels, for which one channel is a long row
+        # A sum over all pixels, for which one channel is a long row.
+        return 1 if dtype == torch.float32 and case.is_narrow else max(least, 2)
     return least if max(case.stride) == 1 else max(least, 4)
 
 
