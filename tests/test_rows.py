@@ -229,6 +229,16 @@ def test_what_is_read_as_one_piece_is_read_in_its_order() -> None:
     assert "parallel i < 2, h < 4" in text_of(both, r=2, H=4)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "is_inside"),
+    [({"H": 8, "W": 32}, True), ({"H": 8, "W": 33}, False), ({"H": 65, "W": 8}, False)],
+)
+def test_a_point_computes_all_short_rows_of_a_plane(sizes: dict[str, int], is_inside: bool) -> None:
+    text = text_of("op f(x[N,H,W]) -> y[N,H,W]\n  y[n,h,w] = 2 * x[n,h,w]", **sizes)
+    assert (f"for h in 0 .. {sizes['H'] - 1}" in text) == is_inside
+    assert "parallel n < N" in text
+
+
 @pytest.mark.parametrize(("r", "is_filled"), [(4, True), (5, False)])
 def test_gaps_of_up_to_sixteen_cells_are_filled(r: int, is_filled: bool) -> None:
     spec = "op f(x[N,r,r,W]) -> y[N,(W r r)]\n  y[n,(w i j)] = x[n,i,j,w]"
