@@ -30,6 +30,10 @@ for _name, _examples, _repeatable in (
     )
 settings.load_profile(os.environ.get("OPGEN_HYPOTHESIS_PROFILE", "ci"))
 
+# Two test processes have two threads each on two cores. Threads that wait for each other by spinning
+# then keep the one they wait for from running: up to six times the time, on a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Half of the time of the compiler. `test_special_kernels` compiles every spec as users do.
 os.environ.setdefault("OPGEN_CFLAGS", "-O1")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.facts import Facts
 from opgen.algebra.fibre import Problem, TargetIndex, solve
-from opgen.algebra.poly import Poly, poly, symbol
+from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
 from opgen.algebra.prove import implies
 from opgen.errors import Span
 from opgen.ir.context import with_iterators
@@ -22,13 +22,22 @@ from opgen.lang.obligations import Obligations, excludes, loads
 from opgen.lang.repairs import accumulated_at
 
 
+def _writing(lowered: Lowered) -> tuple[tuple[BoxIterator, ...], tuple[Condition, ...]]:
+    """The iterators and guards that say which cells are written.
+
+    Those of a reduction choose its terms: a cell is written even if it has none.
+    """
+    iterators = lowered.statement.iterators
+    reduced = {iterator.name for iterator in iterators[lowered.own :]}
+    guards = (g for g in lowered.statement.guards if g.value.symbols.isdisjoint(reduced))
+    return iterators[: lowered.own], tuple(guards)
+
+
 def injective(obligations: Obligations, lowered: Lowered) -> None:
     """`=` writes no cell twice: the fibre of a cell is at most one point."""
     statement = lowered.statement
-    own = statement.iterators[: lowered.own]
+    own, guards = _writing(lowered)
     names = {iterator.name for iterator in own}
-    reduced = {iterator.name for iterator in statement.iterators[lowered.own :]}
-    guards = tuple(g for g in statement.guards if g.value.symbols.isdisjoint(reduced))
     extents = obligations.extents(statement.target)
     indices = statement.target.indices
     if any(i.boundary not in (Boundary.NONE, Boundary.DROP) for i in indices):
@@ -141,20 +150,22 @@ def _shapes(
 def disjoint(obligations: Obligations, first: Lowered, second: Lowered) -> None:
     """Two `=` into one tensor write different cells."""
     one, two = first.statement, second.statement
-    rename = {i.name: symbol(f"{i.name}'") for i in two.iterators}
-    facts = obligations.statement_facts(one)
-    facts = with_iterators(
-        facts,
-        (BoxIterator(f"{i.name}'", i.extent) for i in two.iterators),
-    )
-    guards = tuple(guard.substitute(rename) for guard in two.guards)
+    own, own_guards = _writing(first)
+    others, other_guards = _writing(second)
+    rename = {i.name: symbol(f"{i.name}'") for i in others}
+    facts = with_iterators(obligations.facts, own).with_conditions(*own_guards)
+    facts = with_iterators(facts, (BoxIterator(f"{i.name}'", i.extent) for i in others))
+    guards = tuple(guard.substitute(rename) for guard in other_guards)
     if any(excludes(facts, guard) for guard in guards):
         return
-    facts = facts.with_conditions(*guards)
     differences = [
         a.value - b.value.substitute(rename)
         for a, b in zip(one.target.indices, two.target.indices, strict=True)
     ]
+    same = _at_the_same_cell(differences, [name.symbol for name in rename.values()])
+    if any(excludes(facts, guard.substitute(same)) for guard in guards):
+        return
+    facts = facts.with_conditions(*guards)
     for difference in differences:
         if implies(facts, Condition(difference - 1)) or implies(facts, Condition(-difference - 1)):
             return
@@ -168,30 +179,53 @@ def disjoint(obligations: Obligations, first: Lowered, second: Lowered) -> None:
             f"two statements write the same cells of '{one.target.tensor}' with `=`",
             (two.target.span or Span(0, 0), "again here"),
             (one.target.span or Span(0, 0), "first written here"),
-            notes=_met_by_both(one, two, same_cell, obligations),
+            notes=_met_by_both(first, second, same_cell, obligations),
             advice="make their indices or conditions exclude each other, or add with `+=`",
             replacement=later,
         )
     )
 
 
+def _at_the_same_cell(differences: Sequence[Poly], names: Sequence[str | None]) -> dict[str, Poly]:
+    """What iterators of the second statement are where all differences of indices are zero.
+
+    `y[i,j]` and `y[i',j'+1]` are one cell where `i'` is `i` and `j'` is `j - 1`: guards such as
+    `i >= j` and `i' <= j'` then speak of the same values. An iterator that no index determines, or
+    that stands beside others of the second statement, is left as it is.
+    """
+    found: dict[str, Poly] = {}
+    for difference in differences:
+        unknown = difference.symbols.intersection(name for name in names if name)
+        if len(unknown) != 1:
+            continue
+        (name,) = unknown
+        parts = difference.linear_in(symbol_atom(name))
+        if parts is None or abs(parts[0].constant) != 1 or not parts[0].is_constant:
+            continue
+        factor, rest = parts
+        if name not in rest.symbols:  # it is in no quotient either
+            found.setdefault(name, rest * -factor.constant)
+    return found
+
+
 def _met_by_both(
-    one: Statement, two: Statement, same_cell: Facts, obligations: Obligations
+    first: Lowered, second: Lowered, same_cell: Facts, obligations: Obligations
 ) -> tuple[str, ...]:
-    held = _held((one, two))
+    statements = (first.statement, second.statement)
+    held = _held(statements)
     if held:
         return (f"{held} may hold the same position for both",)
     values = obligations.example(Condition(poly(-1)), same_cell)
     if values is None:
         return ("it could not be proved that their cells differ",)
-    names = [iterator.name for iterator in one.iterators]
-    others = [iterator.name for iterator in two.iterators]
-    first = _point(names, [values[name] for name in names]) if names else "once"
-    second = _point(others, [values[f"{name}'"] for name in others]) if others else "once"
-    shapes = _shapes((one, two), values, obligations)
+    names = [iterator.name for iterator in _writing(first)[0]]
+    others = [iterator.name for iterator in _writing(second)[0]]
+    here = _point(names, [values[name] for name in names]) if names else "once"
+    there = _point(others, [values[f"{name}'"] for name in others]) if others else "once"
+    shapes = _shapes(statements, values, obligations)
     return (
-        f"smallest case: {shapes}both write {_cell(one, values)}, the first at {first}, "
-        f"the second at {second}",
+        f"smallest case: {shapes}both write {_cell(first.statement, values)}, the first at {here}, "
+        f"the second at {there}",
     )
 
 

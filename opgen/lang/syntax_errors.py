@@ -290,6 +290,15 @@ def _conditional(context: Context) -> Hint | None:
     return advice, edit
 
 
+def _where_for_select(context: Context) -> Hint | None:
+    """`where(c, a, b)` of NumPy and PyTorch."""
+    called = bool(context.after) and context.after[0].type == "LPAR"
+    if context.token.type != "WHERE" or not called or "NAME" not in context.expected:
+        return None
+    advice = "a value is chosen by select(condition, value, otherwise)"
+    return advice, (token_span(context.token), "select")
+
+
 def _slice(context: Context) -> Hint | None:
     """`x[:, c]`."""
     opened = context.opened()
@@ -400,6 +409,7 @@ _HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
     _stray_closing,
     _unclosed,
     _conditional,
+    _where_for_select,
     _clause_word,
     _equals_for_comparison,
     _comparison_for_equals,

@@ -309,6 +309,14 @@ class TreeBuilder(Transformer[Token, Any]):
 
     @staticmethod
     def _no_iterator(reducer: Token, value: syntax.Expression, body: syntax.Expression) -> Refused:
+        if reducer in syntax.REDUCERS and isinstance(value, syntax.Comparison):
+            return Refused(
+                "bad-domain",
+                f"`{reducer}(...)` before a term names iterators, and this is a condition",
+                value.span,
+                f"write an iterator with its extent as {reducer}(k in K), and a condition after "
+                f"all of them: {reducer}(k in K if k < n)",
+            )
         if reducer in syntax.REDUCERS and reducer not in ("max", "min"):
             return Refused(
                 "bad-domain",

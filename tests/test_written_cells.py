@@ -1,0 +1,74 @@
+"""Statements that share an output by conditions on its indices, against PyTorch's own ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opgen
+from opgen.errors import OpgenError
+
+Function = Callable[[Tensor], Tensor]
+
+SHARED: tuple[tuple[str, str, Function], ...] = (
+    (
+        "lower triangle",
+        "op f(x[N,M]) -> y[N,M]\n  y[i,j] = x[i,j] if i >= j\n  y[i,j] = 0 if i < j\n",
+        torch.tril,
+    ),
+    (
+        "band",
+        "op f(x[N,M]; k = 1) -> y[N,M]\n"
+        "  y[i,j] = x[i,j] if i - j <= k and j - i <= k\n"
+        "  y[i,j] = 0 if i - j > k\n"
+        "  y[r,c] = 0 if c - r > k and r - c <= k\n",
+        lambda x: x.tril(1).triu(-1),
+    ),
+    (
+        "three places, one of them moved",
+        "op f(x[N,M]) -> y[N+1,M]\n"
+        "  y[i+1,j] = x[i,j] if i >= j\n"
+        "  y[i,j] = 2*x[i,j] if i <= j\n"
+        "  y[N,j] = 0 if N <= j\n",
+        lambda x: F.pad(x.tril(), (0, 0, 1, 0)) + F.pad(2 * x.triu(), (0, 0, 0, 1)),
+    ),
+    (
+        "swapped iterators",
+        "op f(x[N,N]) -> y[N,N]\n  y[i,j] = x[i,j] if i >= j\n  y[j,i] = x[i,j] if i > j\n",
+        lambda x: x.tril() + x.tril(-1).T,
+    ),
+)
+
+
+@pytest.mark.parametrize(("text", "wanted"), [s[1:] for s in SHARED], ids=[s[0] for s in SHARED])
+@pytest.mark.parametrize("size", [0, 1, 5, 40])
+def test_conditions_exclude_each_other(text: str, wanted: Function, size: int) -> None:
+    function = opgen.compile(text).f
+    x = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    result, expected = function(ours), wanted(theirs)
+    assert torch.equal(result, expected)
+    cotangent = torch.rand_like(expected)
+    (gradient,) = torch.autograd.grad(result, ours, cotangent)
+    assert torch.equal(gradient, torch.autograd.grad(expected, theirs, cotangent)[0])
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("y[i,j] = x[i,j] if i >= j", "y[i,j] = 0 if i <= j"),  # both on the diagonal
+        ("y[i,j] = x[i,j] if i >= j", "y[j,i] = 0 if i < j"),  # both below it
+        ("y[i,j] = x[i,j] if i > j", "y[i,j] = 0 if i < j + 2"),
+        (
+            "y[i,j] = sum(k) w[i,k] for j in M",
+            "y[i,j] = 0 if N == 0",
+        ),  # a sum without terms is written
+    ],
+)
+def test_conditions_that_do_not(statements: tuple[str, str]) -> None:
+    with pytest.raises(OpgenError, match="overlapping-writes"):
+        opgen.compile("op f(x[M,M], w[M,N]) -> y[M,M]\n  {}\n  {}\n".format(*statements))
