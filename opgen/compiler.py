@@ -162,7 +162,9 @@ def _special_kernels(
     taken: set[str] = set()
     sizes = []
     windows = (*windows_of(public), *given_sizes(op, public))
-    for found in (windows, lengths_of(public), factors_of(public)):
+    # Gradients have rows of their own: those of the result, which are inputs to them.
+    rows_of_both = dict.fromkeys((*lengths_of(public), *lengths_of(op)))
+    for found in (windows, rows_of_both, factors_of(public)):
         sizes.append(tuple(n for n in found if n in program.integers and n not in taken))
         taken.update(found)
     windows, lengths, factors = sizes

@@ -14,7 +14,7 @@ from opgen.errors import Source
 from opgen.ir.convolution import Convolution, Role
 from opgen.passes.convolution import convolution
 from opgen.passes.derive import derive
-from opgen.runtime import evaluation, library
+from opgen.runtime import compat, evaluation, library
 from opgen.runtime.arrangement import Arrangement
 
 GROUPED = "op f(x[N,(g C),W], w[(g D),C,K]; g = 1, s = 1, p = 0) -> y[N,(g D),V]\n"
@@ -313,6 +313,94 @@ def test_what_generated_kernels_compute(
     assert answers == []
     if 0 not in weight:
         torch.testing.assert_close(got, F.conv2d(x, w, **geometry), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "geometry", "format_", "dtype", "asked"),
+    [
+        ((4, 8), 4, {"padding": 1}, torch.channels_last, torch.float32, 3),  # two for each
+        ((4, 8), 4, {"padding": 1}, torch.contiguous_format, torch.float32, 0),
+        ((4, 4), 4, {"padding": 1}, torch.channels_last, torch.float32, 0),
+        ((4, 8), 4, {"stride": 2}, torch.channels_last, torch.float32, 1),  # the filter's gradient
+        ((4, 4), 2, {"stride": 2}, torch.channels_last, torch.float32, 3),
+        ((4, 4), 4, {"padding": 1}, torch.channels_last, torch.bfloat16, 2),  # all but that
+        ((4, 4), 4, {"stride": 2}, torch.channels_last, torch.bfloat16, 0),
+        ((1024, 1024), 1024, {}, torch.channels_last, torch.float32, 1),  # the filter's gradient
+        ((1023, 1023), 1023, {}, torch.channels_last, torch.float32, 0),
+        ((1024, 1024), 1024, {}, torch.contiguous_format, torch.float32, 0),
+        ((1024, 1024), 1024, {"stride": 2}, torch.channels_last, torch.float32, 0),
+        ((4, 4), 4, {"padding": 1}, torch.contiguous_format, torch.bfloat16, 0),
+    ],
+)
+def test_fewer_channels_in_channels_last_format(
+    channels: tuple[int, int],
+    groups: int,
+    geometry: dict[str, int],
+    format_: torch.memory_format,
+    dtype: torch.dtype,
+    asked: int,
+    answers: list[bool],
+) -> None:
+    """Forward, and both gradients: how many of the three the library computes."""
+    inside, out = channels
+    x = torch.randn(2, inside, 7, 7).to(dtype).contiguous(memory_format=format_)
+    w = torch.randn(out, inside // groups, 3, 3).to(dtype)
+    leaves = [x.requires_grad_(), w.requires_grad_()]
+    got = conv.conv2d(x, w, groups=groups, **geometry)
+    x64, w64 = (each.detach().double().requires_grad_() for each in leaves)
+    wanted = F.conv2d(x64, w64, groups=groups, **geometry)
+    close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.1}
+    torch.testing.assert_close(got.double(), wanted, **close)
+    cotangent = torch.randn_like(got)
+    mine = torch.autograd.grad(got, leaves, cotangent)
+    theirs = torch.autograd.grad(wanted, (x64, w64), cotangent.double())
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one.double(), other, **close)
+    assert answers == [True] * asked
+
+
+@pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("channels", "window", "stride", "asked"),
+    [(16, 10, 1, 2), (16, 9, 1, 0), (15, 10, 1, 0), (16, 10, 2, 0)],  # all but the filter's
+)
+def test_wide_windows_of_single_channels(
+    channels: int,
+    window: int,
+    stride: int,
+    asked: int,
+    format_: torch.memory_format,
+    answers: list[bool],
+) -> None:
+    x = torch.randn(2, channels, 12, 13).contiguous(memory_format=format_)
+    w = torch.randn(channels, 1, window, window) / window
+    leaves = [x.requires_grad_(), w.requires_grad_()]
+    geometry = {"padding": 5, "groups": channels, "stride": stride}
+    got, wanted = (each(x, w, **geometry) for each in (conv.conv2d, F.conv2d))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    assert got.is_contiguous(memory_format=format_)
+    cotangent = torch.randn_like(wanted)
+    for mine, theirs in zip(
+        torch.autograd.grad(got, leaves, cotangent),
+        torch.autograd.grad(wanted, leaves, cotangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
+    assert answers == [True] * asked
+
+
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_float16_only_where_the_library_has_kernels_for_it(
+    has_kernels: bool, answers: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "library_has_float16", lambda: has_kernels)
+    size = 9 + has_kernels  # calls like an earlier one are known
+    x, w = torch.randn(2, 8, size, size).half(), torch.randn(8, 8, 3, 3).half()
+    got = conv.conv2d(x, w, padding=1)
+    torch.testing.assert_close(
+        got.double(), F.conv2d(x.double(), w.double(), padding=1), rtol=2**-9, atol=2**-6
+    )
+    assert answers == [True] * has_kernels
 
 
 def test_double_precision_is_not_the_library_s(answers: list[bool]) -> None:

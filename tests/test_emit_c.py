@@ -462,3 +462,19 @@ def test_a_wrong_cuda_kernel_is_reported() -> None:
     with emulated():
         assert not torch.allclose(operation.call(x, w), x - w)
     assert torch.allclose(operation.call(x, w), x - w)
+
+
+def test_what_is_only_copied_is_not_converted() -> None:
+    """A NaN keeps its bits, which a conversion from bfloat16 and back would not."""
+    bits = torch.tensor([0x7FC1, 0x7F81, 0x3F80, 1], dtype=torch.int16)
+    module = compiler.compile("op f(x[N]) -> y[N]\n  y[n] = x[n]")
+    assert torch.equal(module.f(bits.view(torch.bfloat16)).view(torch.int16), bits)
+
+
+@pytest.mark.parametrize(
+    "op", ["f(x: i32[N]) -> y: f32[N]\n  y[n] = x[n]", "f(x[N]) -> y[N]\n  y[n] = -x[n]"]
+)
+def test_what_is_not_only_copied_is_converted(op: str) -> None:
+    checked = op_of(f"op {op}")
+    program = rows(schedule(checked, gather(checked)), facts_of(checked))
+    assert "stored_T" not in c_source(program)

@@ -211,6 +211,40 @@ def test_rows_of_a_plane_are_taken_together() -> None:
     assert "for h in h_first .. h_last" in text
 
 
+def test_rows_of_a_plane_are_taken_together_under_a_condition() -> None:
+    spec = "op f(x[C,H,W]; k = 1) -> y[H,W]\n  y[h,w] = sum(c if {}) x[c,h,w]"
+    assert "for h in h_first .. h_last" in text_of(spec.format("k >= 1"))
+    assert "for h in h_first .. h_last" not in text_of(spec.format("h >= k"))
+
+
+def test_what_is_read_as_one_piece_is_read_in_its_order() -> None:
+    """Every second row of x, then all others, would load it twice; what is written comes first."""
+    parted = "op f(x[(H r),W]; r = 2) -> y[r,H,W]\n  where r >= 1\n  y[i,h,w] = x[(h i),w]"
+    assert "parallel h < H, i < 2" in text_of(parted, r=2)
+    joined = "op f(x[r,H,W]; r = 2) -> y[(H r),W]\n  where r >= 1\n  y[(h i),w] = x[i,h,w]"
+    assert "parallel h < H, i < 2" in text_of(joined, r=2)
+    both = (
+        "op f(x[(H r),W]; r = 2) -> y[(r H),W]\n  where r == 2, H == 4\n  y[(i h),w] = x[(h i),w]"
+    )
+    assert "parallel i < 2, h < 4" in text_of(both, r=2, H=4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_inside"),
+    [({"H": 8, "W": 32}, True), ({"H": 8, "W": 33}, False), ({"H": 65, "W": 8}, False)],
+)
+def test_a_point_computes_all_short_rows_of_a_plane(sizes: dict[str, int], is_inside: bool) -> None:
+    text = text_of("op f(x[N,H,W]) -> y[N,H,W]\n  y[n,h,w] = 2 * x[n,h,w]", **sizes)
+    assert (f"for h in 0 .. {sizes['H'] - 1}" in text) == is_inside
+    assert "parallel n < N" in text
+
+
+@pytest.mark.parametrize(("r", "is_filled"), [(4, True), (5, False)])
+def test_gaps_of_up_to_sixteen_cells_are_filled(r: int, is_filled: bool) -> None:
+    spec = "op f(x[N,r,r,W]) -> y[N,(W r r)]\n  y[n,(w i j)] = x[n,i,j,w]"
+    assert (f"y[n, {r * r}*w + {r}] = x[n, 1, 0, w]" in text_of(spec, r=r)) == is_filled
+
+
 def test_points_that_guards_leave_out_are_no_cells() -> None:
     """Of three points only the middle one is a cell."""
     op = op_of("op f(x[J]) -> y[1]\n  y[j - 1] += x[j] if 1 <= j < 2")

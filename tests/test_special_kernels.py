@@ -136,6 +136,20 @@ def test_a_factor_of_one_has_a_kernel() -> None:
     assert (1, None, None, None) in made(op)
 
 
+def test_factors_are_known_for_more_sizes_than_have_kernels() -> None:
+    """Otherwise the layers of a net, from the fourth size on, would run many times slower."""
+    spec = (
+        "op grouped_2(x[N,(g C),H,W], w[(g D),C]; g = 1) -> y[N,(g D),H,W]\n"
+        "  where g >= 1\n  y[n,(i d),h,w] = sum(c) x[n,(i c),h,w] * w[(i d),c]"
+    )
+    op = Op(opgen.compile(spec), "grouped_2")
+    for rows in (4, 5, 6, 7, 8):
+        x, w = torch.randn(400, 6, rows, 9), torch.randn(6, 1)
+        torch.testing.assert_close(op(x, w, g=6), x * w[:, :, None])
+    open_ = (None, 1, 1, None, None, None)
+    assert made(op) == {(None, 1, 1, rows, 9, None) for rows in (4, 5, 6)} | {open_}
+
+
 @pytest.mark.parametrize(
     ("statement", "counted"),
     [

@@ -174,6 +174,14 @@ class Printer:
             case unexpected:
                 assert_never(unexpected)
 
+    def is_copy(self, operand: Operand, load: loops.Load) -> bool:
+        """Whether an element to be stored is of the same type, the one that a call chooses.
+
+        It needs no conversion then, which takes longer than the copy where numbers have 16 bits.
+        """
+        source = self._tensor(load.tensor)
+        return isinstance(source, Operand) and type_name(source) == type_name(operand) == "T"
+
     def stored(self, operand: Operand, value: Text) -> str:
         """The right-hand side of an assignment to an element."""
         if operand.widened or operand.dtype in DIRECT:

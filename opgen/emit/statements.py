@@ -21,6 +21,7 @@ from opgen.ir.loops import (
     For,
     If,
     Lanes,
+    Load,
     Node,
     Row,
     Start,
@@ -166,9 +167,16 @@ class Emitter(LaneEmitter):
                     self.store_lanes(node)
                     return
                 operand = self.printer.program.operand(tensor)
-                stored = self.printer.stored(operand, self.printer.scalar(value))
                 cell = self.places.get((tensor, indices)) or self.printer.cell(tensor, indices)
-                self.write(f"{cell} = {stored};")
+                if (
+                    isinstance(value, Load)
+                    and not self.printer.cuda
+                    and self.printer.is_copy(operand, value)
+                ):
+                    source = self.printer.cell(value.tensor, value.indices)
+                    self.write(f"stored_T({cell}) = stored_T({source});")
+                    return
+                self.write(f"{cell} = {self.printer.stored(operand, self.printer.scalar(value))};")
             case AtomicAdd(tensor=tensor, indices=indices, value=value):
                 cell = self.printer.cell(tensor, indices)
                 term = self.printer.scalar(value).text

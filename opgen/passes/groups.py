@@ -15,6 +15,7 @@ from opgen.ir.loops import (
     Axis,
     Define,
     For,
+    If,
     Kernel,
     Lanes,
     Load,
@@ -23,6 +24,7 @@ from opgen.ir.loops import (
     loads_of,
     walk,
 )
+from opgen.ir.map_loops import symbols_of
 from opgen.passes.gather import fresh_name
 
 ROWS: Final = 16
@@ -35,11 +37,9 @@ def grouped(kernel: Kernel) -> Kernel:
         return kernel
     *axes, axis = kernel.axes
     outside = tuple(_outside(kernel.body))
-    if any(not isinstance(node, For | Define) for node in outside):
+    if any(not isinstance(node, For | If | Define) for node in outside):
         return kernel
-    bounds = [b for node in outside if isinstance(node, For) for b in (*node.lower, *node.upper)]
-    bounds += [node.value for node in outside if isinstance(node, Define)]
-    if any(axis.name in bound.symbols for bound in bounds):
+    if axis.name in symbols_of(*(_alone(node) for node in outside)):
         return kernel  # every row has other terms
     jumps = [node.name for node in outside if isinstance(node, For)]
     if not any(
@@ -60,8 +60,13 @@ def _outside(body: Sequence[Node]) -> Iterator[Node]:
         if isinstance(node, Lanes):
             continue
         yield node
-        if isinstance(node, For):
+        if isinstance(node, For | If):
             yield from _outside(node.body)
+
+
+def _alone(node: Node) -> Node:
+    """The node without what is inside."""
+    return replace(node, body=()) if isinstance(node, For | If) else node
 
 
 def _is_plane(load: Load, axis: Axis, row: Axis, jumps: Sequence[str]) -> bool:
@@ -100,7 +105,7 @@ def _with_rows(body: Sequence[Node], group: Row) -> tuple[Node, ...]:
             run.append(node)
             continue
         flush()
-        if isinstance(node, For):
+        if isinstance(node, For | If):
             node = replace(node, body=_with_rows(node.body, group))
         out.append(node)
     flush()

@@ -33,6 +33,9 @@ from opgen.ir.map_loops import map_nodes, polynomials, renamed
 LARGEST: Final = 8
 """The most values of an index for which the body is copied."""
 
+WIDEST: Final = 16
+"""The widest gap between the cells of a row, or the elements it loads, that copies fill."""
+
 MOST: Final = 8
 """The most copies for several axes."""
 
@@ -136,7 +139,7 @@ def _filling(value: Poly, name: str, short: Mapping[str, Axis]) -> tuple[Axis, .
     """The axes whose values lie between two neighbours along `name`: they fill the gap exactly."""
     step = _coefficient(value, name)
     filled, found = 1, []
-    while step is not None and filled < step <= LARGEST:
+    while step is not None and filled < step <= WIDEST:
         axis = next((a for n, a in short.items() if _coefficient(value, n) == filled), None)
         if axis is None:
             return ()

@@ -58,8 +58,10 @@ from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solv
 from opgen.passes.lane_choice import Choice, Way, choose
 from opgen.passes.lane_passes import fused
 from opgen.passes.peel import Peeling
+from opgen.passes.short_rows import with_planes
 from opgen.passes.tile import Tile, tiled, tiles_along, window_tiles
 from opgen.passes.unroll import LONGEST, MOST, unrolled
+from opgen.passes.walk_order import in_walk_order
 
 Leaf = Accumulate | Start | Store | AtomicAdd
 
@@ -86,7 +88,7 @@ def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
     kernel = replace(kernel, body=direct(kernel.body))
     match choose(kernel):
         case Choice(way=Way.ROW, name=name):
-            return along_row(kernel, name, facts)
+            return with_planes(along_row(kernel, name, facts))
         case Choice(way=Way.SUM, name=name):
             return _in_any_order(kernel, name)
         case Choice(way=Way.POINTS):
@@ -160,7 +162,7 @@ def along_row(
     row = Row(axis, fresh_name(f"{name}_first", taken), fresh_name(f"{name}_last", taken), width)
     kernel = tiled(kernel, tiles, bodies, functools.partial(_passes, row, inside, most))
     axes = tuple(each for each in kernel.axes if each is not axis)
-    return grouped(replace(kernel, axes=axes, row=row))
+    return in_walk_order(grouped(replace(kernel, axes=axes, row=row)))
 
 
 def _passes(

@@ -119,3 +119,9 @@ def fast_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`function.apply` without the layer that binds arguments by name in every call."""
     base = cast(Any, super(torch.autograd.Function, function))
     return cast(Callable[..., Any], base.apply)
+
+
+@functools.cache
+def library_has_float16() -> bool:
+    """Whether the library of convolutions has kernels for float16 on this processor."""
+    return bool(find("torch", "ops.mkldnn._is_mkldnn_fp16_supported")())

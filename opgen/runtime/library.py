@@ -18,16 +18,31 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from opgen.runtime import compat
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.layout import memory_format
 
 if TYPE_CHECKING:
+    from opgen.runtime.description import Convolution
     from opgen.runtime.evaluation import Call
     from opgen.runtime.operation import Operation
 
 _LEAST_CHANNELS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
 """From how many products of channels in a group on the library is faster, by element type."""
 
+_LEAST_CHANNELS_LAST = {torch.float32: 2, torch.bfloat16: 1, torch.float16: 4}
+"""The same for images in channels-last format. Generated kernels take channels for their vectors;
+where those of a group are several, neighbours in one tensor are none in the other."""
+_WIDE_WINDOW = 100
+"""From how many taps on the library is faster for single channels too, in channels-last format: ten
+times at 15 by 15. Not for the gradient of the filter."""
+
+_VECTOR = 16
+"""The fewest channels that fill a vector of the library."""
+
+_PAGE = 4096
+"""Bytes: where the channels of a pixel fill a page, a sum over the pixels of a channel meets a new
+page in every term. The library takes many channels at a time, for windows up to 3 by 3."""
 
 Sizes = Sequence[int]
 Tensors = Sequence[torch.Tensor | None]
@@ -73,6 +88,22 @@ class Case:
         """How many products of channels there are for each tap."""
         return self.weight[1] * (self.weight[0] // self.groups)
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether single channels go through windows so large that other formats are worth a copy.
+
+        Images of other ranks have no such format.
+        """
+        is_depthwise = self.channels == 1 and self.groups >= _VECTOR
+        is_plain = len(self.stride) == 2 and max(self.stride) == 1
+        return is_depthwise and is_plain and math.prod(self.weight[2:]) >= _WIDE_WINDOW
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether single channels, enough to fill pages, go through windows of few taps."""
+        is_paged = self.channels == 1 and 4 * self.groups >= _PAGE
+        return is_paged and max(self.stride) == 1 and max(self.weight[2:]) <= 3
+
 
 MOST_KNOWN = 256
 """How many calls are remembered."""
@@ -113,6 +144,8 @@ def case_of(call: Call) -> Case | None:
         return None
     if call.device.type != "cpu" or not torch._C._has_mkldnn:
         return None
+    if dtype == torch.float16 and not compat.library_has_float16():
+        return None  # it would go cell by cell
     declared = zip(call.operation.inputs, call.tensors, strict=True)
     shapes: dict[str, Sizes] = {each.name: t.shape for each, t in declared if t is not None}
     shapes[call.operation.outputs[0].name] = call.shapes.outputs[0]
@@ -122,9 +155,22 @@ def case_of(call: Call) -> Case | None:
     format_ = call.format_of(len(call.shapes.outputs[0]))
     result, image, weight = (shapes[name] for name in roles)
     case = Case(groups, stride, padding, dilation, result, image, weight, format_)
-    if not case.is_library_form or case.channels < _LEAST_CHANNELS[dtype]:
+    if not case.is_library_form or case.channels < _least_channels(case, dtype, names):
         return None
     return case
+
+
+def _least_channels(case: Case, dtype: torch.dtype, names: Convolution) -> int:
+    """From how many products of channels in a group on the library is faster."""
+    if case.is_wide and names.target != names.weight:
+        return 1
+    if case.format == torch.contiguous_format:
+        return _LEAST_CHANNELS[dtype]
+    least = _LEAST_CHANNELS_LAST[dtype]
+    if names.target == names.weight:
+        # A sum over all pixels, for which one channel is a long row.
+        return 1 if dtype == torch.float32 and case.is_narrow else max(least, 2)
+    return least if max(case.stride) == 1 else max(least, 4)
 
 
 def convolve(case: Case, call: Call) -> torch.Tensor | None:
@@ -138,6 +184,11 @@ def convolve(case: Case, call: Call) -> torch.Tensor | None:
     }
     result, image, weight = map(given.get, (names.result, names.image, names.weight))
     bias = None if names.bias is None else given[names.bias]
+    if case.is_wide:
+        result, image = (
+            None if each is None else each.contiguous(memory_format=torch.channels_last)
+            for each in (result, image)
+        )
     found = None
     if image is not None and weight is not None:
         found = _result(case, image, weight, bias)

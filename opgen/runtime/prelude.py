@@ -643,6 +643,8 @@ def _load_columns(lanes: int) -> Iterable[str]:
 
 def _lanes(shared: str, wide: str) -> Iterable[str]:
     """Vectors of `wide`, and how elements of T become one."""
+    bits = ".bits" if shared == "bf16" else ""
+    yield f"#define stored_T(cell) (cell){bits}"
     yield "enum { LANES = LANE_BYTES / sizeof(wide) };"
     number = f"int{8 * _SIZES[wide]}_t"
     yield f"typedef {number} lane_numbers __attribute__((vector_size(LANE_BYTES)));"

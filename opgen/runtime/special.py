@@ -64,14 +64,17 @@ def values_of(operation: Operation, integers: Mapping[str, int], images: Images)
     if special is None or not _most():
         return ()
     values, sizes = _split(special, integers)
-    layout = images.layout if images.are_large else None
-    if images.are_large and any(size is not None for size in sizes):
+    if not images.are_large:
+        return (*values, *(None for _ in sizes), None)
+    if any(size is not None for size in sizes):
         chosen = operation.chosen.setdefault(values, [])
         if sizes not in chosen and len(chosen) < MOST_SIZES:
             chosen.append(sizes)
-        if sizes in chosen:
-            return (*values, *sizes, layout)
-    return (*values, *(None for _ in sizes), layout)
+        if sizes not in chosen:
+            # Of a factor only 1 is known: it adds few kernels, and without it they are slow.
+            factors = len(special.factors)
+            sizes = (*sizes[:factors], *(None for _ in sizes[factors:]))
+    return (*values, *sizes, images.layout)
 
 
 @dataclass(frozen=True, slots=True)
