@@ -18,7 +18,7 @@ from opgen.emit import torch_module
 from opgen.emit.c import c_source
 from opgen.emit.cuda import cuda_kernels, cuda_text
 from opgen.emit.torch_module import SpecialKernels, Unit
-from opgen.errors import Source
+from opgen.errors import OpgenError, Source
 from opgen.ir.certificate import Trials
 from opgen.ir.context import facts_of
 from opgen.ir.family import JOINT, Member, Traits
@@ -33,6 +33,7 @@ from opgen.passes.certify import certificate
 from opgen.passes.convolution import convolution
 from opgen.passes.cuda_product import with_contractions
 from opgen.passes.cuda_rows import cuda_rows
+from opgen.passes.cuda_siblings import with_siblings
 from opgen.passes.derive import derive, differentiable, joint, sources
 from opgen.passes.differentiate import derivative, tangent
 from opgen.passes.fingerprint import fingerprint
@@ -136,7 +137,7 @@ def _rows(op: Op, program: Program) -> Program:
 
 def _threads(op: Op, program: Program) -> Program:
     """The loops of an op for the threads of a GPU."""
-    return with_contractions(cuda_rows(program, facts_of(op)), program, op)
+    return with_siblings(with_contractions(cuda_rows(program, facts_of(op)), program, op))
 
 
 def stage_text(source: Source, name: str) -> str:
@@ -264,20 +265,50 @@ def module_source(text: str, name: str) -> str:
     return _module_text(Source(text, name), orders=0)
 
 
-def derived_source(text: str, name: str, path: tuple[str, ...]) -> str:
+def derived_source(text: str, name: str, path: tuple[str, ...], siblings: bool = False) -> str:
     """A module of the op at the end of a path of differentiations.
 
     Its `LINK` says how the op before it on the path calls it, see `opgen.runtime.Gradient`. It is
-    None, and the module holds nothing else, for a joint gradient that would not share anything.
+    None, and the module holds nothing else, for a joint gradient that would not share anything:
+    temporaries, or, of `siblings`, passes of a CUDA kernel for usual attributes and windows.
     """
     ops = _checked(text, name)
     *before, last = path
-    if JOINT in last and joint(_derived_op(text, name, tuple(before)), ops) is None:
+    if siblings:
+        if not _have_siblings(_derived_op(text, name, tuple(before)), last):
+            return "LINK = None\n"
+    elif JOINT in last and joint(_derived_op(text, name, tuple(before)), ops) is None:
         return "LINK = None\n"
     found = derivative(_derived_op(text, name, tuple(before)), last, ops)
     link = (found.op.name, sources(found))
     module = _operation_source(found.op, path, text, name, ops)
     return f"{module}\nLINK = {link}\n"
+
+
+_USUAL_WINDOW = 3
+
+
+def _have_siblings(op: Op, step: str) -> bool:
+    """Whether a CUDA kernel computes several of an op's gradients, for usual values at least.
+
+    These are defaults, and 1 for every attribute: a window of 3 is padded by 1.
+    """
+    if op.gradients:
+        return False
+    found = derivative(op, step).op
+    ones = dict.fromkeys(attributes_of(found), 1)
+    sizes = dict.fromkeys(windows_of(op), _USUAL_WINDOW) | dict.fromkeys(factors_of(op), 1)
+    known = set(schedule(found, gather(found)).integers).difference(counts_of(op))
+    for attributes in (default_values(found) or ones, ones):
+        values = {**attributes, **sizes}
+        try:
+            special = unclamped(specialise(found, {n: v for n, v in values.items() if n in known}))
+            threads = _threads(special, schedule(special, gather(special)))
+        except OpgenError:  # these values are none of this op
+            continue
+        if any(kernel.also for kernel in threads.kernels):
+            return True
+    return False
 
 
 def special_source(

@@ -24,7 +24,7 @@ from opgen.runtime import cuda, evaluation, lookup
 SPEC = """
 op scale(x: float[N,M]; factor = 2.0) -> y[N,M], total[N]
   y[n,m] = factor * x[n,m]
-  total[n] = sum(m) x[n,m]
+  total[n] = sum(m) x[N-1-n,m]
 
 op pick(x[N], id: int[K]) -> y[K]
   y[k] = x[id[k]]

@@ -12,7 +12,7 @@ import torch
 
 from opgen import compiler
 from opgen.cli.console import diagnostics, errors, output
-from opgen.cost.kernels import Tiles, cost, tensor_bytes, tiled_cost
+from opgen.cost.kernels import Tiles, cost, joint_cost, tensor_bytes, tiled_cost
 from opgen.cost.machines import MACHINES, Machine
 from opgen.errors import OpgenError
 from opgen.ir.context import facts_of
@@ -20,7 +20,9 @@ from opgen.ir.loops import Kernel, Program
 from opgen.ir.notation import DType, Op
 from opgen.passes.cuda_product import with_contractions
 from opgen.passes.cuda_rows import cuda_rows
-from opgen.passes.derive import derive
+from opgen.passes.cuda_siblings import with_siblings
+from opgen.passes.derive import derive, differentiable
+from opgen.passes.differentiate import joint_adjoint
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import attributes_of, factors_of, specialise, windows_of
@@ -85,6 +87,9 @@ def run(options: argparse.Namespace) -> int:
     for member in derived:
         if member.path[0] == name:
             _report(member.op, ops[name], sizes, dtype, machine)
+    wanted = [tensor.name for tensor in differentiable(ops[name])]
+    if len(wanted) > 1 and not ops[name].gradients:
+        _report(joint_adjoint(ops[name], wanted).op, ops[name], sizes, dtype, machine, True)
     return 0
 
 
@@ -143,17 +148,34 @@ def _literal(text: str) -> object:
 
 
 # ---------------------------------------------------------------------------- the report
-def _report(op: Op, public: Op, sizes: Mapping[str, int], dtype: DType, machine: Machine) -> None:
-    """The kernels of one op as they are made for the attributes and windows of a call."""
+def _report(
+    op: Op,
+    public: Op,
+    sizes: Mapping[str, int],
+    dtype: DType,
+    machine: Machine,
+    only_siblings: bool = False,
+) -> None:
+    """The kernels of one op as they are made for the attributes and windows of a call.
+
+    With `only_siblings` nothing is told unless one of them computes several outputs.
+    """
     fixed = {name: sizes[name] for name in attributes_of(op) if name in sizes}
     fixed |= {name: sizes[name] for name in windows_of(public) if _is_window(sizes.get(name))}
     fixed |= {name: 1 for name in factors_of(public) if sizes.get(name) == 1}
     special = specialise(op, fixed)
     facts = facts_of(special)
     program = schedule(special, gather(special))
-    threads = with_contractions(cuda_rows(program, facts), program, special)
+    threads = with_siblings(with_contractions(cuda_rows(program, facts), program, special))
+    if only_siblings and not any(kernel.also for kernel in threads.kernels):
+        return
     costs = []
-    for kernel, launched in zip(program.kernels, threads.kernels, strict=True):
+    for launched in threads.kernels:
+        if launched.also:
+            parts = [each for each in program.kernels if each.written in launched.all_written]
+            costs.append(joint_cost(parts, launched, program, sizes, dtype, machine))
+            continue
+        (kernel,) = (each for each in program.kernels if each.name == launched.name)
         tiles = _tiles(launched, program, sizes, dtype)
         if tiles is None:
             costs.append(cost(kernel, launched, program, sizes, dtype, machine))

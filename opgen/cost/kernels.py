@@ -10,7 +10,7 @@ estimate for each thread and each load.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from opgen.algebra.poly import Poly
@@ -171,24 +171,47 @@ def cost(
     moved = _bytes(kernel, program, sizes, shared)
     instructions = round(cells * (counts.instructions + _THREAD / cells_of_thread))
     flops = cells * counts.flops
+    return _limited(kernel.name, _template(threads, box), flops, moved, instructions, machine)
+
+
+def joint_cost(
+    kernels: Sequence[Kernel],
+    threads: Kernel,
+    program: Program,
+    sizes: Mapping[str, int],
+    shared: DType,
+    machine: Machine,
+) -> Cost:
+    """The cost of one kernel that does what several do, see `cost`: what they share moves once."""
+    parts = [cost(each, threads, program, sizes, shared, machine) for each in kernels]
+    moved = _bytes(threads, program, sizes, shared)
+    alone = sum(each.bytes for each in parts)
+    template = parts[0].template
+    reason = (
+        f"{template.reason}; {', '.join(threads.all_written)} in one pass over what they share, "
+        f"which moves {moved / max(1, alone):.0%} of what a kernel for each would"
+    )
+    flops, instructions = (
+        sum(each) for each in zip(*((part.flops, part.instructions) for part in parts), strict=True)
+    )
+    template = Template(template.name, reason)
+    return _limited(threads.name, template, flops, moved, instructions, machine)
+
+
+def _limited(
+    name: str, template: Template, flops: int, moved: int, instructions: int, machine: Machine
+) -> Cost:
+    """The cost of a kernel that does so much."""
     times = {
         "memory": moved / machine.bandwidth,
         "issue": instructions / (machine.instructions * machine.issue),
         "arithmetic": flops / (2 * machine.multiply_adds),
     }
-    limit = max(times, key=lambda name: times[name])
+    limit = max(times, key=lambda each: times[each])
     if times[limit] < machine.launch:
-        return Cost(
-            kernel.name,
-            _template(threads, box),
-            flops,
-            moved,
-            instructions,
-            machine.launch,
-            "launch",
-        )
+        return Cost(name, template, flops, moved, instructions, machine.launch, "launch")
     seconds = machine.launch + times[limit]
-    return Cost(kernel.name, _template(threads, box), flops, moved, instructions, seconds, limit)
+    return Cost(name, template, flops, moved, instructions, seconds, limit)
 
 
 def _value(value: Poly, known: Mapping[str, int]) -> int:

@@ -137,6 +137,7 @@ def _launch(kernel: Function, program: Program) -> Group:
         window="True" if kernel.window else None,
         walked=dict_of({name: str(step) for name, step in kernel.walked}) if kernel.lanes else None,
         product=None if kernel.product is None else _product(kernel.product),
+        also=strings(kernel.also) if kernel.also else None,
     )
 
 

@@ -78,6 +78,7 @@ class Function:
     walked: tuple[tuple[str, int], ...]  # tensors that these walk along, and their steps
     slab: tuple[str, ...] | None = None  # how macros end, and the tensors with planes
     product: ProductFunction | None = None
+    also: tuple[str, ...] = ()  # tensors that it writes beside its sums
 
 
 Helpers = dict[tuple[str, Type], None]
@@ -220,7 +221,7 @@ def _sum_function(
     extents = [axis.extent for axis in axes]
     function = head.function(stretch, emitter, extents, reach(kernel) + points)
     sums = Sums(len(kernel.axes), len(found.starts), kind)
-    return replace(function, sums=sums)
+    return replace(function, sums=sums, also=kernel.also)
 
 
 def _serial_function(

@@ -129,7 +129,7 @@ def declare_names(signature: Signature, program: Program, scope: CNames) -> Name
 
 def pointer(operand: Operand, kernel: Kernel, names: Names, restrict: str) -> str:
     """The parameter for the elements of a tensor."""
-    constant = "" if operand.name == kernel.written else "const "
+    constant = "" if operand.name in kernel.all_written else "const "
     return f"{constant}{type_name(operand)} *{restrict} {names.tensors[operand.name]}"
 
 

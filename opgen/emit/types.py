@@ -70,7 +70,7 @@ class Types:
             if isinstance(node, Accumulate | Store | AtomicAdd)
             and not (isinstance(node, Accumulate) and node.reducer.is_argument)
         ]
-        return self._tensors[kernel.written] in GENERIC and any(
+        return any(self._tensors[name] in GENERIC for name in kernel.all_written) and any(
             self.of(node.value) is Type.REAL for node in terms
         )
 

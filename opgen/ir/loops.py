@@ -312,8 +312,9 @@ class Kernel:
     with `only` is passed over in calls where that is not so. With `Blocks` its passes over the row
     may take several lanes at a time.
 
-    `written` is the tensor it writes; `prologue` holds what is the same for every point; `spec`
-    are the spec lines it computes. A `contraction` is another way to do the same.
+    `written` is the tensor it writes, `also` are others; `prologue` holds what is the same for
+    every point; `spec` are the spec lines it computes. A `contraction` is another way to do the
+    same.
     """
 
     name: str
@@ -327,6 +328,12 @@ class Kernel:
     local: tuple[str, ...] = ()
     only: Finite | Blocks | None = None
     contraction: Contraction | None = None
+    also: tuple[str, ...] = ()
+
+    @property
+    def all_written(self) -> tuple[str, ...]:
+        """Every tensor that it writes."""
+        return (self.written, *self.also)
 
     @property
     def stretched(self) -> tuple[Row, ...]:
@@ -578,7 +585,7 @@ class Uses:
 
 def uses(kernel: Kernel) -> Uses:
     """Everything a kernel refers to; its own axes, loops and definitions are not counted."""
-    tensors = {kernel.written}
+    tensors = set(kernel.all_written)
     loaded: set[str] = set()
     symbols: set[str] = set()
     numbers: set[str] = set()

@@ -21,7 +21,10 @@ from opgen.ir.notation import Reducer
 
 @dataclass(frozen=True, slots=True)
 class BoxSum:
-    """A kernel that starts accumulators, adds up terms at every point of a box, stores them."""
+    """A kernel that starts accumulators, adds up terms at every point of a box, stores them.
+
+    Terms may store cells of tensors that the kernel writes beside its sums, one for every point.
+    """
 
     starts: tuple[Start, ...]
     box: tuple[Axis, ...]
@@ -48,7 +51,10 @@ def box_sum(kernel: Kernel, integers: Iterable[str]) -> BoxSum | None:
                 inner = body
             case _:
                 break
-    if not box or not stores or any(isinstance(n, For | Start | Store) for n in walk(inner)):
+    if not box or not stores or any(isinstance(node, For) for node in walk(inner)):
+        return None
+    own = (node.tensor for node in walk(inner) if isinstance(node, Start | Store))
+    if any(tensor not in kernel.also for tensor in own):
         return None
     return BoxSum(starts, tuple(box), inner, stores)
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import checks, compat, sharding
+from opgen.runtime import checks, compat, cuda, sharding, special
 from opgen.runtime.description import Gradient, Shape
 from opgen.runtime.evaluation import default_tensor
-from opgen.runtime.schema import Number, flatten
+from opgen.runtime.schema import Number, Numbers, flatten
 
 if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
@@ -203,7 +203,14 @@ def gradients(
     ]
     places = {declared.name: at for at, declared in enumerate(operation.inputs)}
     is_last = not torch.is_grad_enabled() and _are_plain((*point.tensors.values(), *cotangents))
-    for together, derived, link in derivatives(operation, names, is_last=is_last):
+
+    def sizes(derived: Operation, link: Gradient) -> Mapping[str, Numbers]:
+        shapes = [_shape(point, optional, source) for source in link.tensors]
+        return derived.symbols(shapes, flatten(known[each.name] for each in derived.attributes))[0]
+
+    on_gpu = sizes if cuda.computes(point.outputs[0].device) else None
+    ways = derivatives(operation, names, is_last=is_last, on_gpu=on_gpu)
+    for together, derived, link in ways:
         tensors = [_tensor(point, optional, given, source) for source in link.tensors]
         numbers = flatten(known[attribute.name] for attribute in derived.attributes)
         for name, gradient in zip(together, derived.apply(tensors, numbers), strict=True):
@@ -212,16 +219,33 @@ def gradients(
 
 
 def derivatives(
-    operation: Operation, names: Sequence[str], *, is_last: bool
+    operation: Operation,
+    names: Sequence[str],
+    *,
+    is_last: bool,
+    on_gpu: Callable[[Operation, Gradient], Mapping[str, Numbers]] | None = None,
 ) -> list[tuple[Sequence[str], Operation, Gradient]]:
     """The ops that compute the gradients of some inputs, with the inputs of each.
 
     If they are the last ones, one op may compute them together: it is not differentiated again.
+    It does so if they share temporaries, and `on_gpu` if one of its kernels computes several;
+    that gives the sizes and attributes of a derived op in this call.
     """
     joint = operation.joint_gradient(names) if is_last else None
+    if joint is None and is_last and on_gpu is not None:
+        joint = operation.siblings(names)
+        if joint is not None and not _are_one_kernel(joint[0], on_gpu(*joint)):
+            joint = None
     if joint is not None:
         return [(names, *joint)]
     return [((name,), *operation.gradient(name)) for name in names]
+
+
+def _are_one_kernel(derived: Operation, known: Mapping[str, Numbers]) -> bool:
+    """Whether a CUDA kernel for these sizes and attributes computes several outputs."""
+    integers = {name: value for name, value in known.items() if isinstance(value, int)}
+    kernels = special.cuda_of(derived, integers, special.Images(()))
+    return any(launch.also for launch in kernels.launches)
 
 
 def _are_plain(tensors: Sequence[torch.Tensor | None]) -> bool:

@@ -87,6 +87,11 @@ class _CuPy(Protocol):
     def RawModule(self, *, path: str) -> _Module: ...  # noqa: N802
 
 
+def computes(device: torch.device) -> bool:
+    """Whether calls on a device run CUDA kernels."""
+    return device.type == "cuda"
+
+
 def capability(device: torch.device) -> tuple[int, int]:
     """The compute capability of a device, the current one if it has no number."""
     return _capability(torch.cuda.current_device() if device.index is None else device.index)

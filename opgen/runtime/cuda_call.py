@@ -107,7 +107,8 @@ def launches(
             axes = (*axes[:-1], axes[-1] // lanes)
         if launch.rows is not None:
             macro, values = launch.rows
-            rows = cuda_grid.rows(axes, lanes * values)
+            limit = (cuda_grid.ROWS_OF_SIBLINGS,) if launch.also else ()
+            rows = cuda_grid.rows(axes, lanes * values, *limit)
             macros.append(f"#define {macro} {rows}\n")
             axes = (*axes[:-2], axes[-2] // rows, axes[-1])
         if launch.sums is not None:

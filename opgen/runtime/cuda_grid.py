@@ -28,6 +28,9 @@ _MOST_VALUES = 128
 """The most values that a thread keeps: of the 255 registers many hold addresses."""
 _MOST_IN_MANY_ROWS = 64
 """The most of them in more than four rows: what a thread does but once costs no more than these."""
+ROWS_OF_SIBLINGS = 2
+"""The most rows of a thread that computes several tensors: with 128 registers of 32 bits two blocks
+fit on a multiprocessor."""
 _MOST_ACROSS = 64
 """The most threads of a block in a row of several: what neighbouring rows share is read once."""
 _WARP = 32
@@ -286,16 +289,16 @@ def lanes(extents: Sequence[int], walked: Iterable[Walked], gathered: Iterable[W
     return min(found, default=1)
 
 
-def rows(extents: Sequence[int], values: int) -> int:
+def rows(extents: Sequence[int], values: int, limit: int = 8) -> int:
     """How many neighbours along the last axis but one are one thread's: 1, 2, 4 or 8.
 
     They share what does not depend on them, and rows that several of them read. The axis is a
     multiple of them, there are threads enough left, and `values` that are kept for each fit into
-    registers.
+    registers. They are no more than the limit.
     """
     threads = math.prod(extents)
     for count, most in ((8, _MOST_IN_MANY_ROWS), (4, _MOST_VALUES), (2, _MOST_VALUES)):
-        fits = extents[-2] % count == 0 and count * values <= most
+        fits = count <= limit and extents[-2] % count == 0 and count * values <= most
         if fits and threads >= count * LEAST_THREADS:
             return count
     return 1

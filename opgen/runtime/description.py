@@ -158,6 +158,8 @@ class Launch:
     # macros for the sides of a tile: along these, and along the last axis.
     tile: tuple[str, int, str, str] | None = None
     product: Product | None = None
+    # Tensors that sums over a box have beside them: other sums, and a cell for every point.
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,9 @@ class Family:
     operations: dict[str, Operation] = field(default_factory=dict)
     _derived: dict[tuple[str, ...], tuple[Operation, Gradient]] = field(default_factory=dict)
     _joint: dict[tuple[str, ...], tuple[Operation, Gradient] | None] = field(default_factory=dict)
+    _siblings: dict[tuple[str, ...], tuple[Operation, Gradient] | None] = field(
+        default_factory=dict
+    )
 
     def add(self, operation: Operation) -> Operation:
         """Make an op known to PyTorch, and to the ops whose gradient it computes."""
@@ -68,12 +71,29 @@ class Family:
                 self._joint[path] = None
         return self._joint[path]
 
+    def siblings(
+        self, operation: Operation, names: Sequence[str]
+    ) -> tuple[Operation, Gradient] | None:
+        """The op with these gradients as outputs, if one CUDA kernel may compute several of them.
+
+        No module holds such ops, so without opgen each gradient has an op of its own.
+        """
+        if not operation.is_public or len(names) < 2:
+            return None
+        path = (*operation.path, JOINT.join(names))
+        if path not in self._siblings:
+            try:
+                self._siblings[path] = self._derive(operation, path, True)
+            except RuntimeError:
+                self._siblings[path] = None
+        return self._siblings[path]
+
     def _derive(
-        self, operation: Operation, path: tuple[str, ...]
+        self, operation: Operation, path: tuple[str, ...], *siblings: bool
     ) -> tuple[Operation, Gradient] | None:
         """Derive an op with opgen itself, which a module does not need for anything else."""
         try:
-            text = generated.source("derived_source", self.spec, self.spec_name, path)
+            text = generated.source("derived_source", self.spec, self.spec_name, path, *siblings)
         except ImportError as error:
             raise RuntimeError(
                 f"{operation.name}: its gradient with respect to '{path[-1]}' is not part of the "

@@ -7,15 +7,16 @@ fit the quick way, such as an output without a cotangent, goes through `autograd
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import autograd, checks, compat, lookup, registration
+from opgen.runtime import autograd, checks, compat, cuda, lookup, registration
 from opgen.runtime.autograd import Kind, Point
-from opgen.runtime.schema import Number, flatten
+from opgen.runtime.description import Gradient, Shape
+from opgen.runtime.schema import Number, Numbers, flatten
 
 if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
@@ -86,18 +87,22 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
         saved = ctx.saved_tensors if kept else ()
         wanted = ctx.needs_input_grad[2:]
         # A compiler that traces a backward pass must meet ops, not their twins.
-        if is_compiling() or not is_single or None in shapes:
+        if is_compiling() or lookup.is_suspended() or not is_single or None in shapes:
             tensors = dict(zip((operation.inputs[at].name for at in kept), saved, strict=True))
             kinds = ctx.kinds if not is_single else (Kind.of(cotangents[0]),)
             point = Point(operation, numbers, shapes, tensors, kinds)
             return (None, None, *autograd.gradients(point, wanted, cotangents))
         is_quick = not is_grad_enabled() and is_plain() and type(cotangents[0]) is torch.Tensor
-        key = wanted, shapes, numbers, is_quick
+        on_gpu = is_quick and cuda.computes(cotangents[0].device)
+        key = wanted, shapes, numbers, is_quick, on_gpu
         steps = plans.get(key)
         if steps is None:
             if len(plans) >= _MOST:
                 plans.clear()
-            steps = plans[key] = _plan(operation, wanted, shapes, numbers, is_last=is_quick)
+            given_shape = cotangents[0].shape if on_gpu else None
+            steps = plans[key] = _plan(
+                operation, wanted, shapes, numbers, is_last=is_quick, on_gpu=given_shape
+            )
         found: list[Any] = [None] * count
         for step in steps:
             given = [
@@ -137,10 +142,12 @@ def _plan(
     numbers: Sequence[Number],
     *,
     is_last: bool,
+    on_gpu: Shape | None = None,
 ) -> tuple[_Step, ...]:
     """How to compute the gradients of a call; sizes are integers here.
 
-    If they are the last ones, one op may compute several: it is not differentiated again.
+    If they are the last ones, one op may compute several: it is not differentiated again. `on_gpu`
+    is the shape of the output where CUDA kernels compute them.
     """
     known, _ = operation.symbols(shapes, numbers)
     places = {declared.name: at for at, declared in enumerate(operation.inputs)}
@@ -153,7 +160,16 @@ def _plan(
         if wanted[at] and operation.is_differentiable(declared)
     ]
     steps = []
-    for together, derived, link in autograd.derivatives(operation, names, is_last=is_last):
+
+    def sizes(derived: Operation, link: Gradient) -> Mapping[str, Numbers]:
+        sources = (places[source] for source in link.tensors)
+        found = [shapes[at] if at >= 0 else on_gpu for at in sources]
+        return derived.symbols(found, flatten(known[each.name] for each in derived.attributes))[0]
+
+    ways = autograd.derivatives(
+        operation, names, is_last=is_last, on_gpu=None if on_gpu is None else sizes
+    )
+    for together, derived, link in ways:
         given = flatten(known[attribute.name] for attribute in derived.attributes)
         sources = tuple(places[source] for source in link.tensors)
         twin = registration.twin(derived.registered_name)

@@ -127,6 +127,10 @@ class Operation:
         """The op that computes several gradients at once, an output for each, if there is one."""
         return self.family.joint_gradient(self, names)
 
+    def siblings(self, names: Sequence[str]) -> tuple[Operation, Gradient] | None:
+        """The same op where one CUDA kernel may compute several gradients."""
+        return self.family.siblings(self, names)
+
     def is_differentiable(self, declared: Input) -> bool:
         """Whether an input has a gradient."""
         return not declared.nograd and declared.dtype in ("same", "float", *checks.FLOATING)

@@ -89,10 +89,11 @@ class _Runner:
 
     def kernel(self, kernel: Kernel, values: Environment) -> None:
         """All points of a kernel, in row-major order."""
-        if kernel.written not in self.tensors:
-            operand = self.program.operand(kernel.written)
-            shape = tuple(extent.evaluate(values) for extent in operand.extents)
-            self.tensors[kernel.written] = Cells(shape, operand.dtype.is_integer)
+        for written in kernel.all_written:
+            if written not in self.tensors:
+                operand = self.program.operand(written)
+                shape = tuple(extent.evaluate(values) for extent in operand.extents)
+                self.tensors[written] = Cells(shape, operand.dtype.is_integer)
         for define in kernel.prologue:
             try:
                 values[define.name] = self.integer(define.value, values)

@@ -145,6 +145,7 @@ def emulated(
             (torch.cuda, "current_device", lambda: 0),
             (torch.cuda, "device", device),
             (cuda, "capability", lambda device: (9, 0)),
+            (cuda, "computes", lambda device: True),
             (torch.cuda, "current_stream", lambda index: stream),
             (cuda, "_loaded", lambda cupy, source, device: cupy.RawModule(code=source)),
             (evaluation, "run_on_cpu", run),
