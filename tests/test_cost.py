@@ -85,6 +85,20 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_the_report_of_siblings(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two images are read and one is written; kernels for each would move five."""
+    spec = str(SPECS / "conv.op")
+    shapes = ("--shape", "x=64,32,112,112", "weight=32,1,3,3", "bias=32")
+    assert (
+        main(["cost", spec, *shapes, "--op", "conv2d", "--attribute", "padding=1", "groups=32"])
+        == 0
+    )
+    _, text = capsys.readouterr().out.split("\nconv2d_grad_x_and_weight_and_bias: ")
+    assert f"moving {3 * 4 * 64 * 32 * 112 * 112 / 1e6:.1f} MB once" in text
+    assert "grad_bias, grad_x, grad_weight in one pass over what they share" in text
+    assert "moves 60% of what a kernel for each would" in text
+
+
 @pytest.mark.parametrize(("dtype", "who"), [("bf16", "tensor cores"), ("f32", "threads")])
 def test_the_report_of_matrix_tiles(
     dtype: str, who: str, capsys: pytest.CaptureFixture[str]
