@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from pathlib import Path
 from typing import Final
@@ -14,9 +13,12 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDERS: Final = (_ROOT / "specs", _ROOT / "benchmarks" / "specs")
 
 
-@functools.cache
 def load(name: str) -> types.ModuleType:
-    """The module of `NAME.op`; BenchError where opgen was installed without its specs."""
+    """A new module of `NAME.op`; BenchError where opgen was installed without its specs.
+
+    One for each row, as in a program of that row alone: kernels for short rows are made for the
+    first few lengths that an op meets.
+    """
     for folder in FOLDERS:
         path = folder / f"{name}.op"
         if path.is_file():
