@@ -80,7 +80,7 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "moving 102.8 MB once takes 23.9 us" in text
     assert "conv2d_grad_weight_grad_weight" in text
     assert (
-        "window: neighbours along j are consecutive in memory, 4 along i are one thread's; 9 terms"
+        "window: neighbours along j are consecutive in memory, 8 along i are one thread's; 9 terms"
         in text
     )
 
