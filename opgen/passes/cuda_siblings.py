@@ -131,7 +131,10 @@ def _joined(program: Program, sums: Kernel, other: Kernel) -> Kernel | None:
         for names in _pairings(part, points, len(sums.axes)):
             moved = part.moved(names, sums)
             kernel = _with_part(sums, found, moved, other)
-            if _is_worth_it(program, sums, moved) and _fits(kernel, sums, moved, found.box[-2:]):
+            # A cell that begins with a total of another name is nothing that such a sum can store.
+            is_sum = box_sum(kernel, program.integers) is not None
+            is_worth_it = is_sum and _is_worth_it(program, sums, moved)
+            if is_worth_it and _fits(kernel, sums, moved, found.box[-2:]):
                 return kernel
     return None
 
