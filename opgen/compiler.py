@@ -111,7 +111,7 @@ def stages(
     yield Stage("rows", on_cpu, lambda: "\n".join(map(show_program, on_cpu)))
     yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
     on_gpu = tuple(
-        _threads(member.op, program) for program, member in zip(programs, members, strict=True)
+        threads(member.op, program) for program, member in zip(programs, members, strict=True)
     )
     yield Stage("threads", on_gpu, lambda: "\n".join(map(show_program, on_gpu)))
     yield Stage("cuda", on_gpu, lambda: "\n".join(map(cuda_text, on_gpu)))
@@ -135,7 +135,7 @@ def _rows(op: Op, program: Program) -> Program:
     return rows(program, facts_of(op))
 
 
-def _threads(op: Op, program: Program) -> Program:
+def threads(op: Op, program: Program) -> Program:
     """The loops of an op for the threads of a GPU."""
     return with_siblings(with_contractions(cuda_rows(program, facts_of(op)), program, op))
 
@@ -180,7 +180,7 @@ def _special_kernels(
     return replace(
         kernels,
         programs=((values, _special(op, program, fixed, _rows)),),
-        on_gpu=((values, _special(op, on_gpu, fixed, _threads, unclamped)),),
+        on_gpu=((values, _special(op, on_gpu, fixed, threads, unclamped)),),
     )
 
 
@@ -303,10 +303,10 @@ def _have_siblings(op: Op, step: str) -> bool:
         values = {**attributes, **sizes}
         try:
             special = unclamped(specialise(found, {n: v for n, v in values.items() if n in known}))
-            threads = _threads(special, schedule(special, gather(special)))
+            on_gpu = threads(special, schedule(special, gather(special)))
         except OpgenError:  # these values are none of this op
             continue
-        if any(kernel.also for kernel in threads.kernels):
+        if any(kernel.also for kernel in on_gpu.kernels):
             return True
     return False
 
@@ -335,9 +335,9 @@ def special_cuda(
 ) -> str:
     """The same in CUDA: Python source that defines `kernels`."""
     op = _derived_op(text, name, path)
-    program = _threads(op, schedule(op, gather(op)))
+    program = threads(op, schedule(op, gather(op)))
     orders = channels_last(op, layout)
-    special = _special(relayout(op, orders), program, values, _threads, unclamped)
+    special = _special(relayout(op, orders), program, values, threads, unclamped)
     if special is program:
         return cuda_kernels(program, "kernels")
     return cuda_kernels(special, "kernels", program, with_workspaces(orders, special.workspaces))
@@ -371,7 +371,7 @@ def _operation_source(
     """A module of one op."""
     member = Member(op, path or (op.name,), ())
     program = schedule(op, gather(op))
-    on_cpu, on_gpu = _rows(op, program), _threads(op, program)
+    on_cpu, on_gpu = _rows(op, program), threads(op, program)
     kernels = None  # without a spec nothing can be made later
     if text and len(member.path) <= 2:
         kernels = _special_kernels(op, on_cpu, on_gpu, ops.get(member.path[0], op))

@@ -15,12 +15,8 @@ from opgen.cli.console import diagnostics, errors, output
 from opgen.cost.kernels import Tiles, cost, joint_cost, tensor_bytes, tiled_cost
 from opgen.cost.machines import MACHINES, Machine
 from opgen.errors import OpgenError
-from opgen.ir.context import facts_of
 from opgen.ir.loops import Kernel, Program
 from opgen.ir.notation import DType, Op
-from opgen.passes.cuda_product import with_contractions
-from opgen.passes.cuda_rows import cuda_rows
-from opgen.passes.cuda_siblings import with_siblings
 from opgen.passes.derive import derive, differentiable
 from opgen.passes.differentiate import joint_adjoint
 from opgen.passes.gather import gather
@@ -164,9 +160,8 @@ def _report(
     fixed |= {name: sizes[name] for name in windows_of(public) if _is_window(sizes.get(name))}
     fixed |= {name: 1 for name in factors_of(public) if sizes.get(name) == 1}
     special = specialise(op, fixed)
-    facts = facts_of(special)
     program = schedule(special, gather(special))
-    threads = with_siblings(with_contractions(cuda_rows(program, facts), program, special))
+    threads = compiler.threads(special, program)
     if only_siblings and not any(kernel.also for kernel in threads.kernels):
         return
     costs = []

@@ -108,13 +108,8 @@ class _Depthwise(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         (batch, channels, ih, iw), k = x.shape, weight.shape[-1]
         oh, ow = ih + 2 * padding - k + 1, iw + 2 * padding - k + 1
-        ctx.run, ctx.sizes = (
-            run,
-            {
-                **{"batch": batch, "channels": channels, "ih": ih, "iw": iw},
-                **{"oh": oh, "ow": ow, "k": k, "pad": padding},
-            },
-        )
+        ctx.run, images = run, {"batch": batch, "channels": channels, "ih": ih, "iw": iw}
+        ctx.sizes = {**images, "oh": oh, "ow": ow, "k": k, "pad": padding}
         y = x.new_empty(batch, channels, oh, ow)
         parameters = "const float *image, const float *filter, float *result"
         source = _source("forward", parameters, y.numel(), _FORWARD, **ctx.sizes)
