@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import autograd, checks, compat, cuda, lookup, registration
+from opgen.runtime import autograd, checks, compat, lookup, registration
 from opgen.runtime.autograd import Kind, Point
 from opgen.runtime.description import Gradient, Shape
 from opgen.runtime.schema import Number, Numbers, flatten
@@ -93,7 +93,7 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
             point = Point(operation, numbers, shapes, tensors, kinds)
             return (None, None, *autograd.gradients(point, wanted, cotangents))
         is_quick = not is_grad_enabled() and is_plain() and type(cotangents[0]) is torch.Tensor
-        on_gpu = is_quick and cuda.computes(cotangents[0].device)
+        on_gpu = is_quick and cotangents[0].is_cuda
         key = wanted, shapes, numbers, is_quick, on_gpu
         steps = plans.get(key)
         if steps is None:
