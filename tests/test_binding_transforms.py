@@ -31,6 +31,7 @@ def quiet() -> Any:
 
 
 # ---------------------------------------------------------------------------- harnesses of PyTorch
+@pytest.mark.slow
 @every_op
 def test_opcheck(op: Op) -> None:
     overload, call = op.registered()
@@ -55,6 +56,7 @@ def test_gradcheck_in_both_modes(op: Op) -> None:
     )
 
 
+@pytest.mark.slow
 @every_op
 def test_second_derivatives_in_both_modes(op: Op) -> None:
     assert gradgradcheck(op.ours, op.leaves, check_fwd_over_rev=True, check_rev_over_rev=True)
@@ -163,6 +165,7 @@ def test_only_some_inputs_want_a_gradient(op: Op) -> None:
         close(*results)
 
 
+@pytest.mark.slow
 def test_third_order() -> None:
     op = cases.op("softmax")
 

@@ -308,9 +308,9 @@ def test_processes_may_build_the_same_at_the_same_time(cache: Path) -> None:
     program = f"from opgen.runtime import build; print(build.library({SOURCE!r}).answer())"
     workers = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
+        for _ in range(2)
     ]
-    assert [worker.communicate()[0].strip() for worker in workers] == ["42"] * 3
+    assert [worker.communicate()[0].strip() for worker in workers] == ["42"] * 2
     assert len(list(cache.iterdir())) == 1
 
 
