@@ -354,18 +354,21 @@ class Ways:
     """The ways to run an op, from the most general one to the fastest.
 
     `in_full` checks the arguments of a caller and runs the op on them; `overload` is the op of the
-    dispatcher; `record` runs the twin and records the call for autograd.
+    dispatcher; `record` runs the twin and records the call for autograd; `library` gives what
+    PyTorch's library computes for tensors and numbers that it knows, else None.
     """
 
     in_full: Callable[..., Any]
     overload: Callable[..., Any]
     record: Callable[..., Any]
     twin: Callable[[], Twin | None]
+    library: Callable[[Sequence[Any], tuple[Number, ...]], Any] | None
 
 
 def derived_caller(ways: Ways) -> Callable[[Sequence[Any], Sequence[Number]], Any]:
     """The function behind an op for tensors and numbers that are known to fit it."""
     overload, record, twin_of, answer = ways.overload, ways.record, ways.twin, ask_python()
+    library = ways.library
     is_grad_enabled, any_requires_grad = torch.is_grad_enabled, compat.any_requires_grad
     is_compiling = torch.compiler.is_compiling
 
@@ -383,6 +386,10 @@ def derived_caller(ways: Ways) -> Callable[[Sequence[Any], Sequence[Number]], An
         if found is not None:
             result = found.call(*tensors, *numbers)
             if result is not answer and not (type(result) is tuple and result[0] is answer):
+                return result
+        if library is not None and not compat.autocast_is_active() and not compat.is_jit_tracing():
+            result = library(tensors, tuple(numbers))
+            if result is not None:
                 return result
         return overload(*tensors, *numbers)
 
@@ -411,12 +418,13 @@ def public_caller(operation: Operation, ways: Ways) -> Callable[..., Any]:
         torch.is_grad_enabled,
         torch.Tensor,
         torch.nn.Parameter,
+        is_suspended,
     )
 
 
 _CALLER = """
 def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
-         Parameter):
+         Parameter, suspended):
     in_full, overload, record, find_twin = ways.in_full, ways.overload, ways.record, ways.twin
     transforms, modes = compat.transforms_are_active, compat.dispatch_modes
     function_modes, forward_ad = compat.function_modes_are_active, compat.forward_ad
@@ -424,6 +432,7 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
     twins = {{}}
 
     autocast, tracing = compat.autocast_is_active, compat.is_jit_tracing
+    library = ways.library
 
     def first(integers, {parameters}):
         result = in_full({parameters})
@@ -451,11 +460,17 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
                 return record(twin, ({numbers}), {tensors})
             result = twin({fewer})
             if {first} is not answer:
-                return result
+                return result{library}
         return in_full({parameters})
 
     return call
 """
+
+_LIBRARY_CALL = """
+            if not suspended() and not autocast() and not tracing():
+                result = library(({tensors},), ({numbers}))
+                if result is not None:
+                    return result"""
 
 
 def _caller_source(operation: Operation) -> str:
@@ -492,15 +507,16 @@ def _caller_source(operation: Operation) -> str:
             numbers.append(name)
     few = [f"{name}.requires_grad" for name in tensors]
     is_short = 0 < len(few) <= 2 and all(each.default is None for each in operation.inputs)
+    all_tensors, all_numbers = ", ".join(tensors), "".join(f"{each}, " for each in numbers)
+    library = _LIBRARY_CALL.format(tensors=all_tensors, numbers=all_numbers)
     return _CALLER.format(
         parameters=", ".join((*tensors, *values)),
         prepare="\n".join(prepare),
         plain="\n            ".join(plain),
-        wanted=f"({' or '.join(few)})"
-        if few and is_short
-        else f"any_requires_grad({', '.join(tensors)})",
-        tensors=", ".join(tensors),
-        numbers="".join(f"{each}, " for each in numbers),
+        wanted=f"({' or '.join(few)})" if few and is_short else f"any_requires_grad({all_tensors})",
+        tensors=all_tensors,
+        numbers=all_numbers,
+        library="" if operation.convolution is None else library,
         fewer=", ".join((*tensors, *floats)),
         integers="".join(f"{each}, " for each in integers),
         first="result" if len(operation.outputs) == 1 else "result[0]",

@@ -40,10 +40,15 @@ class _Step:
     floats: tuple[float, ...]
 
 
-def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any]:
+def recorded(
+    operation: Operation,
+    run: Callable[..., Any],
+    library: Callable[[Sequence[Any], tuple[Number, ...]], Any] | None,
+) -> Callable[..., Any]:
     """A function of a twin, numbers and tensors that calls the op and records the call.
 
-    The twin is one for these integers, or None; `run` takes tensors and all numbers.
+    The twin is one for these integers, or None; `run` takes tensors and all numbers; `library` is
+    that of `lookup.Ways`.
     """
     count = len(operation.inputs)
     has_floats = any(attribute.type == "float" for attribute in operation.attributes)
@@ -57,6 +62,7 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
     plans: dict[Any, tuple[_Step, ...]] = {}
     is_compiling = torch.compiler.is_compiling
     answer, is_grad_enabled, is_plain = lookup.ask_python(), torch.is_grad_enabled, lookup.is_plain
+    is_suspended = lookup.is_suspended
 
     def forward(ctx: Any, twin: Any, numbers: tuple[Number, ...], *tensors: Any) -> Any:
         result = answer if is_single else (answer,)
@@ -64,7 +70,11 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
             floats = [each for each in numbers if type(each) is float] if has_floats else ()
             result = twin(*tensors, *floats)
         if (result if is_single else result[0]) is answer:
-            result = run(*tensors, *numbers)
+            result = None
+            if library is not None and not is_suspended():
+                result = library(tensors, numbers)
+            if result is None:
+                result = run(*tensors, *numbers)
         wanted = ctx.needs_input_grad
         kept = kept_of.get(wanted)
         if kept is None:
@@ -87,22 +97,25 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
         saved = ctx.saved_tensors if kept else ()
         wanted = ctx.needs_input_grad[2:]
         # A compiler that traces a backward pass must meet ops, not their twins.
-        if is_compiling() or lookup.is_suspended() or not is_single or None in shapes:
+        is_looked_up = is_single and not is_compiling() and not is_suspended()
+        steps: tuple[_Step, ...] | None = ()
+        if is_looked_up:
+            is_quick = not is_grad_enabled() and is_plain() and type(cotangents[0]) is torch.Tensor
+            on_gpu = is_quick and cotangents[0].is_cuda
+            key = wanted, shapes, numbers, is_quick, on_gpu
+            steps = plans.get(key)
+            if steps is None:
+                if len(plans) >= _MOST:
+                    plans.clear()
+                given_shape = cotangents[0].shape if on_gpu else None
+                steps = plans[key] = _plan(
+                    operation, wanted, shapes, numbers, is_last=is_quick, on_gpu=given_shape
+                )
+        if not steps:
             tensors = dict(zip((operation.inputs[at].name for at in kept), saved, strict=True))
             kinds = ctx.kinds if not is_single else (Kind.of(cotangents[0]),)
             point = Point(operation, numbers, shapes, tensors, kinds)
             return (None, None, *autograd.gradients(point, wanted, cotangents))
-        is_quick = not is_grad_enabled() and is_plain() and type(cotangents[0]) is torch.Tensor
-        on_gpu = is_quick and cotangents[0].is_cuda
-        key = wanted, shapes, numbers, is_quick, on_gpu
-        steps = plans.get(key)
-        if steps is None:
-            if len(plans) >= _MOST:
-                plans.clear()
-            given_shape = cotangents[0].shape if on_gpu else None
-            steps = plans[key] = _plan(
-                operation, wanted, shapes, numbers, is_last=is_quick, on_gpu=given_shape
-            )
         found: list[Any] = [None] * count
         for step in steps:
             given = [
@@ -146,10 +159,15 @@ def _plan(
 ) -> tuple[_Step, ...]:
     """How to compute the gradients of a call; sizes are integers here.
 
+    No steps at all where one reads an input that was left out, for which `autograd` makes a tensor.
     If they are the last ones, one op may compute several: it is not differentiated again. `on_gpu`
     is the shape of the output where CUDA kernels compute them.
     """
-    known, _ = operation.symbols(shapes, numbers)
+    known, optional = operation.symbols(shapes, numbers)
+    inputs = [
+        optional.get(declared.name) if shape is None else shape
+        for declared, shape in zip(operation.inputs, shapes, strict=True)
+    ]
     places = {declared.name: at for at, declared in enumerate(operation.inputs)}
     places |= {
         autograd.COTANGENT + output.name: -1 - at for at, output in enumerate(operation.outputs)
@@ -163,13 +181,15 @@ def _plan(
 
     def sizes(derived: Operation, link: Gradient) -> Mapping[str, Numbers]:
         sources = (places[source] for source in link.tensors)
-        found = [shapes[at] if at >= 0 else on_gpu for at in sources]
+        found = [inputs[at] if at >= 0 else on_gpu for at in sources]
         return derived.symbols(found, flatten(known[each.name] for each in derived.attributes))[0]
 
     ways = autograd.derivatives(
         operation, names, is_last=is_last, on_gpu=None if on_gpu is None else sizes
     )
     for together, derived, link in ways:
+        if any(places[source] >= 0 and shapes[places[source]] is None for source in link.tensors):
+            return ()
         given = flatten(known[attribute.name] for attribute in derived.attributes)
         sources = tuple(places[source] for source in link.tensors)
         twin = registration.twin(derived.registered_name)
