@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -458,6 +460,60 @@ def test_calls_like_an_earlier_one_are_known(answers: list[bool]) -> None:
     known = conv(x, spoiled, padding=1)
     assert answers[12:] == [False, False], "asked as a known call, and as a new one"
     assert not known.isnan().any(), "a zero of the padding has no term"
+
+
+@pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", ["conv", "conv_transpose", "unfold_conv"])
+def test_both_gradients_of_a_known_call_are_one(
+    name: str, format_: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[bool, bool]] = []
+    gradients = library_call._gradients
+
+    def listening(*arguments: Any) -> library_call.Pair:
+        asked.append(arguments[-1])
+        return gradients(*arguments)
+
+    monkeypatch.setattr(library_call, "_gradients", listening)
+    ops = opgen.load(SPECS / f"{name}.op")
+    own = ops.unfold_conv if name == "unfold_conv" else getattr(ops, f"{name}2d")
+    torchs = F.conv_transpose2d if name == "conv_transpose" else F.conv2d
+    torch.manual_seed(0)
+    x = torch.randn(2, 64, 5, 6).to(memory_format=format_).requires_grad_()
+    weight = torch.randn(64, 64, 3, 3).to(memory_format=format_).requires_grad_()
+    cotangent = torch.randn(2, 64, 5, 6).to(memory_format=format_)
+    for known in (False, True, True):
+        asked.clear()
+        got = torch.autograd.grad(own(x, weight, padding=1), (x, weight), cotangent)
+        expected = torch.autograd.grad(torchs(x, weight, padding=1), (x, weight), cotangent)
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
+            assert one.stride() == other.stride()
+        # The gradient of the image of a transposed convolution is a convolution forward.
+        alone = [(False, True)] if name == "conv_transpose" else [(True, False), (False, True)]
+        assert asked == ([(True, True)] if known and name != "conv_transpose" else alone)
+    asked.clear()
+    (alone,) = torch.autograd.grad(own(x.detach(), weight, padding=1), weight, cotangent)
+    assert asked == [(False, True)]
+    torch.testing.assert_close(alone, expected[1], rtol=1e-4, atol=1e-3)
+
+
+def test_both_gradients_are_computed_apart_beside_infinity() -> None:
+    """The library would multiply it with the zeros of the padding."""
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    x = torch.ones(1, 64, 4, 4, requires_grad=True)
+    weight = torch.ones(64, 64, 3, 3)
+    spoiled = weight.clone()
+    spoiled[0, 0, 0, 0] = float("inf")
+    plain = torch.ones(1, 64, 4, 4)
+    other = plain.clone()
+    other[0, 0, 0, 0] = float("inf")
+    for filter_, cotangent in [(weight, plain)] * 2 + [(spoiled, plain), (weight, other)]:
+        w = filter_.clone().requires_grad_()
+        got = torch.autograd.grad(conv(x, w, padding=1), (x, w), cotangent)
+        assert not any(each.isnan().any() for each in got)
+    assert got[1][0, :, 0, 0].isfinite().all(), "this tap never meets the first cell"
+    assert not got[1][0, :, 1, 1].isfinite().any()
 
 
 def test_what_differs_in_anything_is_another_call() -> None:

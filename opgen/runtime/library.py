@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,6 +63,10 @@ class Case:
             return False
         gaps = [outer - least for outer, least in zip(self.image[2:], self.least, strict=True)]
         return all(0 <= gap < step for gap, step in zip(gaps, self.stride, strict=True))
+
+    def is_same_geometry(self, other: Case) -> bool:
+        """Whether another one, of whatever format, is this convolution."""
+        return replace(other, format=self.format) == self
 
     @property
     def least(self) -> tuple[int, ...]:

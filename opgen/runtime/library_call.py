@@ -25,11 +25,13 @@ from opgen.runtime.library import Case, Sizes
 from opgen.runtime.schema import Number, Numbers, flatten
 
 if TYPE_CHECKING:
+    from opgen.runtime.description import Convolution
     from opgen.runtime.evaluation import Call
     from opgen.runtime.operation import Operation
 
 Tensors = Sequence[torch.Tensor | None]
 Key = tuple[Hashable, ...]
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 MOST_KNOWN = 256
 """How many plans of an op are kept."""
@@ -87,12 +89,33 @@ class Plan:
 
         (shape,) = call.shapes.outputs
         return Plan(
-            case,
-            *map(operand, (names.result, names.image, names.weight, names.bias)),
-            call.operation.is_public,
-            arranged.get(names.target),
-            torch.empty(shape, device="meta", memory_format=case.format).stride(),
+            case=case,
+            result=operand(names.result),
+            image=operand(names.image),
+            weight=operand(names.weight),
+            bias=operand(names.bias),
+            is_forward=call.operation.is_public,
+            restored=arranged.get(names.target),
+            strides=torch.empty(shape, device="meta", memory_format=case.format).stride(),
         )
+
+    def operands(self, tensors: Tensors) -> list[torch.Tensor | None]:
+        """Result, image, weight and bias as the library takes them."""
+        found = [
+            None if each is None else each.of(tensors)
+            for each in (self.result, self.image, self.weight, self.bias)
+        ]
+        if self.case.is_wide:
+            for at, each in enumerate(found[:2]):
+                if each is not None:
+                    found[at] = each.contiguous(memory_format=torch.channels_last)
+        return found
+
+    def output(self, found: torch.Tensor) -> torch.Tensor:
+        """The output of the op from that of the library."""
+        if self.restored is not None:
+            found = self.restored.restored(found, self.case.format)
+        return _in_format(found, self.case.format, self.strides)
 
 
 # ---------------------------------------------------------------------------- calls that are known
@@ -117,6 +140,43 @@ def caller(
         return None if plan is None else convolve(plan, tensors)
 
     return call
+
+
+def both_gradients(
+    first: Operation, second: Operation
+) -> Callable[[Tensors, tuple[Number, ...], Tensors, tuple[Number, ...]], Pair | None] | None:
+    """A function that computes the gradients of image and weight, in either order, in one call.
+
+    It takes the tensors and numbers of both ops, and gives None where one of them is no call like
+    an earlier one, where they do not belong together, or where the library may not be right. There
+    is none for other ops.
+    """
+    targets = [
+        None if each.convolution is None else _target(each.convolution) for each in (first, second)
+    ]
+    if set(targets) != {"image", "weight"}:
+        return None
+    is_first = targets[0] == "image"
+    plans = [_KNOWN.setdefault(each.registered_name, {}) for each in (first, second)]
+
+    def call(
+        one: Tensors, ones: tuple[Number, ...], other: Tensors, others: tuple[Number, ...]
+    ) -> Pair | None:
+        if not all(plans):
+            return None
+        found = plans[0].get(key_of(one, ones)), plans[1].get(key_of(other, others))
+        if found[0] is None or found[1] is None:
+            return None
+        if is_first:
+            return _both(found[0], one, found[1], other)
+        pair = _both(found[1], other, found[0], one)
+        return None if pair is None else pair[::-1]
+
+    return call
+
+
+def _target(names: Convolution) -> str | None:
+    return {names.image: "image", names.weight: "weight"}.get(names.target)
 
 
 def known(operation: Operation, tensors: Tensors, values: Sequence[Numbers]) -> Plan | None:
@@ -150,15 +210,7 @@ def key_of(tensors: Tensors, numbers: tuple[Number, ...]) -> Key:
 def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
     """The output of a call; None where the library may not be right."""
     case = plan.case
-    result, image, weight, bias = (
-        None if each is None else each.of(tensors)
-        for each in (plan.result, plan.image, plan.weight, plan.bias)
-    )
-    if case.is_wide:
-        result, image = (
-            None if each is None else each.contiguous(memory_format=torch.channels_last)
-            for each in (result, image)
-        )
+    result, image, weight, bias = plan.operands(tensors)
     found = None
     if image is not None and weight is not None:
         found = _result(case, image, weight, bias)
@@ -166,11 +218,34 @@ def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
         found = _image(case, result, weight, bias, plan.is_forward)
     elif result is not None and image is not None:
         found = _weight(case, result, image)
-    if found is None:
+    return None if found is None else plan.output(found)
+
+
+def _both(
+    for_image: Plan, image_tensors: Tensors, for_weight: Plan, weight_tensors: Tensors
+) -> Pair | None:
+    """The gradients of image and weight, from the same tensors."""
+    if for_image.is_forward or not for_image.case.is_same_geometry(for_weight.case):
         return None
-    if plan.restored is not None:
-        found = plan.restored.restored(found, case.format)
-    return _in_format(found, case.format, plan.strides)
+    result, _, weight, bias = for_image.operands(image_tensors)
+    also, image, _, _ = for_weight.operands(weight_tensors)
+    if result is None or weight is None or image is None or bias is not None:
+        return None
+    if also is None or not _are_same(result, also) or not _is_finite(weight):
+        return None
+    found = _gradients(for_weight.case, result, image, weight, (True, True))
+    if any(for_weight.case.padding) and not _is_finite(found[1]):
+        return None
+    return for_image.output(found[0]), for_weight.output(found[1])
+
+
+def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same numbers in memory."""
+    return (
+        one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+    )
 
 
 def _result(
@@ -199,26 +274,32 @@ def _image(
         geometry = (case.stride, case.padding, case.dilation, True, more, case.groups)
         return torch.convolution(result, weight, bias, *geometry)
     assert bias is None
-    return _gradient(case, result, _unread(case.image, result), weight, 0)
+    return _gradients(case, result, _unread(case.image, result), weight, (True, False))[0]
 
 
 def _weight(case: Case, result: torch.Tensor, image: torch.Tensor) -> torch.Tensor | None:
-    found = _gradient(case, result, image, _unread(case.weight, result), 1)
+    found = _gradients(case, result, image, _unread(case.weight, result), (False, True))[1]
     # A number that is not finite may come from a zero of the padding.
     return None if any(case.padding) and not _is_finite(found) else found
 
 
-def _gradient(
-    case: Case, result: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, which: int
-) -> torch.Tensor:
-    """The gradient of the image (0) or of the weight (1), whose own numbers are not read."""
+def _gradients(
+    case: Case,
+    result: torch.Tensor,
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    wanted: tuple[bool, bool],
+) -> Pair:
+    """The gradients of image and weight, those that are wanted.
+
+    Of one that alone is wanted, the numbers are not read.
+    """
     none = [0] * len(case.stride)
     geometry = (case.stride, case.padding, case.dilation, False, none, case.groups)
-    wanted = [which == 0, which == 1, False]
-    found: torch.Tensor = torch.ops.aten.convolution_backward.default(
-        result, image, weight, None, *geometry, wanted
-    )[which]
-    return found
+    found: list[torch.Tensor] = torch.ops.aten.convolution_backward.default(
+        result, image, weight, None, *geometry, [*wanted, False]
+    )
+    return found[0], found[1]
 
 
 def _unread(shape: Sizes, like: torch.Tensor) -> torch.Tensor:

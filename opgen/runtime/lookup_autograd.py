@@ -7,13 +7,14 @@ fit the quick way, such as an output without a cotangent, goes through `autograd
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import autograd, checks, compat, lookup, registration
+from opgen.runtime import autograd, checks, compat, library_call, lookup, registration
 from opgen.runtime.autograd import Kind, Point
 from opgen.runtime.description import Gradient, Shape
 from opgen.runtime.schema import Number, Numbers, flatten
@@ -38,6 +39,8 @@ class _Step:
     sources: tuple[int, ...]
     twin: Callable[..., Any] | None
     floats: tuple[float, ...]
+    beside: tuple[_Step, Callable[..., Any]] | None = None
+    """A later step, and what may compute both at once: the gradients, or None."""
 
 
 def recorded(
@@ -65,7 +68,7 @@ def recorded(
     is_suspended = lookup.is_suspended
 
     def forward(ctx: Any, twin: Any, numbers: tuple[Number, ...], *tensors: Any) -> Any:
-        result = answer if is_single else (answer,)
+        result: Any = answer if is_single else (answer,)
         if twin is not None:
             floats = [each for each in numbers if type(each) is float] if has_floats else ()
             result = twin(*tensors, *floats)
@@ -117,11 +120,17 @@ def recorded(
             point = Point(operation, numbers, shapes, tensors, kinds)
             return (None, None, *autograd.gradients(point, wanted, cotangents))
         found: list[Any] = [None] * count
-        for step in steps:
-            given = [
+
+        def given_to(step: _Step) -> list[Any]:
+            return [
                 cotangents[-1 - source] if source < 0 else saved[kept.index(source)]
                 for source in step.sources
             ]
+
+        for step in steps:
+            if found[step.at] is not None:
+                continue
+            given = given_to(step)
             if is_quick and step.twin is not None:
                 result = step.twin(*given, *step.floats)
                 if step.together:
@@ -130,6 +139,12 @@ def recorded(
                         continue
                 elif result is not answer:
                     found[step.at] = result
+                    continue
+            if is_quick and step.beside is not None:
+                other, both = step.beside
+                pair = both(given, step.numbers, given_to(other), other.numbers)
+                if pair is not None:
+                    found[step.at], found[other.at] = pair
                     continue
             _place(found, step, step.derived.apply(given, step.numbers))
         return (None, None, *found)
@@ -199,4 +214,18 @@ def _plan(
         goes = tuple(places[each] for each in together)
         several = goes if len(goes) > 1 else ()
         steps.append(_Step(goes[0], several, derived, given, sources, fixed, floats))
+    return _paired(steps)
+
+
+def _paired(steps: Sequence[_Step]) -> tuple[_Step, ...]:
+    """The steps, where two of them may be one call of a library the first of these knows the other.
+
+    An op has one such pair at most: the gradients of the two factors of a convolution.
+    """
+    for one, other in itertools.combinations(steps, 2):
+        both = library_call.both_gradients(one.derived, other.derived)
+        if both is not None:
+            return tuple(
+                replace(each, beside=(other, both)) if each is one else each for each in steps
+            )
     return tuple(steps)
