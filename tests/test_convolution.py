@@ -40,7 +40,16 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         heard.append(out is not None)
         return out
 
+    both = library_call._both
+
+    def listening_to_both(*arguments: Any) -> library_call.Pair | None:
+        out = both(*arguments)
+        if out is not None:
+            heard.extend((True, True))
+        return out
+
     monkeypatch.setattr(library_call, "convolve", listening)
+    monkeypatch.setattr(library_call, "_both", listening_to_both)
     return heard
 
 

@@ -199,4 +199,4 @@ class _Dispatch:
         library = library_call.caller(operation)
         record = lookup_autograd.recorded(operation, run, library)
         ways = lookup.Ways(in_full, overload, record, twin, library)
-        return _Dispatch(overload, ways, lookup.derived_caller(ways))
+        return _Dispatch(overload, ways, lookup.derived_caller(ways, operation.is_public))
