@@ -98,8 +98,9 @@ def test_specs_are_the_plain_loops(subject: Entry, data: st.DataObject) -> None:
         torch.testing.assert_close(value, torch.from_numpy(np.asarray(expected)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", [e for e in CATALOGUE if e.differentiable], ids=repr)
-@settings(max_examples=1)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_gradients_are_slopes_of_the_plain_loops(subject: Entry, data: st.DataObject) -> None:
     """The gradient along a direction against central differences of the loops."""

@@ -95,8 +95,24 @@ def test_custom_convolution_equals_unfold_and_fold() -> None:
     [
         ("cassi", "--channels 6 --size 24 --steps 30", r"reproduces the image to (\S+),", 1e-5),
         ("edsr", "--features 4 --blocks 1 --size 6 --steps 2 --double", r"losses: (\S+)", 1e-10),
-        ("mobilenet", "--width 2 --size 16 --count 8 --steps 2 --double", r"losses: (\S+)", 1e-10),
-        ("custom_convolution", "--size 16 --kernel 3 --steps 1", r"values differ by (\S+),", 1e-5),
+        pytest.param(
+            *(
+                "mobilenet",
+                "--width 2 --size 16 --count 8 --steps 2 --double",
+                r"losses: (\S+)",
+                1e-10,
+            ),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(
+                "custom_convolution",
+                "--size 16 --kernel 3 --steps 1",
+                r"values differ by (\S+),",
+                1e-5,
+            ),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_as_a_script(name: str, options: str, pattern: str, bound: float) -> None:

@@ -80,7 +80,14 @@ def test_gradients_of_shift_sum(ops: ModuleType, step: int) -> None:
     assert gradgradcheck(function, (x,))
 
 
-@pytest.mark.parametrize(("s", "p", "d", "groups"), [(1, 0, 1, 1), (2, 1, 1, 2), (2, 2, 3, 1)])
+@pytest.mark.parametrize(
+    ("s", "p", "d", "groups"),
+    [
+        (2, 1, 1, 2),
+        pytest.param(1, 0, 1, 1, marks=pytest.mark.slow),
+        pytest.param(2, 2, 3, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_convolution_and_its_gradients(
     ops: ModuleType, s: int, p: int, d: int, groups: int
 ) -> None:
