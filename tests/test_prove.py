@@ -491,6 +491,17 @@ def test_clearing_is_exact(value: Poly, parts: list[Poly]) -> None:
         assert (value.evaluate(values) >= 0) == all(x.evaluate(values) >= 0 for x in result)
 
 
+@pytest.mark.parametrize("names", list(itertools.permutations("abc")), ids="".join)
+def test_answers_do_not_depend_on_names(names: tuple[str, str, str]) -> None:
+    """Of a window that steps by 2: the bound of the tap makes all the rest even."""
+    extent, cell, tap = map(symbol, names)
+    known = Facts.of([(names[0], 2)])
+    known = known.with_bounds(names[1], ZERO, poly(1) + (extent - 1) // 2 - 1)
+    known = known.with_bounds(names[2], ZERO, poly(2))
+    assert is_nonnegative(2 * extent - 1 - 2 * cell - tap, known)
+    assert not is_nonnegative(2 * extent - 3 - 2 * cell - tap, known)
+
+
 def test_answers_do_not_depend_on_what_was_asked_before() -> None:
     questions = [value for _, value, known in MUST_PROVE if known is CONV]
     questions += [value - 1 for value in questions]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 from opgen.algebra.poly import Kind, Poly
@@ -10,15 +11,38 @@ from opgen.algebra.poly import Kind, Poly
 _CLEARING_STEPS: Final = 16
 
 
-def cleared(value: Poly) -> tuple[Poly, ...]:
+def tightened(value: Poly) -> Poly:
+    """`value >= 0` divided by the integer content of its non-constant part, exactly."""
+    content = math.gcd(*(c for monomial, c in value.terms.items() if monomial))
+    if content <= 1:
+        return value
+    return Poly({m: c // content for m, c in value.terms.items() if c // content})
+
+
+def primitive(value: Poly) -> Poly:
+    """`value >= 0` divided by the common divisor of all its coefficients.
+
+    Over the reals it says less than `tightened`: 2*x - 3 >= 0 follows where x >= 3/2 is known, and
+    x - 2 >= 0 does not.
+    """
+    content = math.gcd(*value.terms.values())
+    if content <= 1:
+        return value
+    return Poly({m: c // content for m, c in value.terms.items()})
+
+
+def cleared(value: Poly, divided: Callable[[Poly], Poly] = tightened) -> tuple[Poly, ...]:
     """Inequalities that together say `value >= 0`, with fewer floors, minima and maxima.
+
+    `divided` is `tightened` for what is known, for it then says the most, and `primitive` for what
+    is to be proved, which must not say more than it has to.
 
     x // y + d >= 0        x + y*d >= 0
     d - x // y >= 0        y*d + y - 1 - x >= 0
     c*min(x, ..) + d >= 0  c*x + d >= 0 and ..          c a positive integer
     d - c*max(x, ..) >= 0  d - c*x >= 0 and ..
     """
-    pending, out = [tightened(value)], dict[Poly, None]()
+    pending, out = [divided(value)], dict[Poly, None]()
     for _ in range(_CLEARING_STEPS):
         if not pending:
             break
@@ -27,7 +51,7 @@ def cleared(value: Poly) -> tuple[Poly, ...]:
         if parts is None:
             out[claim] = None
         else:
-            pending.extend(tightened(part) for part in reversed(parts))
+            pending.extend(divided(part) for part in reversed(parts))
     for claim in reversed(pending):
         out[claim] = None
     return tuple(out)
@@ -55,11 +79,3 @@ def _clear_one(value: Poly) -> tuple[Poly, ...] | None:
             case _:
                 continue
     return None
-
-
-def tightened(value: Poly) -> Poly:
-    """`value >= 0` divided by the integer content of its non-constant part, exactly."""
-    content = math.gcd(*(c for monomial, c in value.terms.items() if monomial))
-    if content <= 1:
-        return value
-    return Poly({m: c // content for m, c in value.terms.items() if c // content})

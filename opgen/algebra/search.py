@@ -28,7 +28,7 @@ from typing import Final
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.facts import Facts
-from opgen.algebra.inequality import cleared, tightened
+from opgen.algebra.inequality import cleared, primitive, tightened
 from opgen.algebra.poly import Atom, Kind, Monomial, Poly, of_atom
 
 _STEPS: Final = 12  # claims examined per question
@@ -79,20 +79,19 @@ class _Search:
 
     def decide(self, value: Poly) -> bool:
         """Prove a value that is not in slack form."""
-        return all(self.prove(self.facts.to_slack(claim)) for claim in cleared(value))
+        return all(self.prove(self.facts.to_slack(claim)) for claim in cleared(value, primitive))
 
     def prove(self, goal: Poly) -> bool:
         """Best-first search from one claim in slack form."""
-        goal = tightened(goal)
-        if self.is_plain(goal):
+        if self.is_plain(tightened(goal)):
             return True
         if goal.is_constant or self.facts.refutes(goal):
             return False
         if not self.facts.samples.alive:  # nothing would stop a wrong turn
             self.fuel.steps = min(self.fuel.steps, _BLIND_STEPS)
         tickets = itertools.count()
-        queue = [(self.badness(goal), next(tickets), goal)]
-        seen = {goal}
+        queue = [(self.badness(form), next(tickets), form) for form in _forms(goal)]
+        seen = set(_forms(goal))
         while queue and self.fuel.take():
             _, _, claim = heapq.heappop(queue)
             parts = self.parts(claim)
@@ -100,8 +99,7 @@ class _Search:
                 if self.fuel.take_case() and all(self.on(facts).prove(p) for p, facts in parts):
                     return True
                 continue
-            for reduction in self.reductions(claim):
-                child = tightened(reduction)
+            for child in itertools.chain.from_iterable(map(_forms, self.reductions(claim))):
                 if child in seen:
                     continue
                 seen.add(child)
@@ -275,6 +273,11 @@ class _Search:
             question = _Search(self.facts, _Fuel(_FACTOR_STEPS, 0), nested=True)
             known = memo[factor] = question.prove(factor)
         return known
+
+
+def _forms(claim: Poly) -> tuple[Poly, ...]:
+    """Claims that say the same of integers: the shortest, and that which says less of reals."""
+    return tuple(dict.fromkeys((tightened(claim), primitive(claim))))
 
 
 # ---------------------------------------------------------------------------- cases
