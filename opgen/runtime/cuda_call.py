@@ -107,8 +107,9 @@ def launches(
             axes = (*axes[:-1], axes[-1] // lanes)
         if launch.rows is not None:
             macro, values = launch.rows
-            limit = (cuda_grid.ROWS_OF_SIBLINGS,) if launch.also else ()
-            rows = cuda_grid.rows(axes, lanes * values, *limit)
+            registers = cuda_grid.registers(call.types.wide)
+            most = cuda_grid.ROWS_OF_SIBLINGS // registers if launch.also else cuda_grid.MOST_ROWS
+            rows = cuda_grid.rows(axes, lanes * values * registers, most)
             macros.append(f"#define {macro} {rows}\n")
             axes = (*axes[:-2], axes[-2] // rows, axes[-1])
         if launch.sums is not None:
