@@ -41,7 +41,8 @@ def launches(
     results = (operands[output.name] for output in call.operation.outputs)
     images = special.Images((*call.tensors, *results))
     kernels = special.cuda_of(call.operation, integers, images)
-    tensors = cuda_operands.laid_out(operands, kernels.orders)
+    own = {each.name for each in call.operation.temporaries}
+    tensors = cuda_operands.laid_out(operands, kernels.orders, own)
     inputs = [each.name for each in call.operation.inputs]
     copies: dict[str, torch.Tensor] = {}
     extents, reach = _sizes(kernels, tuple(integers.values()))
