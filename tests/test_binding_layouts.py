@@ -175,6 +175,30 @@ def test_gradients_under_autocast_have_the_type_of_their_input() -> None:
     assert torch.equal(x.grad, *wanted)
 
 
+@pytest.mark.parametrize("channels", [2, 64])  # kernels of opgen's own, and the library's
+def test_repeated_calls_under_autocast_are_cast_too(channels: int) -> None:
+    conv = spec("conv").conv2d
+    x = real(1, channels, 5, 5).float().requires_grad_()
+    weight = real(3, channels, 3, 3).float().requires_grad_()
+    plain = conv(x, weight)
+    wanted = conv(x.bfloat16(), weight.bfloat16())
+    cotangent = torch.ones_like(plain)
+    gradients = torch.autograd.grad(plain, (x, weight), cotangent, retain_graph=True)
+    with autocast(torch.bfloat16):
+        for _ in range(3):
+            with torch.no_grad():
+                assert torch.equal(conv(x, weight), wanted)
+            assert torch.equal(conv(x, weight), wanted)
+            # What was computed in full precision is differentiated in it.
+            again = torch.autograd.grad(plain, (x, weight), cotangent, retain_graph=True)
+            assert all(map(torch.equal, again, gradients))
+        with pytest.raises(ValueError, match="x must be 4-d"):
+            conv(x[0], weight)
+        assert torch.is_autocast_enabled("cpu")
+        assert conv(x, weight).dtype == torch.bfloat16
+    assert conv(x, weight).dtype == torch.float32
+
+
 def test_autocast_leaves_double_and_declared_types_alone() -> None:
     module = opgen.compile("op mix(x: f32[N], i: int[N]) -> y: f32[N]\n  y[n] = x[n] * i[n]\n")
     with autocast(torch.bfloat16):

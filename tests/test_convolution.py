@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,7 @@ from opgen.errors import Source
 from opgen.ir.convolution import Convolution, Role
 from opgen.passes.convolution import convolution
 from opgen.passes.derive import derive
-from opgen.runtime import compat, evaluation, library
+from opgen.runtime import compat, library_call
 from opgen.runtime.arrangement import Arrangement
 
 GROUPED = "op f(x[N,(g C),W], w[(g D),C,K]; g = 1, s = 1, p = 0) -> y[N,(g D),V]\n"
@@ -31,14 +33,23 @@ def found(spec: str) -> Convolution | None:
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For every convolution called: whether the library computed it."""
     heard: list[bool] = []
-    convolve = library.convolve
+    convolve = library_call.convolve
 
-    def listening(case: library.Case, call: evaluation.Call) -> Tensor | None:
-        out = convolve(case, call)
+    def listening(plan: library_call.Plan, tensors: library_call.Tensors) -> Tensor | None:
+        out = convolve(plan, tensors)
         heard.append(out is not None)
         return out
 
-    monkeypatch.setattr(library, "convolve", listening)
+    both = library_call._both
+
+    def listening_to_both(*arguments: Any) -> library_call.Pair | None:
+        out = both(*arguments)
+        if out is not None:
+            heard.extend((True, True))
+        return out
+
+    monkeypatch.setattr(library_call, "convolve", listening)
+    monkeypatch.setattr(library_call, "_both", listening_to_both)
     return heard
 
 
@@ -456,25 +467,78 @@ def test_calls_like_an_earlier_one_are_known(answers: list[bool]) -> None:
             )
     assert answers == [True] * 12
     known = conv(x, spoiled, padding=1)
-    assert answers[12:] == [False]
+    assert answers[12:] == [False, False], "asked as a known call, and as a new one"
     assert not known.isnan().any(), "a zero of the padding has no term"
 
 
+@pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", ["conv", "conv_transpose", "unfold_conv"])
+def test_both_gradients_of_a_known_call_are_one(
+    name: str, format_: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[bool, bool]] = []
+    gradients = library_call._gradients
+
+    def listening(*arguments: Any) -> library_call.Pair:
+        asked.append(arguments[-1])
+        return gradients(*arguments)
+
+    monkeypatch.setattr(library_call, "_gradients", listening)
+    ops = opgen.load(SPECS / f"{name}.op")
+    own = ops.unfold_conv if name == "unfold_conv" else getattr(ops, f"{name}2d")
+    torchs = F.conv_transpose2d if name == "conv_transpose" else F.conv2d
+    torch.manual_seed(0)
+    x = torch.randn(2, 64, 5, 6).to(memory_format=format_).requires_grad_()
+    weight = torch.randn(64, 64, 3, 3).to(memory_format=format_).requires_grad_()
+    cotangent = torch.randn(2, 64, 5, 6).to(memory_format=format_)
+    for known in (False, True, True):
+        asked.clear()
+        got = torch.autograd.grad(own(x, weight, padding=1), (x, weight), cotangent)
+        expected = torch.autograd.grad(torchs(x, weight, padding=1), (x, weight), cotangent)
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
+            assert one.stride() == other.stride()
+        # The gradient of the image of a transposed convolution is a convolution forward.
+        alone = [(False, True)] if name == "conv_transpose" else [(True, False), (False, True)]
+        assert asked == ([(True, True)] if known and name != "conv_transpose" else alone)
+    asked.clear()
+    (alone,) = torch.autograd.grad(own(x.detach(), weight, padding=1), weight, cotangent)
+    assert asked == [(False, True)]
+    torch.testing.assert_close(alone, expected[1], rtol=1e-4, atol=1e-3)
+
+
+def test_both_gradients_are_computed_apart_beside_infinity() -> None:
+    """The library would multiply it with the zeros of the padding."""
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    x = torch.ones(1, 64, 4, 4, requires_grad=True)
+    weight = torch.ones(64, 64, 3, 3)
+    spoiled = weight.clone()
+    spoiled[0, 0, 0, 0] = float("inf")
+    plain = torch.ones(1, 64, 4, 4)
+    other = plain.clone()
+    other[0, 0, 0, 0] = float("inf")
+    for filter_, cotangent in [(weight, plain)] * 2 + [(spoiled, plain), (weight, other)]:
+        w = filter_.clone().requires_grad_()
+        got = torch.autograd.grad(conv(x, w, padding=1), (x, w), cotangent)
+        assert not any(each.isnan().any() for each in got)
+    assert got[1][0, :, 0, 0].isfinite().all(), "this tap never meets the first cell"
+    assert not got[1][0, :, 1, 1].isfinite().any()
+
+
 def test_what_differs_in_anything_is_another_call() -> None:
-    operation = opgen.load(SPECS / "conv.op").FAMILY.operations["conv2d"]
     x, weight = torch.randn(2, 64, 5, 6), torch.randn(64, 64, 3, 3)
-    values = ((1, 1), (1, 1), (1, 1), 1)
+    key, numbers = library_call.key_of, (1, 1, 1, 1, 1, 1, 1)
     others = [
-        library.key_of(operation, (x, weight, torch.zeros(64)), values),
-        library.key_of(operation, (x.double(), weight, None), values),
-        library.key_of(operation, (x[:1], weight, None), values),
-        library.key_of(operation, (x.mT, weight, None), values),
-        library.key_of(operation, (x.to(memory_format=torch.channels_last), weight, None), values),
-        library.key_of(operation, (x.to("meta"), weight, None), values),
-        library.key_of(operation, (x, weight, None), ((1, 1), (0, 0), (1, 1), 1)),
+        key((x, weight, torch.zeros(64)), numbers),
+        key((x.double(), weight, None), numbers),
+        key((x[:1], weight, None), numbers),
+        key((x.mT, weight, None), numbers),
+        key((x.to(memory_format=torch.channels_last), weight, None), numbers),
+        key((x.to("meta"), weight, None), numbers),
+        key((x, weight, None), (1, 1, 0, 0, 1, 1, 1)),
     ]
-    own = library.key_of(operation, (x, weight, None), values)
-    assert own == library.key_of(operation, (x + 1, weight + 1, None), values)
+    own = key((x, weight, None), numbers)
+    assert own == key((x + 1, weight + 1, None), numbers)
     assert len({own, *others}) == 8
 
 

@@ -19,8 +19,10 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedToken, VisitError
 from opgen import resources
 from opgen.errors import Diagnostic, OpgenError, Source, Span
 from opgen.lang import syntax
+from opgen.lang.character_errors import unexpected_character
+from opgen.lang.context import Context
 from opgen.lang.layout import Layout, Refused, token_span
-from opgen.lang.syntax_errors import Context, unexpected_character, unexpected_token
+from opgen.lang.syntax_errors import unexpected_token
 from opgen.lang.tree import TreeBuilder
 
 _MAX_FAULTS: Final = 20

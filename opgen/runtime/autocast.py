@@ -6,7 +6,7 @@ are tensors whose type the spec declares.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from opgen.runtime import compat
 
 if TYPE_CHECKING:
+    from opgen.runtime.description import Input
     from opgen.runtime.operation import Operation
 
 
@@ -23,21 +24,43 @@ def kernel(
     """The kernel of an op for the autocast key of a device."""
 
     def cast_and_call(*arguments: Any) -> Any:
-        inputs = current().inputs
-        shared = [
-            (at, tensor)
-            for at, (declared, tensor) in enumerate(zip(inputs, arguments, strict=False))
-            if declared.dtype in ("same", "float") and tensor is not None
-        ]
-        given = list(arguments)
-        if all(_is_eligible(tensor, device_type) for _, tensor in shared):
-            dtype = torch.get_autocast_dtype(device_type)
-            for at, tensor in shared:
-                given[at] = tensor.to(dtype)
+        given = _cast(current().inputs, arguments, device_type)
         with compat.without_autocast(device_type):
             return overload(*given)
 
     return cast_and_call
+
+
+def eager(operation: Operation, function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a function of an op's arguments computes on the CPU under autocast.
+
+    The same casts as `kernel` makes, without the dispatcher: `function` finds autocast off.
+    """
+
+    def call(*arguments: Any) -> Any:
+        given = _cast(operation.inputs, arguments, "cpu")
+        torch.set_autocast_enabled("cpu", False)
+        try:
+            return function(*given)
+        finally:
+            torch.set_autocast_enabled("cpu", True)
+
+    return call
+
+
+def _cast(inputs: Sequence[Input], arguments: Sequence[Any], device_type: str) -> list[Any]:
+    """The arguments of an op, of which tensors are cast if all that share a type may be."""
+    shared = [
+        (at, tensor)
+        for at, (declared, tensor) in enumerate(zip(inputs, arguments, strict=False))
+        if declared.dtype in ("same", "float") and tensor is not None
+    ]
+    given = list(arguments)
+    if all(_is_eligible(tensor, device_type) for _, tensor in shared):
+        dtype = torch.get_autocast_dtype(device_type)
+        for at, tensor in shared:
+            given[at] = tensor.to(dtype)
+    return given
 
 
 def _is_eligible(tensor: torch.Tensor, device_type: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import build, checks, cuda, cuda_call, eager, library, prelude, special
+from opgen.runtime import build, checks, cuda, eager, library_call, prelude, special
 from opgen.runtime.description import Input, Output, Shape, Shapes
 from opgen.runtime.layout import memory_format, merges
 from opgen.runtime.schema import Numbers
@@ -145,17 +145,17 @@ def evaluate(
     done_on_cpu: Callable[[Call, Outputs, Operands], None] | None = None,
 ) -> Outputs:
     """The outputs of a call; raises what is wrong with it. `done_on_cpu` hears of success."""
-    key = library.key_of(operation, tensors, values)
-    known = library.known(key, tensors)
-    call = prepare(operation, tensors, values) if known is None else known[1]
-    case = library.case_of(call) if known is None else known[0]
-    if case is not None:
-        if known is None:
-            library.remember(key, case, call)
-        found = library.convolve(case, call)
+    plan, call = library_call.known(operation, tensors, values), None
+    if plan is None:
+        call = prepare(operation, tensors, values)
+        plan = library_call.planned(call)
+    if plan is not None:
+        found = library_call.convolve(plan, tensors)
         if found is not None:
             return (found,)
         done_on_cpu = None  # the next call like this one may well be the library's
+    if call is None:
+        call = prepare(operation, tensors, values)
     outputs = empty_outputs(call)
     places = tuple(
         _place(tensor, output, call.leading)
@@ -299,6 +299,8 @@ class Compiled:
 
 def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> bool:
     """Launch the CUDA kernels; True, for it stands in for `run_on_cpu` in tests."""
+    from opgen.runtime import cuda_call  # an eighth of the time of importing a module
+
     operation, device = call.operation, call.device
     if operation.faults and cuda.is_capturing():
         raise cuda.CudaError(

@@ -2,17 +2,13 @@
 
 An op is known to be a convolution by its index maps (`opgen.passes.convolution`). With enough
 channels in a group the sum is a product of large matrices, for which oneDNN has kernels of many
-years' work; with few, the generated ones are faster.
-
-A library multiplies the zeros of padding with whatever stands beside them, where an op of opgen has
-no term: 0*inf would be NaN. So what is multiplied with zeros must be finite, or the library's
-result is not used.
+years' work; with few, the generated ones are faster. `opgen.runtime.library_call` asks it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,12 +16,10 @@ import torch
 
 from opgen.runtime import compat
 from opgen.runtime.arrangement import Arrangement
-from opgen.runtime.layout import memory_format
 
 if TYPE_CHECKING:
     from opgen.runtime.description import Convolution
     from opgen.runtime.evaluation import Call
-    from opgen.runtime.operation import Operation
 
 _LEAST_CHANNELS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
 """From how many products of channels in a group on the library is faster, by element type."""
@@ -45,8 +39,6 @@ _PAGE = 4096
 page in every term. The library takes many channels at a time, for windows up to 3 by 3."""
 
 Sizes = Sequence[int]
-Tensors = Sequence[torch.Tensor | None]
-Key = tuple[Hashable, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +63,10 @@ class Case:
             return False
         gaps = [outer - least for outer, least in zip(self.image[2:], self.least, strict=True)]
         return all(0 <= gap < step for gap, step in zip(gaps, self.stride, strict=True))
+
+    def is_same_geometry(self, other: Case) -> bool:
+        """Whether another one, of whatever format, is this convolution."""
+        return replace(other, format=self.format) == self
 
     @property
     def least(self) -> tuple[int, ...]:
@@ -105,37 +101,6 @@ class Case:
         return is_paged and max(self.stride) == 1 and max(self.weight[2:]) <= 3
 
 
-MOST_KNOWN = 256
-"""How many calls are remembered."""
-
-_KNOWN: dict[Hashable, tuple[Case, Call]] = {}
-
-
-def key_of(operation: Operation, tensors: Tensors, values: Sequence[Hashable]) -> Key:
-    """All of a call that its checks and the rule look at; None where no library is asked."""
-    if operation.convolution is None:
-        return None
-    given = tuple(
-        None if each is None else (each.shape, each.stride(), each.dtype, each.device, each.layout)
-        for each in tensors
-    )
-    return operation.registered_name, given, tuple(values)
-
-
-def known(key: Key, tensors: Tensors) -> tuple[Case, Call] | None:
-    """The convolution that a call like an earlier one is, and the call, checked as that one was."""
-    found = None if key is None else _KNOWN.get(key)
-    return None if found is None else (found[0], replace(found[1], tensors=tensors))
-
-
-def remember(key: Key, case: Case, call: Call) -> None:
-    """Know a call from now on, though not its tensors."""
-    if key is not None:
-        if len(_KNOWN) >= MOST_KNOWN:
-            _KNOWN.clear()
-        _KNOWN[key] = case, replace(call, tensors=())
-
-
 def case_of(call: Call) -> Case | None:
     """The convolution that a call is, if it is one for which the library is to be asked."""
     names, geometry = call.operation.convolution, call.shapes.geometry
@@ -149,7 +114,7 @@ def case_of(call: Call) -> Case | None:
     declared = zip(call.operation.inputs, call.tensors, strict=True)
     shapes: dict[str, Sizes] = {each.name: t.shape for each, t in declared if t is not None}
     shapes[call.operation.outputs[0].name] = call.shapes.outputs[0]
-    shapes |= {name: each.shape for name, each in _arrangements(call).items()}
+    shapes |= {name: each.shape for name, each in arrangements(call).items()}
     roles = (names.result, names.image, names.weight)
     (groups,), stride, padding, dilation = geometry
     format_ = call.format_of(len(call.shapes.outputs[0]))
@@ -173,121 +138,8 @@ def _least_channels(case: Case, dtype: torch.dtype, names: Convolution) -> int:
     return least if max(case.stride) == 1 else max(least, 4)
 
 
-def convolve(case: Case, call: Call) -> torch.Tensor | None:
-    """The output of the call; None where the library may not be right."""
-    names = call.operation.convolution
-    assert names is not None
-    arrangements = _arrangements(call)
-    given = {
-        each.name: _arranged(tensor, arrangements.get(each.name), call)
-        for each, tensor in zip(call.operation.inputs, call.tensors, strict=True)
-    }
-    result, image, weight = map(given.get, (names.result, names.image, names.weight))
-    bias = None if names.bias is None else given[names.bias]
-    if case.is_wide:
-        result, image = (
-            None if each is None else each.contiguous(memory_format=torch.channels_last)
-            for each in (result, image)
-        )
-    found = None
-    if image is not None and weight is not None:
-        found = _result(case, image, weight, bias)
-    elif result is not None and weight is not None:
-        found = _image(case, result, weight, bias, call.operation.is_public)
-    elif result is not None and image is not None:
-        found = _weight(case, result, image)
-    if found is None:
-        return None
-    arrangement = arrangements.get(names.target)
-    if arrangement is not None:
-        found = arrangement.restored(found, case.format)
-    return _in_format(found, case.format)
-
-
-def _arrangements(call: Call) -> dict[str, Arrangement]:
+def arrangements(call: Call) -> dict[str, Arrangement]:
     """How tensors become those of a convolution, of those that are not already."""
     names = call.operation.convolution
     orders = {} if names is None else names.orders
     return {name: Arrangement(call.shapes.parts[name], order) for name, order in orders.items()}
-
-
-def _arranged(
-    tensor: torch.Tensor | None, arrangement: Arrangement | None, call: Call
-) -> torch.Tensor | None:
-    if tensor is None or arrangement is None:
-        return tensor
-    return arrangement.arranged(tensor, call.format_of(len(arrangement.order)))
-
-
-def _result(
-    case: Case, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor | None:
-    if any(case.padding) and not _is_finite(weight):
-        return None
-    none = [0] * len(case.stride)
-    return torch.convolution(
-        image, weight, bias, case.stride, case.padding, case.dilation, False, none, case.groups
-    )
-
-
-def _image(
-    case: Case,
-    result: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    is_forward: bool,
-) -> torch.Tensor | None:
-    """By the library's transposed convolution, or as its gradient: it tells them apart as well."""
-    if not _is_finite(weight):
-        return None
-    if is_forward:
-        more = [outer - least for outer, least in zip(case.image[2:], case.least, strict=True)]
-        geometry = (case.stride, case.padding, case.dilation, True, more, case.groups)
-        return torch.convolution(result, weight, bias, *geometry)
-    assert bias is None
-    return _gradient(case, result, _unread(case.image, result), weight, 0)
-
-
-def _weight(case: Case, result: torch.Tensor, image: torch.Tensor) -> torch.Tensor | None:
-    found = _gradient(case, result, image, _unread(case.weight, result), 1)
-    # A number that is not finite may come from a zero of the padding.
-    return None if any(case.padding) and not _is_finite(found) else found
-
-
-def _gradient(
-    case: Case, result: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, which: int
-) -> torch.Tensor:
-    """The gradient of the image (0) or of the weight (1), whose own numbers are not read."""
-    none = [0] * len(case.stride)
-    geometry = (case.stride, case.padding, case.dilation, False, none, case.groups)
-    wanted = [which == 0, which == 1, False]
-    found: torch.Tensor = torch.ops.aten.convolution_backward.default(
-        result, image, weight, None, *geometry, wanted
-    )[which]
-    return found
-
-
-def _unread(shape: Sizes, like: torch.Tensor) -> torch.Tensor:
-    """Memory that nobody touches, for a tensor of which the library looks at shape and format.
-
-    Strides of 0 would make it copy them all.
-    """
-    format_ = memory_format(like.dim(), (like,))
-    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=format_)
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all numbers are finite; False as well where their sum is not."""
-    return math.isfinite(tensor.sum(dtype=torch.float32).item())
-
-
-def _in_format(found: torch.Tensor, format_: torch.memory_format) -> torch.Tensor:
-    """With the strides that the op promises."""
-    if 1 not in found.shape and found.is_contiguous(memory_format=format_):
-        return found
-    strides = torch.empty(found.shape, device="meta", memory_format=format_).stride()
-    if found.stride() == strides:
-        return found
-    if found.is_contiguous(memory_format=format_):
-        return found.as_strided(found.shape, strides)  # they differ in dims of one element
-    return found.contiguous(memory_format=format_)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from opgen.runtime import build, checks, compat
+from opgen.runtime import autocast, build, checks, compat
 from opgen.runtime.evaluation import Call, compiled
 from opgen.runtime.lookup_table import (
     FUNCTIONS,
@@ -315,7 +315,8 @@ def _define(
         _LIBRARY.define(f"{name}({listed}) -> " + (f"({results})" if "," in results else results))
     except RuntimeError:
         return None  # another copy of this runtime serves the op in this process
-    for key in ("CompositeExplicitAutograd", *_UNSEEN):
+    casts = _CASTS if operation.is_public else ()
+    for key in ("CompositeExplicitAutograd", *_UNSEEN, *casts):
         _LIBRARY.impl(name, lambda *_: answers, key)
     register = library.loaded.opgen_register
     if register(slot, NAMESPACE.encode(), name.encode(), _ABI, _array(words)[0], table) != 0:
@@ -324,8 +325,11 @@ def _define(
     return call
 
 
-_UNSEEN = ("AutocastCPU", "AutocastCUDA", "Tracer", "AutogradNestedTensor")
+_UNSEEN = ("Tracer", "AutogradNestedTensor")
 """Where a twin asks Python, besides on other devices: cheaper than to look before each call."""
+
+_CASTS = ("AutocastCPU", "AutocastCUDA")
+"""Where that of a public op does so too: tensors of derived ops were cast on the way forward."""
 
 
 def is_answered(result: Any) -> bool:
@@ -354,18 +358,24 @@ class Ways:
     """The ways to run an op, from the most general one to the fastest.
 
     `in_full` checks the arguments of a caller and runs the op on them; `overload` is the op of the
-    dispatcher; `record` runs the twin and records the call for autograd.
+    dispatcher; `record` runs the twin and records the call for autograd; `library` gives what
+    PyTorch's library computes for tensors and numbers that it knows, else None.
     """
 
     in_full: Callable[..., Any]
     overload: Callable[..., Any]
     record: Callable[..., Any]
     twin: Callable[[], Twin | None]
+    library: Callable[[Sequence[Any], tuple[Number, ...]], Any] | None
 
 
-def derived_caller(ways: Ways) -> Callable[[Sequence[Any], Sequence[Number]], Any]:
-    """The function behind an op for tensors and numbers that are known to fit it."""
+def derived_caller(ways: Ways, is_public: bool) -> Callable[[Sequence[Any], Sequence[Number]], Any]:
+    """The function behind an op for tensors and numbers that are known to fit it.
+
+    Autocast is for public ops: tensors of derived ones were cast on the way forward.
+    """
     overload, record, twin_of, answer = ways.overload, ways.record, ways.twin, ask_python()
+    library = ways.library
     is_grad_enabled, any_requires_grad = torch.is_grad_enabled, compat.any_requires_grad
     is_compiling = torch.compiler.is_compiling
 
@@ -383,6 +393,11 @@ def derived_caller(ways: Ways) -> Callable[[Sequence[Any], Sequence[Number]], An
         if found is not None:
             result = found.call(*tensors, *numbers)
             if result is not answer and not (type(result) is tuple and result[0] is answer):
+                return result
+        is_cast = is_public and compat.autocast_is_active()
+        if library is not None and not is_cast and not compat.is_jit_tracing():
+            result = library(tensors, tuple(numbers))
+            if result is not None:
                 return result
         return overload(*tensors, *numbers)
 
@@ -411,12 +426,15 @@ def public_caller(operation: Operation, ways: Ways) -> Callable[..., Any]:
         torch.is_grad_enabled,
         torch.Tensor,
         torch.nn.Parameter,
+        is_suspended,
+        torch.is_autocast_enabled,
+        functools.partial(autocast.eager, operation),
     )
 
 
 _CALLER = """
 def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
-         Parameter):
+         Parameter, suspended, cpu_autocast, cast):
     in_full, overload, record, find_twin = ways.in_full, ways.overload, ways.record, ways.twin
     transforms, modes = compat.transforms_are_active, compat.dispatch_modes
     function_modes, forward_ad = compat.function_modes_are_active, compat.forward_ad
@@ -424,6 +442,15 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
     twins = {{}}
 
     autocast, tracing = compat.autocast_is_active, compat.is_jit_tracing
+    library = ways.library
+
+    def aside({parameters}):
+        if tracing() or suspended() or not cpu_autocast("cpu"):
+            return in_full({parameters})
+        for tensor in ({listed}):
+            if tensor is not None and not tensor.is_cpu:
+                return in_full({parameters})
+        return under_autocast({parameters})
 
     def first(integers, {parameters}):
         result = in_full({parameters})
@@ -447,15 +474,24 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
                 return first(({integers}), {parameters})
             if is_grad_enabled() and {wanted}:
                 if autocast() or tracing():
-                    return in_full({parameters})
+                    return aside({parameters})
                 return record(twin, ({numbers}), {tensors})
             result = twin({fewer})
             if {first} is not answer:
                 return result
+            if autocast() or tracing():
+                return aside({parameters}){library}
         return in_full({parameters})
 
+    under_autocast = cast(call)
     return call
 """
+
+_LIBRARY_CALL = """
+            if not suspended():
+                result = library(({listed}), ({numbers}))
+                if result is not None:
+                    return result"""
 
 
 def _caller_source(operation: Operation) -> str:
@@ -492,15 +528,18 @@ def _caller_source(operation: Operation) -> str:
             numbers.append(name)
     few = [f"{name}.requires_grad" for name in tensors]
     is_short = 0 < len(few) <= 2 and all(each.default is None for each in operation.inputs)
+    all_tensors, all_numbers = ", ".join(tensors), "".join(f"{each}, " for each in numbers)
+    listed = "".join(f"{each}, " for each in tensors)
+    library = _LIBRARY_CALL.format(listed=listed, numbers=all_numbers)
     return _CALLER.format(
         parameters=", ".join((*tensors, *values)),
         prepare="\n".join(prepare),
         plain="\n            ".join(plain),
-        wanted=f"({' or '.join(few)})"
-        if few and is_short
-        else f"any_requires_grad({', '.join(tensors)})",
-        tensors=", ".join(tensors),
-        numbers="".join(f"{each}, " for each in numbers),
+        wanted=f"({' or '.join(few)})" if few and is_short else f"any_requires_grad({all_tensors})",
+        tensors=all_tensors,
+        listed=listed,
+        numbers=all_numbers,
+        library="" if operation.convolution is None else library,
         fewer=", ".join((*tensors, *floats)),
         integers="".join(f"{each}, " for each in integers),
         first="result" if len(operation.outputs) == 1 else "result[0]",

@@ -7,13 +7,14 @@ fit the quick way, such as an output without a cotangent, goes through `autograd
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import autograd, checks, compat, lookup, registration
+from opgen.runtime import autograd, checks, compat, library_call, lookup, registration
 from opgen.runtime.autograd import Kind, Point
 from opgen.runtime.description import Gradient, Shape
 from opgen.runtime.schema import Number, Numbers, flatten
@@ -38,12 +39,19 @@ class _Step:
     sources: tuple[int, ...]
     twin: Callable[..., Any] | None
     floats: tuple[float, ...]
+    beside: tuple[_Step, Callable[..., Any]] | None = None
+    """A later step, and what may compute both at once: the gradients, or None."""
 
 
-def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any]:
+def recorded(
+    operation: Operation,
+    run: Callable[..., Any],
+    library: Callable[[Sequence[Any], tuple[Number, ...]], Any] | None,
+) -> Callable[..., Any]:
     """A function of a twin, numbers and tensors that calls the op and records the call.
 
-    The twin is one for these integers, or None; `run` takes tensors and all numbers.
+    The twin is one for these integers, or None; `run` takes tensors and all numbers; `library` is
+    that of `lookup.Ways`.
     """
     count = len(operation.inputs)
     has_floats = any(attribute.type == "float" for attribute in operation.attributes)
@@ -57,14 +65,19 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
     plans: dict[Any, tuple[_Step, ...]] = {}
     is_compiling = torch.compiler.is_compiling
     answer, is_grad_enabled, is_plain = lookup.ask_python(), torch.is_grad_enabled, lookup.is_plain
+    is_suspended = lookup.is_suspended
 
     def forward(ctx: Any, twin: Any, numbers: tuple[Number, ...], *tensors: Any) -> Any:
-        result = answer if is_single else (answer,)
+        result: Any = answer if is_single else (answer,)
         if twin is not None:
             floats = [each for each in numbers if type(each) is float] if has_floats else ()
             result = twin(*tensors, *floats)
         if (result if is_single else result[0]) is answer:
-            result = run(*tensors, *numbers)
+            result = None
+            if library is not None and not is_suspended():
+                result = library(tensors, numbers)
+            if result is None:
+                result = run(*tensors, *numbers)
         wanted = ctx.needs_input_grad
         kept = kept_of.get(wanted)
         if kept is None:
@@ -87,28 +100,37 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
         saved = ctx.saved_tensors if kept else ()
         wanted = ctx.needs_input_grad[2:]
         # A compiler that traces a backward pass must meet ops, not their twins.
-        if is_compiling() or lookup.is_suspended() or not is_single or None in shapes:
+        is_looked_up = is_single and not is_compiling() and not is_suspended()
+        steps: tuple[_Step, ...] | None = ()
+        if is_looked_up:
+            is_quick = not is_grad_enabled() and is_plain() and type(cotangents[0]) is torch.Tensor
+            on_gpu = is_quick and cotangents[0].is_cuda
+            key = wanted, shapes, numbers, is_quick, on_gpu
+            steps = plans.get(key)
+            if steps is None:
+                if len(plans) >= _MOST:
+                    plans.clear()
+                given_shape = cotangents[0].shape if on_gpu else None
+                steps = plans[key] = _plan(
+                    operation, wanted, shapes, numbers, is_last=is_quick, on_gpu=given_shape
+                )
+        if not steps:
             tensors = dict(zip((operation.inputs[at].name for at in kept), saved, strict=True))
             kinds = ctx.kinds if not is_single else (Kind.of(cotangents[0]),)
             point = Point(operation, numbers, shapes, tensors, kinds)
             return (None, None, *autograd.gradients(point, wanted, cotangents))
-        is_quick = not is_grad_enabled() and is_plain() and type(cotangents[0]) is torch.Tensor
-        on_gpu = is_quick and cotangents[0].is_cuda
-        key = wanted, shapes, numbers, is_quick, on_gpu
-        steps = plans.get(key)
-        if steps is None:
-            if len(plans) >= _MOST:
-                plans.clear()
-            given_shape = cotangents[0].shape if on_gpu else None
-            steps = plans[key] = _plan(
-                operation, wanted, shapes, numbers, is_last=is_quick, on_gpu=given_shape
-            )
         found: list[Any] = [None] * count
-        for step in steps:
-            given = [
+
+        def given_to(step: _Step) -> list[Any]:
+            return [
                 cotangents[-1 - source] if source < 0 else saved[kept.index(source)]
                 for source in step.sources
             ]
+
+        for step in steps:
+            if found[step.at] is not None:
+                continue
+            given = given_to(step)
             if is_quick and step.twin is not None:
                 result = step.twin(*given, *step.floats)
                 if step.together:
@@ -117,6 +139,12 @@ def recorded(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any
                         continue
                 elif result is not answer:
                     found[step.at] = result
+                    continue
+            if is_quick and step.beside is not None:
+                other, both = step.beside
+                pair = both(given, step.numbers, given_to(other), other.numbers)
+                if pair is not None:
+                    found[step.at], found[other.at] = pair
                     continue
             _place(found, step, step.derived.apply(given, step.numbers))
         return (None, None, *found)
@@ -146,10 +174,15 @@ def _plan(
 ) -> tuple[_Step, ...]:
     """How to compute the gradients of a call; sizes are integers here.
 
+    No steps at all where one reads an input that was left out, for which `autograd` makes a tensor.
     If they are the last ones, one op may compute several: it is not differentiated again. `on_gpu`
     is the shape of the output where CUDA kernels compute them.
     """
-    known, _ = operation.symbols(shapes, numbers)
+    known, optional = operation.symbols(shapes, numbers)
+    inputs = [
+        optional.get(declared.name) if shape is None else shape
+        for declared, shape in zip(operation.inputs, shapes, strict=True)
+    ]
     places = {declared.name: at for at, declared in enumerate(operation.inputs)}
     places |= {
         autograd.COTANGENT + output.name: -1 - at for at, output in enumerate(operation.outputs)
@@ -163,13 +196,15 @@ def _plan(
 
     def sizes(derived: Operation, link: Gradient) -> Mapping[str, Numbers]:
         sources = (places[source] for source in link.tensors)
-        found = [shapes[at] if at >= 0 else on_gpu for at in sources]
+        found = [inputs[at] if at >= 0 else on_gpu for at in sources]
         return derived.symbols(found, flatten(known[each.name] for each in derived.attributes))[0]
 
     ways = autograd.derivatives(
         operation, names, is_last=is_last, on_gpu=None if on_gpu is None else sizes
     )
     for together, derived, link in ways:
+        if any(places[source] >= 0 and shapes[places[source]] is None for source in link.tensors):
+            return ()
         given = flatten(known[attribute.name] for attribute in derived.attributes)
         sources = tuple(places[source] for source in link.tensors)
         twin = registration.twin(derived.registered_name)
@@ -179,4 +214,18 @@ def _plan(
         goes = tuple(places[each] for each in together)
         several = goes if len(goes) > 1 else ()
         steps.append(_Step(goes[0], several, derived, given, sources, fixed, floats))
+    return _paired(steps)
+
+
+def _paired(steps: Sequence[_Step]) -> tuple[_Step, ...]:
+    """The steps, where two of them may be one call of a library the first of these knows the other.
+
+    An op has one such pair at most: the gradients of the two factors of a convolution.
+    """
+    for one, other in itertools.combinations(steps, 2):
+        both = library_call.both_gradients(one.derived, other.derived)
+        if both is not None:
+            return tuple(
+                replace(each, beside=(other, both)) if each is one else each for each in steps
+            )
     return tuple(steps)

@@ -13,6 +13,7 @@ from opgen.runtime import (
     checks,
     compat,
     eager,
+    library_call,
     lookup,
     lookup_autograd,
     registration,
@@ -195,5 +196,7 @@ class _Dispatch:
             with compat.below_autograd():
                 return overload(*arguments)
 
-        ways = lookup.Ways(in_full, overload, lookup_autograd.recorded(operation, run), twin)
-        return _Dispatch(overload, ways, lookup.derived_caller(ways))
+        library = library_call.caller(operation)
+        record = lookup_autograd.recorded(operation, run, library)
+        ways = lookup.Ways(in_full, overload, record, twin, library)
+        return _Dispatch(overload, ways, lookup.derived_caller(ways, operation.is_public))

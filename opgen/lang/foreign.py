@@ -1,0 +1,191 @@
+"""Forms of other languages, and what stands for them in a spec.
+
+Each function takes the place where the parser stopped and gives advice if it recognises its form.
+"""
+
+from __future__ import annotations
+
+from opgen.errors import Span
+from opgen.lang import syntax
+from opgen.lang.context import ASSIGNMENTS, Context, Hint, matching
+from opgen.lang.layout import token_span
+
+_CONDITIONS_OF_A_CALL = ("require", "requires", "assert", "assume", "check", "ensure", "given")
+
+
+def parentheses_for_index(context: Context) -> Hint | None:
+    """`y(n) = ...` for `y[n] = ...`."""
+    if context.token.type != "LPAR" or context.expected != {"LSQB"}:
+        return None
+    closing = matching(context.after)
+    edit = None
+    if closing is not None:
+        inside = context.source.text[token_span(context.token).end : token_span(closing).start]
+        edit = (token_span(context.token).to(token_span(closing)), f"[{inside}]")
+    return "tensors are indexed with square brackets", edit
+
+
+def other_assignment(context: Context) -> Hint | None:
+    """`y[n] -= x[n]`."""
+    token, after = context.token, context.after
+    if "PLUS_EQUALS" not in context.expected or not after or after[0].type != "EQUALS":
+        return None
+    advice = "statements assign with `=`, `+=`, `max=` or `min=`"
+    if token.type != "MINUS":
+        return advice, None
+    value = list(after[1:])
+    stop = next((i for i, t in enumerate(value) if t.type in ("FOR", "IF")), len(value))
+    if not value[:stop]:
+        return advice, None
+    whole = token_span(value[0]).to(token_span(value[stop - 1]))
+    text = context.source.text[whole.start : whole.end]
+    sum_ = any(t.type in ("PLUS", "MINUS") for t in value[:stop])
+    negated = f"-({text})" if sum_ else f"-{text}"
+    return advice + "; subtract by adding the negative", (
+        token_span(token).to(whole),
+        f"+= {negated}",
+    )
+
+
+def conditional(context: Context) -> Hint | None:
+    """`a if c else b` for `select(c, a, b)`."""
+    if context.token != "else":
+        return None
+    advice = "a value is chosen by select(condition, value, otherwise)"
+    types = [t.type for t in context.before]
+    start = next((i for i, t in enumerate(types) if t in ASSIGNMENTS), None)
+    condition = max((i for i, t in enumerate(types) if t == "IF"), default=None)
+    if start is None or condition is None or condition < start or not context.after:
+        return advice, None
+    text = context.source.text
+    value = text[
+        token_span(context.before[start]).end : token_span(context.before[condition]).start
+    ]
+    test = text[token_span(context.before[condition]).end : token_span(context.token).start]
+    end = token_span(context.after[-1]).end
+    otherwise = text[token_span(context.token).end : end]
+    edit = (
+        Span(token_span(context.before[start]).end, end),
+        f" select({test.strip()}, {value.strip()}, {otherwise.strip()})",
+    )
+    return advice, edit
+
+
+def where_for_select(context: Context) -> Hint | None:
+    """`where(c, a, b)` of NumPy and PyTorch."""
+    called = bool(context.after) and context.after[0].type == "LPAR"
+    if context.token.type != "WHERE" or not called or "NAME" not in context.expected:
+        return None
+    advice = "a value is chosen by select(condition, value, otherwise)"
+    return advice, (token_span(context.token), "select")
+
+
+def slice_(context: Context) -> Hint | None:
+    """`x[:, c]`."""
+    opened = context.opened()
+    if context.token.type != "COLON" or opened is None or opened.type != "LSQB":
+        return None
+    return "there are no slices: name an iterator for every dim, x[n,c]", None
+
+
+def statement_first(context: Context) -> Hint | None:
+    """`for n in N: y[n] = x[n]`, or `if r > 1: ...`, before what they belong to."""
+    heads = [t.type for t in context.before if t.type != "DOC"]
+    if context.token.type not in ("FOR", "IF") or heads[:1] != ["OP"]:
+        return None
+    return "`for` and `if` follow a statement: y[n] = x[n] for n in N if n > 0", None
+
+
+def condition_of_a_call(context: Context) -> Hint | None:
+    """`require r >= 1` for `where r >= 1`."""
+    if len(context.before) != 1 or context.before[0].lower() not in _CONDITIONS_OF_A_CALL:
+        return None
+    advice = "conditions of a call are written with `where`"
+    if any(token.type == "STRING" for token in context.after):
+        return f"{advice}, and the message says which does not hold", None
+    return advice, (token_span(context.before[0]), "where")
+
+
+def returned(context: Context) -> Hint | None:
+    """`return x[n]`."""
+    if len(context.before) != 1 or context.before[0] != "return":
+        return None
+    return "an output is written by its name and indices: y[n] = ...", None
+
+
+def name_without_indices(context: Context) -> Hint | None:
+    """`y = x` for `y[n] = x[n]`, or `V = W - k` for `let V = W - k`."""
+    if len(context.before) != 1 or context.token.type != "EQUALS":
+        return None
+    if context.last != "NAME" or context.expected != {"LSQB"}:
+        return None
+    name = context.before[0]
+    start = token_span(name).start
+    return (
+        f"a size is defined with `let {name} = ...`, and a tensor written with its indices, y[n]",
+        (Span(start, start), "let ") if name[0].isupper() else None,
+    )
+
+
+def generator(context: Context) -> Hint | None:
+    """`sum(x[k] for k in K)` for `sum(k in K) x[k]`."""
+    opened, closing = context.reduction(), matching(context.after)
+    if context.token.type != "FOR" or opened is None:
+        return None
+    advice = "a reduction names its iterators before the term: sum(k in K) x[k]"
+    if closing is None:
+        return advice, None
+    value = context.text(token_span(opened).end, token_span(context.token).start)
+    iterators = context.text(token_span(context.token).end, token_span(closing).start)
+    whole = Span(token_span(opened).start, token_span(closing).end)
+    return advice, (whole, f"({iterators}) ({value})")
+
+
+def condition_after_colon(context: Context) -> Hint | None:
+    """`sum(k: k <= n) x[k]` for `sum(k if k <= n) x[k]`."""
+    if context.token.type != "COLON" or context.reduction() is None:
+        return None
+    return "a condition of a reduction follows `if`", (token_span(context.token), " if")
+
+
+def range_after_equals(context: Context) -> Hint | None:
+    """`sum(k = 0..K)` for `sum(k in K)`."""
+    if context.token.type != "EQUALS" or context.reduction() is None:
+        return None
+    return "the range of an iterator is its extent: `k in K` runs from 0 up to K", None
+
+
+def comma_before_if(context: Context) -> Hint | None:
+    """`sum(k, if k < n)` for `sum(k if k < n)`."""
+    if context.token.type != "IF" or context.last != "COMMA" or context.reduction() is None:
+        return None
+    comma = token_span(context.before[-1])
+    return "a condition follows the iterators without a comma", (comma, "")
+
+
+def square_reduction(context: Context) -> Hint | None:
+    """`sum[k] x[k]` for `sum(k) x[k]`."""
+    types = [t.type for t in context.before]
+    if context.last != "RSQB" or context.token.type != "NAME" or "LSQB" not in types:
+        return None
+    at = len(types) - 1 - types[::-1].index("LSQB")
+    if at == 0 or context.before[at - 1] not in syntax.REDUCERS:
+        return None
+    first, last = token_span(context.before[at]), token_span(context.before[-1])
+    inside = context.text(first.end, last.start)
+    return "a reduction stands in round brackets", (first.to(last), f"({inside})")
+
+
+def brackets_in_a_row(context: Context) -> Hint | None:
+    """`x[n][k]` for `x[n,k]`."""
+    if context.token.type != "LSQB" or context.last != "RSQB":
+        return None
+    whole = token_span(context.before[-1]).to(token_span(context.token))
+    return "one pair of brackets holds all indices, x[n,k]", (whole, ", ")
+
+
+def unpacked(context: Context) -> Hint | None:
+    """`with (a, b) = r`, or `let (a, b) = r`."""
+    if context.last not in ("WITH", "LET") or context.token.type != "LPAR":
+        return None
+    return "a definition has one name; the elements of a tuple are r[0] and r[1]", None

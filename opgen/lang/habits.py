@@ -1,0 +1,231 @@
+"""What was probably meant by text that is not a spec.
+
+The parser says where it stopped and what it would have taken. A newcomer needs more: which habit of
+another language led there. Each habit is one function below, from the tokens around the fault to a
+piece of advice; the first one that recognises its habit speaks.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Final
+
+from opgen.errors import Span
+from opgen.lang import foreign, syntax
+from opgen.lang.context import WORDS, Context, Hint
+from opgen.lang.layout import CLOSING, OPENING, token_span
+
+_CLAUSE_WORDS: Final = ("where", "let", "with", "tmp", "const", "gradient")
+_OPERAND_ENDS: Final = ("NAME", "INT", "FLOAT", "RPAR", "RSQB")
+_OPERAND_STARTS: Final = ("NAME", "INT", "FLOAT", "LPAR", "TRUE", "FALSE", "INF")
+_AFTER_TERM: Final = frozenset(
+    {"PLUS", "MINUS", "COMPARISON", "AND", "OR", "FOR", "IF", "COMMA", "SEMICOLON", "_NEWLINE"}
+)
+
+
+def advice(context: Context) -> Hint:
+    """Words for the one who wrote this, and an edit of the text; empty where no habit is known."""
+    return next(filter(None, (habit(context) for habit in _HABITS)), ("", None))
+
+
+# ---------------------------------------------------------------------------- habits
+def _keyword(context: Context) -> Hint | None:
+    token = context.token
+    if token.type in WORDS or not token.isalpha() or "NAME" not in context.expected:
+        return None
+    return f"'{token}' is a keyword; a tensor, size or iterator needs another name", None
+
+
+def _equals_for_comparison(context: Context) -> Hint | None:
+    if context.token.type != "EQUALS":
+        return None
+    words = [t.type for t in context.before if t.type in ("WHERE", "IF", "LET", "WITH", "FOR")]
+    if words and words[-1] in ("WHERE", "IF"):
+        return "comparisons are written `==`", (token_span(context.token), "==")
+    return None
+
+
+def _comparison_for_equals(context: Context) -> Hint | None:
+    if context.token != "==" or context.expected != {"EQUALS"}:
+        return None
+    return "a name is defined with `=`", (token_span(context.token), "=")
+
+
+def _attribute_among_tensors(context: Context) -> Hint | None:
+    """`op f(x[N], r = 2)` for `op f(x[N]; r = 2)`."""
+    heads = [t.type for t in context.before]
+    if not heads or heads[0] not in ("OP", "DOC") or "_ARROW" in heads or "SEMICOLON" in heads:
+        return None
+    if not context.expected <= {"COLON", "LSQB"}:
+        return None
+    advice = "a tensor has dims, x[N], or x[] for a single number; attributes follow `;`"
+    commas = [t for t in context.before if t.type == "COMMA"]
+    until = [t.type for t in context.after]
+    mixed = "SEMICOLON" in until[: until.index("_ARROW")] if "_ARROW" in until else True
+    opened = context.opened()
+    if not commas or mixed or opened is None or context.token.type == "SEMICOLON":
+        return advice, None
+    return advice, (token_span(commas[-1]), ";")
+
+
+def _attribute_starts(context: Context) -> Hint | None:
+    """`op f(x[N]; r = 2; s = 1)` for a comma between attributes."""
+    if context.token.type != "SEMICOLON" or "COMMA" not in context.expected:
+        return None
+    return "attributes are separated by commas", (token_span(context.token), ",")
+
+
+def _statement_terminator(context: Context) -> Hint | None:
+    if context.token.type != "SEMICOLON" or context.opened() is not None:
+        return None
+    return "a statement ends with its line, without `;`", (token_span(context.token), "")
+
+
+def _arrow(context: Context) -> Hint | None:
+    if context.expected != {"_ARROW"} or context.token.type != "NAME":
+        return None
+    start = token_span(context.token).start
+    return "the outputs follow `->`", (Span(start, start), "-> ")
+
+
+def _clause_word(context: Context) -> Hint | None:
+    """`wher r >= 1` for `where r >= 1`."""
+    if len(context.before) != 1 or context.last != "NAME" or context.token.type != "NAME":
+        return None
+    word = context.before[0]
+    close = difflib.get_close_matches(word.lower(), _CLAUSE_WORDS, 1)
+    return (f"did you mean `{close[0]}`?", (token_span(word), close[0])) if close else None
+
+
+def _missing_comma(context: Context) -> Hint | None:
+    opened = context.opened()
+    if opened is None or opened.type != "LSQB" or not _juxtaposed(context):
+        return None
+    return "indices are separated by commas", (context.gap, ", ")
+
+
+def _reduction_as_divisor(context: Context) -> Hint | None:
+    """`a / sum(k) x[k]`."""
+    if context.last != "RPAR" or not _juxtaposed(context):
+        return None
+    start, depth = len(context.before), 0
+    for token in reversed(context.before):
+        start, depth = start - 1, depth + (token.type in CLOSING) - (token.type in OPENING)
+        if depth == 0:
+            break
+    if start < 2 or context.before[start - 1] not in syntax.REDUCERS:
+        return None
+    operator = context.before[start - 2]
+    if operator.type not in ("SLASH", "DOUBLE_SLASH", "PERCENT", "_POWER"):
+        return None
+    whole = Span(token_span(context.before[start - 1]).start, _end_of_term(context))
+    text = context.source.text[whole.start : whole.end]
+    return f"after `{operator}` a reduction stands in parentheses", (whole, f"({text})")
+
+
+def _end_of_term(context: Context) -> int:
+    """Where the product that begins with the token ends."""
+    depth, end = 0, token_span(context.token).start
+    for token in (context.token, *context.after):
+        depth += (token.type in OPENING) - (token.type in CLOSING)
+        if depth < 0 or (depth == 0 and token.type in _AFTER_TERM):
+            break
+        end = token_span(token).end
+    return end
+
+
+def _missing_product(context: Context) -> Hint | None:
+    if "STAR" not in context.expected or not _juxtaposed(context):
+        return None
+    return "a product is written with `*`", (context.gap, "*")
+
+
+def _juxtaposed(context: Context) -> bool:
+    """Whether two operands stand side by side on one line."""
+    return (
+        context.last in _OPERAND_ENDS
+        and context.token.type in _OPERAND_STARTS
+        and "\n" not in context.between
+    )
+
+
+def _bars(context: Context) -> Hint | None:
+    """`a || b` for `a or b`."""
+    if context.token.type != "VBAR":
+        return None
+    span = token_span(context.token)
+    twice = context.source.text[span.end : span.end + 1] == "|"
+    return "conditions are joined by `or`", (Span(span.start, span.end + twice), "or")
+
+
+def _unclosed(context: Context) -> Hint | None:
+    ends = context.token.type in ("_NEWLINE", "$END")
+    if context.opened() is None or not (ends or "\n" in context.between):
+        return None
+    end = token_span(context.before[-1]).end
+    missing = "".join(_CLOSED_BY[opened.type] for opened in reversed(context.all_opened()))
+    return f"close the bracket with '{missing[0]}'", (Span(end, end), missing)
+
+
+_CLOSED_BY: Final = {"LPAR": ")", "_FILL_OPEN": ")", "LSQB": "]"}
+
+
+def _op_head(context: Context) -> Hint | None:
+    """`op (x[N])`, `op f x[N]`, or no `op` at all."""
+    types = [t.type for t in context.before if t.type != "DOC"]
+    if "OP" in context.expected:
+        return "every clause belongs to an op, which begins with op name(x[N]) -> y[N]", None
+    if types in (["OP"], ["OP", "NAME"]):
+        return "an op begins with its name and its inputs in brackets: op name(x[N]) -> y[N]", None
+    return None
+
+
+def _stray_closing(context: Context) -> Hint | None:
+    if context.token.type not in CLOSING or context.opened() is not None:
+        return None
+    return f"no bracket is open here: remove '{context.token}'", (token_span(context.token), "")
+
+
+def _unfinished(context: Context) -> Hint | None:
+    if context.token.type not in ("_NEWLINE", "$END") or not context.before:
+        return None
+    if context.last in ("NAME", "INT", "FLOAT", "RPAR", "RSQB", "STRING"):
+        return None
+    return f"write what follows '{context.before[-1]}', or remove it", None
+
+
+_HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
+    foreign.statement_first,
+    _op_head,
+    _stray_closing,
+    _unclosed,
+    foreign.conditional,
+    foreign.where_for_select,
+    foreign.condition_of_a_call,
+    foreign.returned,
+    foreign.name_without_indices,
+    foreign.generator,
+    foreign.condition_after_colon,
+    foreign.range_after_equals,
+    foreign.comma_before_if,
+    foreign.square_reduction,
+    foreign.brackets_in_a_row,
+    foreign.unpacked,
+    _clause_word,
+    _equals_for_comparison,
+    _comparison_for_equals,
+    _attribute_starts,
+    _attribute_among_tensors,
+    _statement_terminator,
+    _arrow,
+    foreign.parentheses_for_index,
+    foreign.other_assignment,
+    foreign.slice_,
+    _missing_comma,
+    _reduction_as_divisor,
+    _missing_product,
+    _bars,
+    _keyword,
+    _unfinished,
+)

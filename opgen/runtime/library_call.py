@@ -1,0 +1,325 @@
+"""Calls that PyTorch's library computes, worked out once for each shape.
+
+What the checks of a call and the rule of `opgen.runtime.library` look at is the shape, strides and
+type of every tensor, and the attributes. Calls that agree in these differ only in the numbers, so a
+plan is kept for them, and a call like an earlier one looks it up and asks the library.
+
+A library multiplies the zeros of padding with whatever stands beside them, where an op of opgen has
+no term: 0*inf would be NaN. So what is multiplied with zeros must be finite, or the library's
+result is not used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from opgen.runtime import library
+from opgen.runtime.arrangement import Arrangement
+from opgen.runtime.layout import memory_format
+from opgen.runtime.library import Case, Sizes
+from opgen.runtime.schema import Number, Numbers, flatten
+
+if TYPE_CHECKING:
+    from opgen.runtime.description import Convolution
+    from opgen.runtime.evaluation import Call
+    from opgen.runtime.operation import Operation
+
+Tensors = Sequence[torch.Tensor | None]
+Key = tuple[Hashable, ...]
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+MOST_KNOWN = 256
+"""How many plans of an op are kept."""
+
+_KNOWN: dict[str, dict[Key, Plan]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An input in its role: its position, and how it becomes a tensor of a convolution."""
+
+    at: int
+    arrangement: Arrangement | None
+    format: torch.memory_format
+
+    def of(self, tensors: Tensors) -> torch.Tensor | None:
+        """The tensor of a call in this role."""
+        tensor = tensors[self.at]
+        if tensor is None or self.arrangement is None:
+            return tensor
+        return self.arrangement.arranged(tensor, self.format)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the library computes a call, but for the numbers in its tensors.
+
+    Two of result, image and weight are inputs, the third one is computed; `strides` are those that
+    the op promises for its output, which becomes a tensor of the op by `restored`.
+    """
+
+    case: Case
+    result: Operand | None
+    image: Operand | None
+    weight: Operand | None
+    bias: Operand | None
+    is_forward: bool
+    restored: Arrangement | None
+    strides: Sizes
+
+    @staticmethod
+    def of(case: Case, call: Call) -> Plan:
+        """The plan for calls like this one."""
+        names = call.operation.convolution
+        assert names is not None
+        arranged = library.arrangements(call)
+        places = {each.name: at for at, each in enumerate(call.operation.inputs)}
+
+        def operand(name: str | None) -> Operand | None:
+            if name is None or name not in places:
+                return None
+            arrangement = arranged.get(name)
+            rank = 0 if arrangement is None else len(arrangement.order)
+            return Operand(places[name], arrangement, call.format_of(rank))
+
+        (shape,) = call.shapes.outputs
+        return Plan(
+            case=case,
+            result=operand(names.result),
+            image=operand(names.image),
+            weight=operand(names.weight),
+            bias=operand(names.bias),
+            is_forward=call.operation.is_public,
+            restored=arranged.get(names.target),
+            strides=torch.empty(shape, device="meta", memory_format=case.format).stride(),
+        )
+
+    def operands(self, tensors: Tensors) -> list[torch.Tensor | None]:
+        """Result, image, weight and bias as the library takes them."""
+        found = [
+            None if each is None else each.of(tensors)
+            for each in (self.result, self.image, self.weight, self.bias)
+        ]
+        if self.case.is_wide:
+            for at, each in enumerate(found[:2]):
+                if each is not None:
+                    found[at] = each.contiguous(memory_format=torch.channels_last)
+        return found
+
+    def output(self, found: torch.Tensor) -> torch.Tensor:
+        """The output of the op from that of the library."""
+        if self.restored is not None:
+            found = self.restored.restored(found, self.case.format)
+        return _in_format(found, self.case.format, self.strides)
+
+
+# ---------------------------------------------------------------------------- calls that are known
+def caller(
+    operation: Operation,
+) -> Callable[[Tensors, tuple[Number, ...]], torch.Tensor | None] | None:
+    """A function that computes calls of an op like earlier ones; None where no library is asked.
+
+    It gives None for other calls, and where the library may not be right.
+    """
+    if operation.convolution is None:
+        return None
+    plans = _KNOWN.setdefault(operation.registered_name, {})
+
+    def call(tensors: Tensors, numbers: tuple[Number, ...]) -> torch.Tensor | None:
+        if not plans:
+            return None
+        try:
+            plan = plans.get(key_of(tensors, numbers))
+        except RuntimeError:
+            return None  # a tensor without strides, which is to be refused
+        return None if plan is None else convolve(plan, tensors)
+
+    return call
+
+
+def both_gradients(
+    first: Operation, second: Operation
+) -> Callable[[Tensors, tuple[Number, ...], Tensors, tuple[Number, ...]], Pair | None] | None:
+    """A function that computes the gradients of image and weight, in either order, in one call.
+
+    It takes the tensors and numbers of both ops, and gives None where one of them is no call like
+    an earlier one, where they do not belong together, or where the library may not be right. There
+    is none for other ops.
+    """
+    targets = [
+        None if each.convolution is None else _target(each.convolution) for each in (first, second)
+    ]
+    if set(targets) != {"image", "weight"}:
+        return None
+    is_first = targets[0] == "image"
+    plans = [_KNOWN.setdefault(each.registered_name, {}) for each in (first, second)]
+
+    def call(
+        one: Tensors, ones: tuple[Number, ...], other: Tensors, others: tuple[Number, ...]
+    ) -> Pair | None:
+        if not all(plans):
+            return None
+        found = plans[0].get(key_of(one, ones)), plans[1].get(key_of(other, others))
+        if found[0] is None or found[1] is None:
+            return None
+        if is_first:
+            return _both(found[0], one, found[1], other)
+        pair = _both(found[1], other, found[0], one)
+        return None if pair is None else pair[::-1]
+
+    return call
+
+
+def _target(names: Convolution) -> str | None:
+    return {names.image: "image", names.weight: "weight"}.get(names.target)
+
+
+def known(operation: Operation, tensors: Tensors, values: Sequence[Numbers]) -> Plan | None:
+    """The plan of a checked call like this one, if there was one that the library computes."""
+    plans = _KNOWN.get(operation.registered_name)
+    return plans.get(key_of(tensors, flatten(values))) if plans else None
+
+
+def planned(call: Call) -> Plan | None:
+    """The plan of a new call, which is known from now on; None where it is not the library's."""
+    case = library.case_of(call)
+    if case is None:
+        return None
+    plans = _KNOWN.setdefault(call.operation.registered_name, {})
+    if len(plans) >= MOST_KNOWN:
+        plans.clear()
+    plan = plans[key_of(call.tensors, flatten(call.values))] = Plan.of(case, call)
+    return plan
+
+
+def key_of(tensors: Tensors, numbers: tuple[Number, ...]) -> Key:
+    """All of a call that its checks and the rule look at."""
+    given = [
+        None if each is None else (each.shape, each.stride(), each.dtype, each.device)
+        for each in tensors
+    ]
+    return numbers, *given
+
+
+# ---------------------------------------------------------------------------- what the library does
+def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
+    """The output of a call; None where the library may not be right."""
+    case = plan.case
+    result, image, weight, bias = plan.operands(tensors)
+    found = None
+    if image is not None and weight is not None:
+        found = _result(case, image, weight, bias)
+    elif result is not None and weight is not None:
+        found = _image(case, result, weight, bias, plan.is_forward)
+    elif result is not None and image is not None:
+        found = _weight(case, result, image)
+    return None if found is None else plan.output(found)
+
+
+def _both(
+    for_image: Plan, image_tensors: Tensors, for_weight: Plan, weight_tensors: Tensors
+) -> Pair | None:
+    """The gradients of image and weight, from the same tensors."""
+    if for_image.is_forward or not for_image.case.is_same_geometry(for_weight.case):
+        return None
+    result, _, weight, bias = for_image.operands(image_tensors)
+    also, image, _, _ = for_weight.operands(weight_tensors)
+    if result is None or weight is None or image is None or bias is not None:
+        return None
+    if also is None or not _are_same(result, also) or not _is_finite(weight):
+        return None
+    found = _gradients(for_weight.case, result, image, weight, (True, True))
+    if any(for_weight.case.padding) and not _is_finite(found[1]):
+        return None
+    return for_image.output(found[0]), for_weight.output(found[1])
+
+
+def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same numbers in memory."""
+    return (
+        one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+    )
+
+
+def _result(
+    case: Case, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor | None:
+    if any(case.padding) and not _is_finite(weight):
+        return None
+    none = [0] * len(case.stride)
+    return torch.convolution(
+        image, weight, bias, case.stride, case.padding, case.dilation, False, none, case.groups
+    )
+
+
+def _image(
+    case: Case,
+    result: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_forward: bool,
+) -> torch.Tensor | None:
+    """By the library's transposed convolution, or as its gradient: it tells them apart as well."""
+    if not _is_finite(weight):
+        return None
+    if is_forward:
+        more = [outer - least for outer, least in zip(case.image[2:], case.least, strict=True)]
+        geometry = (case.stride, case.padding, case.dilation, True, more, case.groups)
+        return torch.convolution(result, weight, bias, *geometry)
+    assert bias is None
+    return _gradients(case, result, _unread(case.image, result), weight, (True, False))[0]
+
+
+def _weight(case: Case, result: torch.Tensor, image: torch.Tensor) -> torch.Tensor | None:
+    found = _gradients(case, result, image, _unread(case.weight, result), (False, True))[1]
+    # A number that is not finite may come from a zero of the padding.
+    return None if any(case.padding) and not _is_finite(found) else found
+
+
+def _gradients(
+    case: Case,
+    result: torch.Tensor,
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    wanted: tuple[bool, bool],
+) -> Pair:
+    """The gradients of image and weight, those that are wanted.
+
+    Of one that alone is wanted, the numbers are not read.
+    """
+    none = [0] * len(case.stride)
+    geometry = (case.stride, case.padding, case.dilation, False, none, case.groups)
+    found: list[torch.Tensor] = torch.ops.aten.convolution_backward.default(
+        result, image, weight, None, *geometry, [*wanted, False]
+    )
+    return found[0], found[1]
+
+
+def _unread(shape: Sizes, like: torch.Tensor) -> torch.Tensor:
+    """Memory that nobody touches, for a tensor of which the library looks at shape and format.
+
+    Strides of 0 would make it copy them all.
+    """
+    format_ = memory_format(like.dim(), (like,))
+    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=format_)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all numbers are finite; False as well where their sum is not."""
+    return math.isfinite(tensor.sum(dtype=torch.float32).item())
+
+
+def _in_format(found: torch.Tensor, format_: torch.memory_format, strides: Sizes) -> torch.Tensor:
+    """With the strides that the op promises."""
+    if found.stride() == strides:
+        return found
+    if found.is_contiguous(memory_format=format_):
+        return found.as_strided(found.shape, strides)  # they differ in dims of one element
+    return found.contiguous(memory_format=format_)
