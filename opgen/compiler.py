@@ -41,7 +41,7 @@ from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
 from opgen.passes.padded import with_padding
-from opgen.passes.relayout import channels_last, relayout, with_workspaces
+from opgen.passes.relayout import channels_last, relayout, with_temporaries, with_workspaces
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import (
@@ -336,7 +336,7 @@ def special_cuda(
     """The same in CUDA: Python source that defines `kernels`."""
     op = _derived_op(text, name, path)
     program = threads(op, schedule(op, gather(op)))
-    orders = channels_last(op, layout)
+    orders = with_temporaries(op, channels_last(op, layout), program)
     special = _special(relayout(op, orders), program, values, threads, unclamped)
     if special is program:
         return cuda_kernels(program, "kernels")

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 
 import opgen
 from catalogue import SPECS
+from opgen import compiler
 from opgen.runtime import cuda_grid, cuda_operands, special
 from opgen.testing.cuda_on_cpu import Report
 from opgen.testing.cuda_on_cpu.emulated import emulated
@@ -200,7 +202,52 @@ def test_kernels_that_share_a_sum(
     torch.testing.assert_close(got, wanted, atol=tolerance, rtol=tolerance)
 
 
+def pooled(pool: ModuleType, x: torch.Tensor) -> tuple[torch.Tensor, list[Report]]:
+    """The gradient of a maximum in windows for an image, and the launches that gave it."""
+    x = x.detach().requires_grad_()
+    y, _ = pool.max_pool2d(x, kernel_size=2, stride=2)
+    with emulated(trace=True) as launches:
+        (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    return grad, launches.reports
+
+
+def test_temporaries_lie_as_images_do() -> None:
+    """What a gradient keeps of the windows of an image has its channels side by side as well."""
+    x = image(1, 32, 32, 32)
+    got, reports = pooled(module("pool"), x)
+    (wanted,) = torch.autograd.grad(
+        F.max_pool2d(x.requires_grad_(), 2), x, torch.ones(1, 32, 16, 16)
+    )
+    assert torch.equal(got, wanted)
+    assert len(reports) > 1
+    for report in reports:
+        assert second_cache([report]) <= HALO, report.kernel
+
+
+@pytest.mark.slow
+def test_temporaries_in_declared_order_are_read_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Negative control."""
+    monkeypatch.setattr(compiler, "with_temporaries", lambda op, orders, program: orders)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # which has kernels already
+    _, reports = pooled(opgen.load(SPECS / "pool.op"), image(1, 32, 32, 32))
+    assert max(second_cache([report]) for report in reports) > 2 * HALO
+
+
 # ---------------------------------------------------------------------------- operands
+def test_own_tensors_stay_contiguous() -> None:
+    """Unless one is the place of a result."""
+    x, y, own = torch.empty(2, 3, 4), torch.empty(2, 3, 4), torch.empty(2, 3, 4)
+    orders = dict.fromkeys(("x", "y", "copy", "own"), (0, 2, 1))
+    operands = {"x": x, "y": y, "copy": y, "own": own}
+    found = cuda_operands.laid_out(operands, orders, ("copy", "own"))
+    assert {each.shape for each in found.values()} == {(2, 4, 3)}
+    assert found["copy"] is found["y"]
+    assert not found["y"].is_contiguous() and not found["x"].is_contiguous()
+    assert found["own"].is_contiguous() and found["own"].data_ptr() == own.data_ptr()
+
+
 def test_operands_that_are_one_tensor_stay_one() -> None:
     x, y = torch.empty(2, 3, 4), torch.empty(3)
     found = cuda_operands.laid_out({"a": x, "b": x, "c": y}, {"a": (0, 2, 1), "b": (0, 2, 1)})

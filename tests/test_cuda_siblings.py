@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from types import ModuleType
 from unittest import mock
@@ -31,13 +32,14 @@ from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import attributes_of, default_values, specialise
 from opgen.passes.unclamp import unclamped
-from opgen.runtime import Operation, cuda_grid, lookup_autograd, prelude
+from opgen.runtime import Operation, cuda, cuda_grid, lookup_autograd, prelude
 from opgen.runtime.family import Family
 from opgen.testing import nvrtc, sass
 from opgen.testing.cuda_on_cpu import KernelError
 from opgen.testing.cuda_on_cpu.emulated import Emulation, emulated
 from opgen.testing.cuda_on_cpu.launch import Order
 from opgen.testing.cuda_on_cpu.traffic import movement
+from seed_kernels import WORKLOADS, launched
 
 DEPTHWISE = {"K": 3, "L": 3, "padding[0]": 1, "padding[1]": 1, "Ci": 1, "Co": 1}
 TRANSPOSED = {"K": 2, "L": 2, "stride[0]": 2, "stride[1]": 2, "Ci": 1, "Co": 1}
@@ -365,7 +367,20 @@ CODE = [
     pytest.param("conv", "conv2d", DEPTHWISE, "bf16", 8, id="depthwise bf16"),
     pytest.param("conv_transpose", "conv_transpose2d", TRANSPOSED, "f32", 2, id="transposed f32"),
     pytest.param("conv_transpose", "conv_transpose2d", TRANSPOSED, "bf16", 4, id="transposed bf16"),
+    pytest.param("conv", "conv2d", DEPTHWISE, "f64", 2, id="depthwise f64"),
+    pytest.param("conv_transpose", "conv_transpose2d", TRANSPOSED, "f64", 2, id="transposed f64"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows"), [(torch.float64, 1), (torch.float32, 2), (torch.bfloat16, 2)], ids=str
+)
+def test_rows_of_a_thread(dtype: torch.dtype, rows: int) -> None:
+    """Numbers of 64 bits take two registers each."""
+    with mock.patch.object(cuda, "computes", return_value=True):
+        ((source, _), *_) = launched(WORKLOADS["depthwise"], dtype, backward=True)
+    found = re.findall(r"^#define rows_of_\w+_and_\w+ (\d+)\n(?!#endif)", source, re.MULTILINE)
+    assert found == [str(rows)]
 
 
 @pytest.mark.slow
@@ -376,13 +391,14 @@ def test_registers(
 ) -> None:
     program = threads(stem, name, values)
     (kernel,) = (each for each in program.kernels if each.also)
-    rows = cuda_grid.ROWS_OF_SIBLINGS
+    rows = cuda_grid.ROWS_OF_SIBLINGS // cuda_grid.registers(shared)
     macros = f"#define lanes_of_{kernel.name} {lanes}\n#define rows_of_{kernel.name} {rows}\n"
-    text = prelude.cuda(True) + prelude.bindings(shared, "f32", {}) + macros
+    real = "f64" if shared == "f64" else "f32"
+    text = prelude.cuda(True) + prelude.bindings(shared, real, {}) + macros
     found = nvrtc.compile_cuda(text + cuda_source(program), architecture)
     (use,) = (each for each in found.kernels if each.name == kernel.name)
     assert not use.spills
     assert use.registers <= 128
     code = sass.disassemble(found.cubin)[kernel.name]
     assert not code.uses_local_memory
-    assert max(code.widths("STG")) == lanes * {"f32": 4, "bf16": 2}[shared]
+    assert max(code.widths("STG")) == lanes * {"f64": 8, "f32": 4, "bf16": 2}[shared]

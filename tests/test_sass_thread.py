@@ -22,10 +22,10 @@ LIMITS = {
     ("depth_to_space", torch.float32): 3.7,
     ("depth_to_space", torch.bfloat16): 2.4,
     ("depthwise", torch.float32): 22.5,
-    ("depthwise", torch.bfloat16): 23.5,
+    ("depthwise", torch.bfloat16): 23,
     ("transposed", torch.float32): 4.1,
-    ("transposed", torch.bfloat16): 3.6,
-    ("bilinear", torch.bfloat16): 7.7,
+    ("transposed", torch.bfloat16): 3.5,
+    ("bilinear", torch.bfloat16): 7.4,
     ("unfold", torch.bfloat16): 1.7,
 }
 
@@ -42,13 +42,13 @@ def test_instructions_for_an_output(name: str, dtype: torch.dtype) -> None:
 # what 256 threads have after two stretches each included.
 BACKWARD_LIMITS = {
     ("depthwise", "grad_weight", torch.float32): 29,
-    ("depthwise", "grad_weight", torch.bfloat16): 33,
+    ("depthwise", "grad_weight", torch.bfloat16): 30,
     ("transposed", "grad_x", torch.float32): 12,
-    ("transposed", "grad_x", torch.bfloat16): 17,
+    ("transposed", "grad_x", torch.bfloat16): 13,
     ("bilinear", "grad_x", torch.float32): 43,
-    ("bilinear", "grad_x", torch.bfloat16): 56,
+    ("bilinear", "grad_x", torch.bfloat16): 55,
     ("unfold", "grad_x", torch.float32): 35,
-    ("unfold", "grad_x", torch.bfloat16): 38,
+    ("unfold", "grad_x", torch.bfloat16): 32,
 }
 
 

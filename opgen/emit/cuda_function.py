@@ -245,7 +245,7 @@ def _serial_function(
     extents = (*(axis.extent for axis in axes), found.length, found.turn)
     function = head.function(kernel, emitter, extents, reach(kernel))
     sums = Sums(len(axes), len(found.starts), kind, is_serial=True)
-    return replace(function, sums=sums)
+    return replace(function, sums=sums, also=kernel.also)
 
 
 def _transpose_function(

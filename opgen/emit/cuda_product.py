@@ -418,6 +418,8 @@ class _Writer:
             f"const auto {name} = [&](const {rows.struct} &{row}, "
             f"const {columns.struct} &{column}, wide {total}) {{"
         )
+        for condition in found.cells:
+            inner.write(f"if (!({inner.printer.condition(condition).text})) return;")
         inner.start(found.start)
         own = inner.printer.names.accumulators[found.start.accumulator]
         inner.write(f"{own} = {total};")

@@ -41,8 +41,9 @@ class Factor:
 class Contraction:
     """Another way to run a kernel.
 
-    `batch`, `rows` and `columns` are the kernel's axes. Its body is `start`, which begins the sum,
-    `nest`, which adds it up for one cell, and `tail`, which does the rest with it. Of the terms at
+    `batch`, `rows` and `columns` are the kernel's axes, of which one may be split into two. Its
+    body is `start`, which begins the sum, `nest`, which adds it up for one cell, and `tail`, which
+    does the rest with it. There is a cell only where the conditions `cells` hold. Of the terms at
     most one of every `steps`, for each of those, is present.
     """
 
@@ -56,6 +57,7 @@ class Contraction:
     nest: tuple[Node, ...]
     tail: tuple[Node, ...]
     steps: tuple[Poly, ...] = ()
+    cells: tuple[Condition, ...] = ()
 
     @property
     def is_conditional(self) -> bool:

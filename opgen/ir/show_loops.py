@@ -58,6 +58,8 @@ def _contraction(found: Contraction) -> list[str]:
     for factor in (found.left, found.right):
         tests = " and ".join(map(str, factor.conditions))
         lines.append(f"      {show_scalar(factor.load)}{f' if {tests}' if tests else ''}")
+    if found.cells:
+        lines.append(f"      of cells with {' and '.join(map(str, found.cells))}")
     return lines
 
 

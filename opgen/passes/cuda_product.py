@@ -43,6 +43,7 @@ from opgen.ir.loops import (
 from opgen.ir.map_loops import symbols_of
 from opgen.ir.notation import Access, DType, Op, Reducer, substitute_access
 from opgen.passes.convolution import convolution
+from opgen.passes.cuda_phases import by_phase
 from opgen.passes.product import Product, product_of
 
 _GENERIC = frozenset({DType.SAME, DType.FLOAT})
@@ -54,10 +55,11 @@ def with_contractions(threads: Program, program: Program, op: Op) -> Program:
     `program` is what was scheduled of the op, and has one point for each cell; `threads` is the
     same, rewritten for threads.
     """
-    found = {
-        kernel.name: transposed(kernel, program, op) or contraction(kernel, program)
-        for kernel in program.kernels
-    }
+    found: dict[str, Contraction] = {}
+    for kernel in program.kernels:
+        product = transposed(kernel, program, op) or contraction(kernel, program)
+        if product is not None:
+            found[kernel.name] = by_phase(product)
     kernels = (replace(each, contraction=found.get(each.name)) for each in threads.kernels)
     return replace(threads, kernels=tuple(kernels))
 

@@ -4,7 +4,8 @@ Before: the gradients of an op for several of its inputs are kernels of their ow
 reads the gradient of the result. After: a kernel of sums over a box has the sums of other kernels
 over the same box as well, and at every point it stores the cell of a kernel whose cells are these
 points. So a depthwise convolution reads its input and the gradient of its result once for the
-gradients of its input, its filter and its bias.
+gradients of its input, its filter and its bias. Sums of rows of cells that go through the same
+loops are one kernel likewise.
 
 It is done where more than a tenth of what both move is spared, and registers last. Sizes are not
 known here: all of them count as the same, so tensors compare by their number of dims.
@@ -38,6 +39,7 @@ from opgen.ir.loops import (
 from opgen.ir.map_loops import map_nodes, renamed
 from opgen.ir.notation import DType
 from opgen.ir.sums import BoxSum, box_sum
+from opgen.passes.cuda_serial_siblings import together
 from opgen.passes.gather import fresh_name
 
 _USUAL_SIZE: Final = 64
@@ -124,8 +126,10 @@ def _read(kernel: Kernel) -> frozenset[str]:
 def _joined(program: Program, sums: Kernel, other: Kernel) -> Kernel | None:
     """Both as one kernel; None where the first is no sum over a box, or it is not worth it."""
     found = box_sum(sums, program.integers)
-    if found is None or not _have_one_type(program, sums, other):
+    if not _have_one_type(program, sums, other):
         return None
+    if found is None:
+        return _of_same_loops(program, sums, other)
     points = (*sums.axes, *found.box)
     for part in _parts(program, other, sums, found):
         for names in _pairings(part, points, len(sums.axes)):
@@ -137,6 +141,17 @@ def _joined(program: Program, sums: Kernel, other: Kernel) -> Kernel | None:
             if is_worth_it and _fits(kernel, sums, moved, found.box[-2:]):
                 return kernel
     return None
+
+
+def _of_same_loops(program: Program, sums: Kernel, other: Kernel) -> Kernel | None:
+    """Both as one kernel that goes through the loops of both; None where it is not worth it."""
+    found = together(sums, other, program.integers)
+    if found is None:
+        return None
+    part = _Part((), 0, (), (), found.added)
+    axes = [row.axis for row in sums.stretched]
+    is_worth_it = _is_worth_it(program, sums, part)
+    return found.kernel if is_worth_it and _fits(found.kernel, sums, part, axes) else None
 
 
 def _have_one_type(program: Program, *kernels: Kernel) -> bool:

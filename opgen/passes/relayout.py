@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from opgen.algebra.poly import Kind
-from opgen.ir.loops import Workspace
+from opgen.ir.loops import Program, Workspace
 from opgen.ir.notation import Access, Apply, Expr, Op, Read, Statement, Tensor, reads
 
 Orders = Mapping[str, tuple[int, ...]]
@@ -40,6 +40,39 @@ def channels_last(op: Op, layout: int) -> dict[str, tuple[int, ...]]:
         ranks = {tensor.name: len(tensor.dims) for tensor in op.inputs}
         orders |= {name: (*range(1, ranks[name]), 0) for name in packed(op) if name not in orders}
     return orders
+
+
+def with_temporaries(op: Op, orders: Orders, program: Program) -> dict[str, tuple[int, ...]]:
+    """The orders with those of temporaries that have the channels of an image in such an order.
+
+    Kernels that walk along the channels of the image then find those of the temporary side by side.
+    `program` says which temporaries are stored.
+    """
+    stored = {operand.name for operand in program.operands}
+    found = dict(orders)
+    loaded = _loaded(op)
+    ranks = {
+        each.name: len(each.dims)
+        for each in op.temporaries
+        if len(each.dims) in _IMAGES and not each.batched and each.name in stored - loaded
+    }
+    images = {name for name, order in orders.items() if order[0] == 0}
+    accesses = [(each.target, *reads(each.body)) for each in op.statements]
+    while True:
+        more = {
+            access.tensor
+            for together in accesses
+            for access in together
+            if access.tensor in ranks.keys() - images
+            and any(
+                other.tensor in images and other.indices[1].value == access.indices[1].value
+                for other in together
+            )
+        }
+        if not more:
+            return found
+        images |= more
+        found |= {name: (0, *range(2, ranks[name]), 1) for name in sorted(more)}
 
 
 def with_workspaces(orders: Orders, workspaces: Iterable[Workspace]) -> dict[str, tuple[int, ...]]:
@@ -106,6 +139,7 @@ def relayout(op: Op, orders: Orders) -> Op:
         op,
         inputs=tuple(_tensor(tensor, orders) for tensor in op.inputs),
         outputs=tuple(_tensor(tensor, orders) for tensor in op.outputs),
+        temporaries=tuple(_tensor(tensor, orders) for tensor in op.temporaries),
         statements=tuple(
             replace(
                 statement,

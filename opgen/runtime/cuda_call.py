@@ -41,7 +41,8 @@ def launches(
     results = (operands[output.name] for output in call.operation.outputs)
     images = special.Images((*call.tensors, *results))
     kernels = special.cuda_of(call.operation, integers, images)
-    tensors = cuda_operands.laid_out(operands, kernels.orders)
+    own = {each.name for each in call.operation.temporaries}
+    tensors = cuda_operands.laid_out(operands, kernels.orders, own)
     inputs = [each.name for each in call.operation.inputs]
     copies: dict[str, torch.Tensor] = {}
     extents, reach = _sizes(kernels, tuple(integers.values()))
@@ -107,8 +108,9 @@ def launches(
             axes = (*axes[:-1], axes[-1] // lanes)
         if launch.rows is not None:
             macro, values = launch.rows
-            limit = (cuda_grid.ROWS_OF_SIBLINGS,) if launch.also else ()
-            rows = cuda_grid.rows(axes, lanes * values, *limit)
+            registers = cuda_grid.registers(call.types.wide)
+            most = cuda_grid.ROWS_OF_SIBLINGS // registers if launch.also else cuda_grid.MOST_ROWS
+            rows = cuda_grid.rows(axes, lanes * values * registers, most)
             macros.append(f"#define {macro} {rows}\n")
             axes = (*axes[:-2], axes[-2] // rows, axes[-1])
         if launch.sums is not None:

@@ -28,9 +28,11 @@ _MOST_VALUES = 128
 """The most values that a thread keeps: of the 255 registers many hold addresses."""
 _MOST_IN_MANY_ROWS = 64
 """The most of them in more than four rows: what a thread does but once costs no more than these."""
+MOST_ROWS = 8
+"""The most rows of a thread."""
 ROWS_OF_SIBLINGS = 2
-"""The most rows of a thread that computes several tensors: with 128 registers of 32 bits two blocks
-fit on a multiprocessor."""
+"""The most rows of a thread that computes several tensors, if a number is one register: with 128 of
+them two blocks fit on a multiprocessor."""
 _MOST_ACROSS = 64
 """The most threads of a block in a row of several: what neighbouring rows share is read once."""
 _WARP = 32
@@ -289,12 +291,17 @@ def lanes(extents: Sequence[int], walked: Iterable[Walked], gathered: Iterable[W
     return min(found, default=1)
 
 
-def rows(extents: Sequence[int], values: int, limit: int = 8) -> int:
+def registers(kind: str) -> int:
+    """How many registers of 32 bits a number takes that is computed in a type such as `f64`."""
+    return 2 if kind.endswith("64") else 1
+
+
+def rows(extents: Sequence[int], values: int, limit: int = MOST_ROWS) -> int:
     """How many neighbours along the last axis but one are one thread's: 1, 2, 4 or 8.
 
     They share what does not depend on them, and rows that several of them read. The axis is a
-    multiple of them, there are threads enough left, and `values` that are kept for each fit into
-    registers. They are no more than the limit.
+    multiple of them, there are threads enough left, and `values` that are kept for each, counted in
+    registers, are not too many. They are no more than the limit.
     """
     threads = math.prod(extents)
     for count, most in ((8, _MOST_IN_MANY_ROWS), (4, _MOST_VALUES), (2, _MOST_VALUES)):

@@ -8,7 +8,7 @@ narrow the accesses to large ones, and is copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -19,14 +19,24 @@ SMALL = 1 / 16
 
 
 def laid_out(
-    operands: Mapping[str, torch.Tensor], orders: Mapping[str, tuple[int, ...]]
+    operands: Mapping[str, torch.Tensor],
+    orders: Mapping[str, tuple[int, ...]],
+    own: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
-    """The operands with their dims in these orders; those that are one tensor stay one."""
+    """The operands with their dims in these orders; those that are one tensor stay one.
+
+    What the kernels have of their `own` is contiguous, and has nothing in it yet: it stays
+    contiguous in the new order.
+    """
     found = dict(operands)
     seen: dict[int, torch.Tensor] = {}
+    others = {id(tensor) for name, tensor in operands.items() if name not in own}
     for name, order in orders.items():
         tensor = operands[name]
-        found[name] = seen.setdefault(id(tensor), tensor.permute(order))
+        ordered = tensor.permute(order)
+        if id(tensor) not in others:
+            ordered = tensor.view(ordered.shape)
+        found[name] = seen.setdefault(id(tensor), ordered)
     return found
 
 

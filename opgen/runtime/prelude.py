@@ -68,9 +68,15 @@ typedef struct { uint16_t bits; } bf16;
 
 FUNCTION float bf16_to_f32(bf16 value)
 {
+#if !defined OPGEN_HOST_EMU && defined __CUDA_ARCH__
+    float wide;  /* one instruction, also for the upper half of a register */
+    asm("mov.b32 %0, {%1, %2};" : "=f"(wide) : "h"((uint16_t)0), "h"(value.bits));
+    return wide;
+#else
     union { uint32_t bits; float value; } out;
     out.bits = (uint32_t)value.bits << 16;
     return out.value;
+#endif
 }
 
 /* Rounds to nearest, ties to even; a NaN stays one. */
