@@ -24,6 +24,7 @@ from opgen.ir.loops import (
     Load,
     Node,
     Row,
+    Short,
     Start,
     Store,
     walk,
@@ -102,6 +103,8 @@ class Emitter(LaneEmitter):
 
     def inner_body(self) -> None:
         """The body at one point."""
+        if isinstance(self.kernel.only, Short) and self.kernel.only.holds:
+            self.write("NOT_A_VECTOR;")
         for row in self.kernel.stretched:
             if self.is_whole(row):
                 self.printer.names.symbols[row.first] = "0"
