@@ -28,14 +28,16 @@ for _name, _examples, _repeatable in (
         print_blob=True,
         suppress_health_check=_SLOW,
     )
-settings.load_profile(os.environ.get("OPGEN_HYPOTHESIS_PROFILE", "ci"))
+_PROFILE = os.environ.get("OPGEN_HYPOTHESIS_PROFILE", "ci")
+settings.load_profile(_PROFILE)
 
 # Two test processes have two threads each on two cores. Threads that wait for each other by
 # spinning then keep the one they wait for from running: six times the time, on a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# Half of the time of the compiler. `test_special_kernels` compiles every spec as users do.
-os.environ.setdefault("OPGEN_CFLAGS", "-O1")
+# A tenth to a third of the time of the compiler; the longer tiers let it optimise, and
+# `test_special_kernels` compiles every spec as users do.
+os.environ.setdefault("OPGEN_CFLAGS", "-O0" if _PROFILE == "ci" else "-O1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -653,6 +653,7 @@ def test_the_plot_has_a_dot_for_every_row(written: Path) -> None:
     assert all(title is not None and title.startswith("bilinear") for title in titles)
 
 
+@pytest.mark.slow
 def test_growth_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "growth.json"
     arguments = ["bench", "--growth", "--tiny", "--rows", "shift_sum A, 28*"]

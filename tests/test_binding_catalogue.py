@@ -25,6 +25,17 @@ from opgen.runtime import checks
 from opgen.runtime.schema import flatten
 
 each = pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
+each_kind = pytest.mark.parametrize(
+    "subject",
+    [
+        entry
+        for entry in CATALOGUE
+        if entry.op in ("shift_sum_masked", "conv2d", "max_pool2d", "upsample_nearest_size", "fold")
+        or entry.op in ("pad_reflect", "embedding", "softmax", "haar")
+    ],
+    ids=repr,
+)
+"""Products, greatest values, sizes given, overlaps, borders, indices, temporaries, two outputs."""
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +100,7 @@ def check_dispatch(subject: Entry, call: dict[str, Any]) -> None:
     torch.library.opcheck(operation.overload, (*tensors, *flatten(values)))
 
 
-@each
+@each_kind
 @settings(max_examples=1)
 @given(data=st.data())
 def test_a_small_case(subject: Entry, data: st.DataObject) -> None:

@@ -182,7 +182,13 @@ def test_a_graph_on_disk_finds_derivatives_by_name() -> None:
 
 @pytest.mark.parametrize(
     "place",
-    ["torch.func.grad", "FakeTensorMode()", "torch.device('meta')", "torch.inference_mode()"],
+    [
+        "torch.func.grad",
+        *(
+            pytest.param(place, marks=pytest.mark.slow)
+            for place in ("FakeTensorMode()", "torch.device('meta')", "torch.inference_mode()")
+        ),
+    ],
 )
 def test_a_module_may_be_loaded_anywhere(place: str) -> None:
     """What the table answers with is a plain tensor even where no other tensor is."""

@@ -31,6 +31,7 @@ def quiet() -> Any:
 
 
 # ---------------------------------------------------------------------------- harnesses of PyTorch
+@pytest.mark.slow
 @every_op
 def test_opcheck(op: Op) -> None:
     overload, call = op.registered()
@@ -44,6 +45,7 @@ def test_opcheck(op: Op) -> None:
     torch.library.opcheck(overload, tuple(floating))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @every_op
 def test_gradcheck_in_both_modes(op: Op) -> None:
     assert gradcheck(
@@ -55,6 +57,7 @@ def test_gradcheck_in_both_modes(op: Op) -> None:
     )
 
 
+@pytest.mark.slow
 @every_op
 def test_second_derivatives_in_both_modes(op: Op) -> None:
     assert gradgradcheck(op.ours, op.leaves, check_fwd_over_rev=True, check_rev_over_rev=True)
@@ -74,8 +77,15 @@ def test_gradcheck_notices_a_wrong_derivative() -> None:
 
 
 # ---------------------------------------------------------------------------- torch.func
+LONG = ("hessian", "jacfwd of jacfwd", "jacrev of jacrev")
+"""They take half of the time of all; those beside them go the same ways."""
+
+
 @every_op
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize(
+    "transform",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in TRANSFORMS],
+)
 def test_transforms(op: Op, transform: str) -> None:
     apply = TRANSFORMS[transform]
     close(apply(op.ours)(*op.tensors), apply(op.reference)(*op.tensors))
@@ -163,6 +173,7 @@ def test_only_some_inputs_want_a_gradient(op: Op) -> None:
         close(*results)
 
 
+@pytest.mark.slow
 def test_third_order() -> None:
     op = cases.op("softmax")
 

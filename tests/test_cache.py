@@ -73,7 +73,7 @@ def test_processes_build_the_same_op_at_the_same_time(place: Path) -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for _ in range(5)
+        for _ in range(3)
     ]
     for worker in workers:
         assert worker.stdout is not None

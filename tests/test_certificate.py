@@ -115,6 +115,7 @@ def test_forms_of_derivatives(tmp_path: Path) -> None:
     assert found["h"] == "stated"
 
 
+@pytest.mark.slow
 def test_forms_are_those_of_the_fibres() -> None:
     """For the derivatives of specs of every kind, and the README's claim for its example."""
     for stem in ("conv", "embedding", "pool", "shift_sum", "softmax", "upsample_bilinear"):

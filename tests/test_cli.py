@@ -86,6 +86,7 @@ def test_show(stage: str, expected: str, capsys: pytest.CaptureFixture[str]) -> 
     assert expected in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_grad_prints_specs_that_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in sorted(SPECS.glob("*.op")):
         assert main(["grad", str(path)]) == 0
@@ -114,6 +115,7 @@ def test_fmt_rewrites_and_check_does_not(
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_build_and_the_example(tmp_path: Path) -> None:
     """What the README calls the main job, in a fresh directory."""
     commands = (
@@ -129,6 +131,7 @@ def test_build_and_the_example(tmp_path: Path) -> None:
     assert "equal to the loop of slices" in done.stdout
 
 
+@pytest.mark.slow
 def test_same_bytes_under_two_hash_seeds(tmp_path: Path) -> None:
     """No output depends on the order of sets or on what the process did before."""
     outputs = []
@@ -165,6 +168,7 @@ def run_opgen(*arguments: str, **environment: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.slow
 def test_colours_in_a_terminal_and_the_very_same_text_in_a_pipe(bad: Path) -> None:
     piped = run_opgen("check", str(bad))
     coloured = run_opgen("check", str(bad), FORCE_COLOR="1", TERM="xterm")

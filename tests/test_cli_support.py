@@ -52,7 +52,13 @@ def rows(printed: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(("spec", "op"), [("embedding", "embedding"), ("shift_sum", "shift_sum")])
+@pytest.mark.parametrize(
+    ("spec", "op"),
+    [
+        ("embedding", "embedding"),
+        pytest.param("shift_sum", "shift_sum", marks=pytest.mark.slow),
+    ],
+)
 def test_right_ops_pass(
     spec: str, op: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,7 +85,9 @@ def test_every_row_of_a_spec(spec: str, capsys: pytest.CaptureFixture[str]) -> N
     assert ", 0 failed, " in printed
 
 
-@pytest.mark.parametrize("name", ["DDP", "vendored", "without a compiler"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("DDP", marks=pytest.mark.slow), "vendored", "without a compiler"]
+)
 def test_rows_in_other_processes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(SPECS / "channel_shuffle.op")
     assert main(["support", path, *features(name)]) == 0

@@ -55,16 +55,16 @@ def test_50_shapes_compile_at_most_4_kernels(name: str) -> None:
     assert max(compiled.values()) <= 4, compiled
 
 
-def test_a_warm_module_is_imported_within_50_ms(tmp_path: Path) -> None:
-    """Beside torch, in time of the processor; the least of some imports, for others run too."""
+def test_a_warm_module_is_imported_in_a_twentieth_of_the_time_of_torch(tmp_path: Path) -> None:
+    """50 ms beside a second, in time of the processor; the least of some, for others run too."""
     opgen.build(SPECS / "shift_sum.op", tmp_path, vendor=True)
     program = (
-        "import time, torch\nbegin = time.process_time()\nimport shift_sum\n"
-        "print(time.process_time() - begin)\n"
+        "import time\nbegin = time.process_time()\nimport torch\nmiddle = time.process_time()\n"
+        "import shift_sum\nprint((time.process_time() - middle) / (middle - begin))\n"
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     least = 1.0
-    for _ in range(10):
+    for _ in range(6):  # the first writes bytecode
         result = subprocess.run(
             [sys.executable, "-c", program],
             capture_output=True,
@@ -76,4 +76,4 @@ def test_a_warm_module_is_imported_within_50_ms(tmp_path: Path) -> None:
         least = min(least, float(result.stdout))
         if least < 0.05:
             return
-    pytest.fail(f"importing a module takes {1000 * least:.0f} ms")
+    pytest.fail(f"importing a module takes {100 * least:.1f} % of the time of importing torch")

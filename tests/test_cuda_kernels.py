@@ -141,8 +141,28 @@ def random(shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> torch.Tenso
 FORWARD = re.compile(r"\w+_(y|_t1)$")
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("name", CASES)
+OFTEN = {
+    ("strided", torch.float32),
+    ("transposed", torch.bfloat16),
+    ("shuffle", torch.float16),
+    ("unfold", torch.float64),
+}
+"""An op for every type, so that each way of access is run often; the others are slow tests."""
+
+
+def is_often(name: str, dtype: torch.dtype) -> tuple[pytest.MarkDecorator, ...]:
+    return () if (name, dtype) in OFTEN else (pytest.mark.slow,)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=is_often(name, dtype))
+        for name in CASES
+        for dtype in TOLERANCES
+    ],
+    ids=str,
+)
 def test_several_cells_of_a_thread(name: str, dtype: torch.dtype) -> None:
     shapes = CASES[name][2]
     lanes = compare(name, [random(shape, at, dtype) for at, shape in enumerate(shapes)])
@@ -153,7 +173,10 @@ def test_several_cells_of_a_thread(name: str, dtype: torch.dtype) -> None:
     assert min(forward) >= least
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "depthwise" else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
+)
 def test_rows_that_are_not_aligned(name: str) -> None:
     """Narrower accesses where rows begin anywhere, are strided, or have an odd length."""
     shapes = CASES[name][2]
@@ -179,7 +202,9 @@ def test_channels_last_and_expanded() -> None:
     compare("depthwise", [x[:, :, :1].expand(x.shape), w])
 
 
-@pytest.mark.parametrize("name", ["depthwise", "shuffle", "transposed"])
+@pytest.mark.parametrize(
+    "name", ["depthwise", "shuffle", pytest.param("transposed", marks=pytest.mark.slow)]
+)
 def test_indices_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_grid, "is_narrow", lambda *sizes: False)
     shapes = CASES[name][2]

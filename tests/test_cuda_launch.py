@@ -355,6 +355,7 @@ def test_the_cpu_needs_nothing_of_it(tmp_path: Path) -> None:
         env={
             "PATH": "/usr/bin:/bin",
             "HOME": str(tmp_path),
+            "OPGEN_CFLAGS": "-O0",
             "PYTHONPATH": f"{tmp_path}:{Path(opgen.__file__).parent.parent}",
         },
         capture_output=True,

@@ -141,7 +141,9 @@ def test_little_more_than_needed_is_moved(name: str) -> None:
         assert set().union(*widths(forward[0]).values()) == {16}
 
 
-@pytest.mark.parametrize("name", ["depthwise", "depth_to_space"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("depthwise", marks=pytest.mark.slow), "depth_to_space"]
+)
 def test_16_bits(name: str) -> None:
     workload = WORKLOADS[name]
     forward, _ = traced(workload, torch.bfloat16)
@@ -168,8 +170,21 @@ def test_filters_that_lie_apart_would_narrow_all_accesses(monkeypatch: pytest.Mo
     assert set().union(*widths(launches.reports[0]).values()) == {4}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", torch.float32),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("cpu", torch.bfloat16),
+                ("emulator", torch.float32),
+                ("emulator", torch.bfloat16),
+            )
+        ),
+    ],
+    ids=str,
+)
 def test_kernels_that_share_a_sum(
     device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,7 @@ def module(path: str) -> ModuleType:
 
 
 # ---------------------------------------------------------------------------- random ops
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_computes_what_the_notation_says(data: st.DataObject) -> None:
     with without_compiler():
@@ -83,7 +83,7 @@ def test_boxes_hold_every_point_once_in_order(extents: list[int], size: int) -> 
 
 # ---------------------------------------------------------------------------- the ops of specs/
 @each
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_specs_are_the_plain_loops(subject: Entry, data: st.DataObject) -> None:
     case = data.draw(subject.cases)
@@ -98,6 +98,7 @@ def test_specs_are_the_plain_loops(subject: Entry, data: st.DataObject) -> None:
         torch.testing.assert_close(value, torch.from_numpy(np.asarray(expected)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", [e for e in CATALOGUE if e.differentiable], ids=repr)
 @settings(max_examples=2)
 @given(data=st.data())
@@ -421,7 +422,10 @@ def run_program(tmp_path: Path, **environment: str) -> subprocess.CompletedProce
     )
 
 
-@pytest.mark.parametrize("environment", [{"PATH": ""}, {"OPGEN_CC": "/no/such/compiler"}])
+@pytest.mark.parametrize(
+    "environment",
+    [{"PATH": ""}, pytest.param({"OPGEN_CC": "/no/such/compiler"}, marks=pytest.mark.slow)],
+)
 def test_a_machine_without_a_compiler_is_told_once(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

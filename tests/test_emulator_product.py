@@ -282,7 +282,11 @@ def test_a_convolution_with_its_gradients(settings: Settings) -> None:
     ]
 
 
-@pytest.mark.parametrize("settings", [CASES["float32"], CASES["bfloat16"]], ids=["f32", "bf16"])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(CASES["float32"], marks=pytest.mark.slow), CASES["bfloat16"]],
+    ids=["f32", "bf16"],
+)
 def test_matrices(settings: Settings) -> None:
     """With an epilogue; sizes are no multiples of anything."""
     inputs = tensors(settings, (2, 67, 37), (2, 37, 71))
@@ -378,7 +382,11 @@ def test_any_strides(kind: str) -> None:
     compare(lambda a, b: matrices().product(a, b), lambda a, b: a @ b, settings, inputs)
 
 
-@pytest.mark.parametrize("settings", [CASES["float32"], CASES["float16"]], ids=["f32", "f16"])
+@pytest.mark.parametrize(
+    "settings",
+    [CASES["float32"], pytest.param(CASES["float16"], marks=pytest.mark.slow)],
+    ids=["f32", "f16"],
+)
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_what_is_absent_stays_absent_beside_numbers_that_are_not_finite(
     settings: Settings, value: float

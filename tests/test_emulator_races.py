@@ -132,7 +132,7 @@ ORDERED = Program((0, 1, 0), ((0, 0, READ, 0), (1, 0, READ, 0), (1, 2, WRITE, 0)
 @example(program=READ_THEN_ATOMIC, is_shared=False, order="forward")
 @example(program=ORDERED, is_shared=True, order="forward")
 @example(program=ORDERED, is_shared=False, order="forward")
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(program=programs(), is_shared=st.booleans(), order=ORDERS)
 def test_a_race_is_found_exactly_where_there_is_one(
     program: Program, is_shared: bool, order: Order

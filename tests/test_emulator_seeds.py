@@ -6,7 +6,7 @@ Bounds are of what the second cache moves, as a multiple of what the device's me
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from types import ModuleType
 
@@ -131,7 +131,17 @@ CASES: dict[str, tuple[Callable[[], torch.Tensor], float]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+OFTEN = ("shift_sum", "depth_to_space", "depthwise", "unfold", "transposed filter backward")
+
+
+def marked(names: Iterable[str]) -> list[object]:
+    """The cases of a test; those that others stand for are slow."""
+    return [
+        pytest.param(name, marks=() if name in OFTEN else (pytest.mark.slow,)) for name in names
+    ]
+
+
+@pytest.mark.parametrize("name", marked(CASES))
 def test_little_more_than_needed_is_moved(name: str) -> None:
     call, bound = CASES[name]
     for report in traced(call):
@@ -139,7 +149,7 @@ def test_little_more_than_needed_is_moved(name: str) -> None:
         assert bank_conflicts(report) <= 2
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if not n.startswith("shift_sum")])
+@pytest.mark.parametrize("name", marked(n for n in CASES if not n.startswith("shift_sum")))
 def test_one_side_is_16_bytes_wide(name: str) -> None:
     for report in traced(CASES[name][0]):
         assert any(16 in found for found in widths(report).values()), report.kernel

@@ -201,7 +201,7 @@ def test_every_kernel(stem: str, name: str, order: int) -> None:
 )
 def test_some_kernels(stem: str, name: str) -> None:
     op, operation = spec_named(stem).at((name,))
-    for setting in SETTINGS:
+    for setting in SETTINGS[::3]:
         run(op, operation, setting)
 
 
@@ -239,7 +239,7 @@ def run_small(setting: Setting = SETTINGS[2]) -> set[str]:
 
 
 def test_the_small_op_is_right() -> None:
-    for setting in SETTINGS:
+    for setting in SETTINGS[::2]:
         assert run_small(setting) == {"f_y"}
 
 

@@ -61,6 +61,7 @@ def test_cassi_normal_equations_need_the_right_transpose() -> None:
     assert good < 1e-8 < 1e-2 < bad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["edsr", "mobilenet"])
 def test_both_nets_learn_alike(name: str) -> None:
     if name == "edsr":
@@ -72,6 +73,7 @@ def test_both_nets_learn_alike(name: str) -> None:
     assert len(result.opgen) == 4
 
 
+@pytest.mark.slow
 def test_another_slope_does_not_learn_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the comparison sees a leaky ReLU of another slope."""
     edsr = example("edsr")
@@ -80,6 +82,7 @@ def test_another_slope_does_not_learn_alike(monkeypatch: pytest.MonkeyPatch) -> 
     assert result.difference > 1e-6
 
 
+@pytest.mark.slow
 def test_custom_convolution_equals_unfold_and_fold() -> None:
     result = example("custom_convolution").run(size=24, kernel=3, steps=3)
     assert result.value_difference < 1e-5
@@ -92,8 +95,24 @@ def test_custom_convolution_equals_unfold_and_fold() -> None:
     [
         ("cassi", "--channels 6 --size 24 --steps 30", r"reproduces the image to (\S+),", 1e-5),
         ("edsr", "--features 4 --blocks 1 --size 6 --steps 2 --double", r"losses: (\S+)", 1e-10),
-        ("mobilenet", "--width 2 --size 16 --count 8 --steps 2 --double", r"losses: (\S+)", 1e-10),
-        ("custom_convolution", "--size 16 --kernel 3 --steps 1", r"values differ by (\S+),", 1e-5),
+        pytest.param(
+            *(
+                "mobilenet",
+                "--width 2 --size 16 --count 8 --steps 2 --double",
+                r"losses: (\S+)",
+                1e-10,
+            ),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(
+                "custom_convolution",
+                "--size 16 --kernel 3 --steps 1",
+                r"values differ by (\S+),",
+                1e-5,
+            ),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_as_a_script(name: str, options: str, pattern: str, bound: float) -> None:

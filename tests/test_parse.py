@@ -522,12 +522,6 @@ def test_word_salad(text: str) -> None:
     survive(text)
 
 
-@settings(max_examples=600)
-@given(mutated_specs)
-def test_mutated_spec(text: str) -> None:
-    survive(text)
-
-
 @pytest.mark.slow
 @settings(max_examples=1500)
 @given(st.one_of(random_texts, word_salads, salads_in_a_statement))

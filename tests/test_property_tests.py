@@ -73,8 +73,8 @@ def failed(found: dict[str, Outcome]) -> set[str]:
 @pytest.mark.parametrize(
     "spec",
     [
-        *("embedding", "shift_sum", "softmax"),
-        *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("norm", "pool", "unfold")),
+        *("embedding", "softmax"),
+        *(pytest.param(s, marks=pytest.mark.slow) for s in ("norm", "pool", "shift_sum", "unfold")),
     ],
 )
 def test_ops_of_every_kind_pass(spec: str) -> None:
@@ -95,7 +95,7 @@ def test_same_seed_same_calls(subject: Subject) -> None:
             return subject.function(x=x, w=w, p=p)
 
         noted = replace(subject, function=_like(subject.function, noting))
-        assert not failed({o.property: o for o in check(noted, examples=5, seed=seed)})
+        assert not failed({o.property: o for o in check(noted, examples=2, seed=seed)})
         return seen
 
     first = drawn(0)

@@ -1182,6 +1182,7 @@ EVERYTHING = {
 }
 
 
+@pytest.mark.slow
 def test_random_ops_cover_everything_and_have_a_meaning() -> None:
     seen: Counter[str] = Counter()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
 
@@ -80,21 +82,43 @@ def program(case: Case) -> Program:
     raise AssertionError(f"no op has a kernel {case.kernel}")
 
 
-def compiled(case: Case, architecture: str = "sm_90", narrow: bool = True) -> nvrtc.Compilation:
-    text = prelude.cuda(narrow) + prelude.bindings(case.shared, "f32", {})
-    text += f"#define lanes_of_{case.kernel} {case.lanes}\n{cuda_source(program(case))}"
-    return nvrtc.compile_cuda(text, architecture)
+def source(cases: Iterable[Case], narrow: bool) -> str:
+    """Their kernels, each op in a namespace."""
+    parts = [prelude.cuda(narrow)]
+    for number, case in enumerate(cases):
+        parts.append(f"#define lanes_of_{case.kernel} {case.lanes}\nnamespace op_{number} {{\n")
+        parts.append(prelude.bindings(case.shared, "f32", {}) + cuda_source(program(case)) + "}\n")
+    return "".join(parts)
+
+
+@cache
+def compiled_together(shared: str, architecture: str, narrow: bool) -> nvrtc.Compilation:
+    """The kernels of all cases of a type: the disassembler takes as long to start as to work."""
+    cases = [case for case in CASES.values() if case.shared == shared]
+    return nvrtc.compile_cuda(source(cases, narrow), architecture)
+
+
+@cache
+def disassembled(shared: str, architecture: str, narrow: bool) -> dict[str, sass.Code]:
+    return sass.disassemble(compiled_together(shared, architecture, narrow).cubin)
+
+
+def code_of(case: Case, architecture: str = "sm_90", narrow: bool = True) -> sass.Code:
+    return disassembled(case.shared, architecture, narrow)[case.kernel]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_accesses_are_as_wide_as_declared(name: str) -> None:
     case = CASES[name]
-    found = compiled(case)
-    code = sass.disassemble(found.cubin)[case.kernel]
+    code = code_of(case)
     assert code.widths("LDG") == Counter(case.loads)
     assert code.widths("STG") == Counter(case.stores)
     assert not code.uses_local_memory
-    (use,) = (each for each in found.kernels if each.name == case.kernel)
+    (use,) = (
+        each
+        for each in compiled_together(case.shared, "sm_90", True).kernels
+        if each.name == case.kernel
+    )
     assert not use.spills
     assert use.registers <= 80  # three blocks of 256 threads on a multiprocessor
 
@@ -104,23 +128,29 @@ def test_accesses_are_as_wide_as_declared(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_other_architectures(name: str, architecture: str) -> None:
     case = CASES[name]
-    code = sass.disassemble(compiled(case, architecture).cubin)[case.kernel]
+    code = code_of(case, architecture)
     assert max(code.widths("STG")) == max(case.stores)
     assert max(code.widths("LDG")) == max(case.loads)
     assert not code.uses_local_memory
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if case.shared == "bf16" else pytest.param(name, marks=pytest.mark.slow)
+        for name, case in CASES.items()
+    ],
+)
 def test_indices_of_64_bits(name: str) -> None:
     case = CASES[name]
-    code = sass.disassemble(compiled(case, narrow=False).cubin)[case.kernel]
+    code = code_of(case, narrow=False)
     assert code.widths("STG") == Counter(case.stores)
     assert not code.uses_local_memory
 
 
 def test_multiply_adds_are_fused() -> None:
     """Nine for each of four cells, and no product by itself."""
-    code = sass.disassemble(compiled(CASES["depthwise f32"]).cubin)["conv2d_y"]
+    code = code_of(CASES["depthwise f32"])
     assert (code.count("FFMA"), code.count("FMUL")) == (4 * 9, 0)
 
 
@@ -153,7 +183,8 @@ def test_what_is_read_from_machine_code() -> None:
 def test_one_cell_a_thread_has_narrow_accesses() -> None:
     case = CASES["shuffle f32"]
     one = Case(case.stem, case.kernel, case.shared, 1, {}, {}, case.values)
-    code = sass.disassemble(compiled(one).cubin)[case.kernel]
+    alone = nvrtc.compile_cuda(source([one], narrow=True), "sm_90")
+    code = sass.disassemble(alone.cubin)[case.kernel]
     assert set(code.widths("LDG")) == {4}
 
 

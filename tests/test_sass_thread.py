@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 
 import pytest
 import torch
@@ -51,7 +52,20 @@ BACKWARD_LIMITS = {
 }
 
 
-@pytest.mark.parametrize(("name", "gradient", "dtype"), BACKWARD_LIMITS, ids=str)
+OFTEN = {
+    ("depthwise", "grad_weight", torch.bfloat16),
+    ("bilinear", "grad_x", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "gradient", "dtype"),
+    [
+        pytest.param(*each, marks=() if each in OFTEN else pytest.mark.slow)
+        for each in BACKWARD_LIMITS
+    ],
+    ids=str,
+)
 def test_instructions_of_gradients(name: str, gradient: str, dtype: torch.dtype) -> None:
     workload = WORKLOADS[name]
     found = launched(workload, dtype, backward=True)
@@ -76,13 +90,20 @@ def test_instructions_for_a_cell_of_a_plane(dtype: torch.dtype, side: int, limit
 
 
 # ---------------------------------------------------------------------------- the harness
-def kernel(body: str, parameters: str = "") -> Code:
-    """`body` with `long long` arguments a to c, in blocks of any size."""
-    text = (
-        'extern "C" __global__ void k(const int *x, int *y, long long a_, long long b_, '
-        f"long long c_{parameters}) {{ const int a = a_, b = b_, c = c_; {body} }}"
-    )
-    return sass.disassemble(nvrtc.compile_cuda(text, ARCHITECTURE).cubin)["k"]
+def kernels(bodies: Iterable[str]) -> list[Code]:
+    """Kernels with `long long` arguments a to c, in blocks of any size."""
+    texts = [
+        f'extern "C" __global__ void k{at}(const int *x, int *y, long long a_, long long b_, '
+        f"long long c_) {{ const int a = a_, b = b_, c = c_; {body} }}\n"
+        for at, body in enumerate(bodies)
+    ]
+    found = sass.disassemble(nvrtc.compile_cuda("".join(texts), ARCHITECTURE).cubin)
+    return [found[f"k{at}"] for at in range(len(texts))]
+
+
+@cache
+def kernel(body: str) -> Code:
+    return kernels([body])[0]
 
 
 def way(code: Code, a: int = 0, b: int = 0, c: int = 0, thread: int = 0) -> list[str]:
@@ -118,20 +139,20 @@ FORMULAS: dict[str, Callable[[int, int, int], int]] = {
 }
 
 
-@pytest.mark.parametrize("formula", FORMULAS)
-def test_integers_are_computed(formula: str) -> None:
+def test_integers_are_computed() -> None:
     """As turns of a loop."""
     loop = "for (int i = 0; i < count; i++) *(volatile int *)y = x[i];"
-    code = kernel(f"const int count = {formula}; {loop}")
-    for a, b, c in ((11, 6, 2), (29, 40, 1), (9, 5, 7)):
-        expected = FORMULAS[formula](a, b, c)
-        assert expected > 0
-        assert way(code, a, b, c).count("STG") == expected
+    codes = kernels(f"const int count = {formula}; {loop}" for formula in FORMULAS)
+    for code, formula in zip(codes, FORMULAS.values(), strict=True):
+        for a, b, c in ((11, 6, 2), (29, 40, 1), (9, 5, 7)):
+            expected = formula(a, b, c)
+            assert expected > 0
+            assert way(code, a, b, c).count("STG") == expected
 
 
 def test_a_way_that_depends_on_memory_is_refused() -> None:
     code = kernel("if (x[a]) { for (int i = 0; i < b; i++) y[i * c] = x[i]; }")
-    with pytest.raises(nvrtc.NvrtcError, match=r"k: it is not known where .* goes"):
+    with pytest.raises(nvrtc.NvrtcError, match=r"k0: it is not known where .* goes"):
         way(code, a=1, b=9, c=1)
 
 

@@ -79,6 +79,7 @@ def untyped(op: Op) -> Op:
     )
 
 
+@pytest.mark.slow
 def test_random_ops_read_back_as_the_same_op() -> None:
     """Drawn ops need not be specs: those that are, and print as one, must survive unchanged."""
     outcomes: Counter[str] = Counter()

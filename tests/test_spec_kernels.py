@@ -22,6 +22,15 @@ from opgen.testing.layouts import spread, transposed
 
 WITH_TORCH = [e for e in CATALOGUE if e.torch_equivalent is not None]
 each = pytest.mark.parametrize("subject", WITH_TORCH, ids=repr)
+each_but_long = pytest.mark.parametrize(
+    "subject",
+    [
+        pytest.param(entry, marks=[pytest.mark.slow] if entry.op == "local_attention" else [])
+        for entry in WITH_TORCH
+    ],
+    ids=repr,
+)
+"""Its second derivatives take as long as those of ten others."""
 
 
 @cache
@@ -49,7 +58,7 @@ def leaves(subject: Entry, tensors: dict[str, torch.Tensor]) -> list[torch.Tenso
     return found
 
 
-@each
+@each_but_long
 @settings(max_examples=4, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_forward_and_two_backwards(
@@ -117,7 +126,7 @@ def chain(
 
 
 @each
-@settings(max_examples=2)
+@settings(max_examples=1)
 @given(data=st.data())
 def test_any_strides(subject: Entry, data: st.DataObject) -> None:
     """Transposed memory, every second element and expanded dims give the same result.

@@ -54,7 +54,11 @@ def always(count: str = "1") -> str:
     return f"{changed}\n#define will_be_written(memory, bytes) {count}\n"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [DTYPES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in DTYPES[1:])],
+    ids=str,
+)
 def test_both_ways_write_the_same_numbers(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -447,7 +447,7 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
     def aside({parameters}):
         if tracing() or suspended() or not cpu_autocast("cpu"):
             return in_full({parameters})
-        for tensor in ({tensors},):
+        for tensor in ({listed}):
             if tensor is not None and not tensor.is_cpu:
                 return in_full({parameters})
         return under_autocast({parameters})
@@ -489,7 +489,7 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
 
 _LIBRARY_CALL = """
             if not suspended():
-                result = library(({tensors},), ({numbers}))
+                result = library(({listed}), ({numbers}))
                 if result is not None:
                     return result"""
 
@@ -529,13 +529,15 @@ def _caller_source(operation: Operation) -> str:
     few = [f"{name}.requires_grad" for name in tensors]
     is_short = 0 < len(few) <= 2 and all(each.default is None for each in operation.inputs)
     all_tensors, all_numbers = ", ".join(tensors), "".join(f"{each}, " for each in numbers)
-    library = _LIBRARY_CALL.format(tensors=all_tensors, numbers=all_numbers)
+    listed = "".join(f"{each}, " for each in tensors)
+    library = _LIBRARY_CALL.format(listed=listed, numbers=all_numbers)
     return _CALLER.format(
         parameters=", ".join((*tensors, *values)),
         prepare="\n".join(prepare),
         plain="\n            ".join(plain),
         wanted=f"({' or '.join(few)})" if few and is_short else f"any_requires_grad({all_tensors})",
         tensors=all_tensors,
+        listed=listed,
         numbers=all_numbers,
         library="" if operation.convolution is None else library,
         fewer=", ".join((*tensors, *floats)),
