@@ -166,9 +166,21 @@ def test_what_lies_outside_is_neither_read_nor_written_nor_multiplied(
     assert protect(whole.data_ptr() + pages, mmap.PAGESIZE, 0) == 0
     x = whole[pages - count : pages].view(torch.float32).view(shape)
     x.copy_(torch.ones(shape))
-    weight = torch.ones(1024, 1, 3, 3)
+    weight = torch.ones(1024, 1, 3, 3, requires_grad=True)
+    y = conv(x, weight, padding=1, groups=1024)
+    (gradient,) = torch.autograd.grad(y.sum(), weight)
+    assert gradient[0, 0].tolist() == [[24, 28, 24], [30, 35, 30], [24, 28, 24]]
+    weight = weight.detach()
     weight[:, :, 0, 0] = float("inf")
     y = conv(x, weight, padding=1, groups=1024)
     assert not y.isnan().any()
     assert y[:, :, 0].isfinite().all() and y[..., 0].isfinite().all()
     assert y[:, :, 1:, 1:].isinf().all()
+
+
+@pytest.mark.parametrize("width", [1, 5, 16, 23])
+def test_terms_that_are_not_there_are_not_multiplied(width: int) -> None:
+    module = opgen.compile("op f(x[N,W], t[K]) -> y[N]\n  y[n] = sum(w) x[n,w] * t[0]\n")
+    x = torch.ones(3, width)
+    assert module.f(x, torch.tensor([2.0])).tolist() == [2.0 * width] * 3
+    assert module.f(x, torch.tensor([float("inf")])).tolist() == [float("inf")] * 3
