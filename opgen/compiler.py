@@ -40,6 +40,7 @@ from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
+from opgen.passes.masked_rows import with_masked_rows
 from opgen.passes.padded import with_padding
 from opgen.passes.relayout import channels_last, relayout, with_temporaries, with_workspaces
 from opgen.passes.rows import rows
@@ -326,7 +327,9 @@ def special_source(
     if special is program:
         return c_source(program)
     op = specialise(laid_out, values)
-    special = with_blocks(schedule(op, gather(op)), with_padding(op, special))
+    plain = schedule(op, gather(op))
+    special = with_blocks(plain, with_padding(op, special))
+    special = with_masked_rows(plain, special, facts_of(op))
     return c_source(special, program, with_workspaces(orders, special.workspaces))
 
 

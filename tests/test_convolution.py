@@ -339,7 +339,8 @@ def test_what_generated_kernels_compute(
         ((1024, 1024), 1024, {}, torch.channels_last, torch.float32, 1),  # the filter's gradient
         ((1023, 1023), 1023, {}, torch.channels_last, torch.float32, 0),
         ((1024, 1024), 1024, {}, torch.contiguous_format, torch.float32, 0),
-        ((1024, 1024), 1024, {"stride": 2}, torch.channels_last, torch.float32, 0),
+        ((1024, 1024), 1024, {"stride": 2}, torch.channels_last, torch.float32, 1),
+        ((1024, 1024), 1024, {"stride": 3}, torch.channels_last, torch.float32, 0),
         ((4, 4), 4, {"padding": 1}, torch.contiguous_format, torch.bfloat16, 0),
     ],
 )

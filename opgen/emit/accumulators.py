@@ -20,6 +20,7 @@ from opgen.ir.loops import (
     Node,
     Number,
     Scalar,
+    Short,
     Start,
     accumulators_of,
     results_of,
@@ -80,6 +81,11 @@ class AccumulatorEmitter(ScopeEmitter):
             if not _outlives_a_pass(start.accumulator, self.kernel.body):
                 continue
             names = self.accumulator_names(start)
+            if isinstance(self.kernel.only, Short) and self.kernel.only.holds:
+                self.write(f"wide_lanes {names.total};")
+                self.adopt(start.accumulator, names)
+                self.arrays.add(start.accumulator)
+                continue
             place, size = self.lane_place()
             for kind, name in names.declared:
                 self.write(f"{kind} {name}{size};")
@@ -124,6 +130,10 @@ class AccumulatorEmitter(ScopeEmitter):
             self.states[accumulator] = names.state
 
     def start(self, node: Start) -> None:
+        if self.blocks and node.accumulator in self.arrays:
+            total = self.printer.names.accumulators[node.accumulator]
+            self.write(f"{total} = (wide_lanes){{0}};")
+            return
         if self.blocks:
             names = self.accumulator_names(node)
             self.adopt(node.accumulator, names)
@@ -200,6 +210,8 @@ class AccumulatorEmitter(ScopeEmitter):
         """Join a term that is present."""
         text = self.printer.scalar(node.value).text
         if node.reducer is Reducer.ADD:
+            if not self.whole:
+                text = f"lanes_only({text}, {self.printer.within})"
             self.write(f"{total} += {text};")
             return
         kind = self.kinds[node.accumulator]

@@ -21,6 +21,7 @@ from opgen.ir.loops import (
     Load,
     Program,
     Scalar,
+    Short,
     Store,
     visit,
     walk,
@@ -115,7 +116,7 @@ def _task(
         return (*lines, *wrapped([*integers, *numbers, *faults, *streaming]), "begin, end")
 
     names = [name for name in signature.tensors if name in walked]
-    if isinstance(kernel.only, Blocks) and kernel.only.holds:
+    if isinstance(kernel.only, Blocks | Short) and kernel.only.holds:
         given = [name for name in kernel.only.tensors if not called_as.operand(name).optional]
         return Task(function, arguments(dict.fromkeys(given, 1)), ())
     all_there = dict.fromkeys(names, 1)

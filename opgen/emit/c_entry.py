@@ -14,7 +14,7 @@ from opgen.emit.expression import Names, Printer, type_name
 from opgen.emit.function import Function
 from opgen.emit.names import CNames
 from opgen.emit.types import Types
-from opgen.ir.loops import Blocks, Finite, Kernel, Program
+from opgen.ir.loops import Blocks, Finite, Kernel, Program, Short
 from opgen.ir.primitives import Level
 from opgen.ir.work import points, work
 
@@ -157,7 +157,7 @@ class _Writer:
     scope: CNames
     lines: list[str] = field(default_factory=list)
     symbols: dict[str, str] = field(default_factory=dict)
-    flags: dict[Finite | Blocks, str] = field(default_factory=dict)
+    flags: dict[Finite | Blocks | Short, str] = field(default_factory=dict)
     streams: dict[str, str] = field(default_factory=dict)  # whether results go past the caches
     arguments: str = "arguments"  # what `call` points to
 
@@ -188,7 +188,7 @@ class _Writer:
             match kernel.only:
                 case Finite(tensor=tensor):
                     yield from self.program.operand(tensor).extents
-                case Blocks(extent=extent):
+                case Blocks(extent=extent) | Short(extent=extent):
                     yield extent
                 case None:
                     pass
@@ -272,6 +272,11 @@ class _Writer:
                 case Blocks():
                     flag = self.scope.fresh("are_blocks")
                     value = " && ".join(self.block_tests(condition))
+                case Short(extent=extent, most=most):
+                    flag = self.scope.fresh("is_short")
+                    row = self.printer.poly(extent).at(Level.RELATIONAL)
+                    steps = [f"n[{self.places(tensor)[-1]}] == 1" for tensor in condition.tensors]
+                    value = " && ".join(["HAVE_MASKS", f"{row} <= {most}", *steps])
                 case unexpected:
                     assert_never(unexpected)
             self.flags[condition] = flag

@@ -38,7 +38,8 @@ class ScopeEmitter(ABC):
     arrays: set[str] = field(default_factory=set)  # accumulators that are arrays over the lanes
     vectors: dict[str, str] = field(default_factory=dict)  # vectors of partial sums
     around: str | None = None  # the innermost loop around, if it may be long
-    blocks: bool = False  # whether numbers are vectors of several lanes
+    blocks: bool = False  # whether numbers are vectors of several lanes,
+    whole: bool = True  # and whether all cells of the row have a lane
     members: dict[str, str] = field(default_factory=dict)  # of stretched axes: their names,
     parts: dict[str, str] = field(default_factory=dict)  # and the names of the stretches
     streams: str = ""  # the parameter that says whether results go past the caches

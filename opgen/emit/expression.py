@@ -61,7 +61,8 @@ class Printer:
     cuda: bool = False
     helpers: dict[tuple[str, Type], None] = field(default_factory=dict)
     bounded: set[tuple[Poly, Poly]] = field(default_factory=set)
-    walking: str = ""  # the index along which whole vectors are loaded
+    walking: str = ""  # the index along which whole vectors are loaded,
+    within: str = ""  # and the first and last lane of them that do something, if not all
     columns: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # loaded ones
 
     # ------------------------------------------------------------ polynomials
@@ -161,6 +162,8 @@ class Printer:
             if not any(self.walking in index.symbols for index in indices[-1:]):
                 (axis,) = (at for at, i in enumerate(indices) if self.walking in i.symbols)
                 return Text(f"lanes_apart(&{cell}, {self.names.strides[name, axis]})")
+            if self.within:
+                return Text(f"lanes_within(&{cell}, {self.within})")
             return Text(f"lanes_from_T(&{cell})")
         match self._tensor(name):
             case Table():

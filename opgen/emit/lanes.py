@@ -14,7 +14,7 @@ from opgen.emit.expression import type_name
 from opgen.emit.polynomial import Text
 from opgen.emit.streams import Line, lines
 from opgen.emit.vectors import is_next, row_loads
-from opgen.ir.loops import Blocks, Lanes, Node, Row, Store
+from opgen.ir.loops import Blocks, Lanes, Node, Row, Short, Store
 
 FEW: Final = 8
 """How many lanes are not worth a vector, nor the time that the compiler takes to make one."""
@@ -44,6 +44,9 @@ class LaneEmitter(AccumulatorEmitter):
         if node.upper:
             last = self.scope.fresh(f"{row.axis.name}_end")
             self.write(f"const int64_t {last} = {extreme('least', upper)};")
+        if isinstance(self.kernel.only, Short) and self.kernel.only.holds:
+            self.masked_lanes(node, row, first, last)
+            return
         few = not self.printer.cuda and _are_few(node, row)
         ends = []
         if not few:
@@ -89,6 +92,20 @@ class LaneEmitter(AccumulatorEmitter):
             inner.places[tensor, indices] = f"{name}[{place} * {stride}]"
         return f"if ({goes}) stream(&{cell}, {buffer}, {bytes_});"
 
+    def masked_lanes(self, node: Lanes, row: Row, first: str, last: str) -> None:
+        """A vector of all lanes of a stretch; those outside of the bounds do nothing."""
+        begin = self.printer.names.symbols[row.first]
+        low, high = (self.scope.fresh(f"{row.axis.name}_{end}") for end in ("low", "high"))
+        inner = replace(self.inner(), blocks=True)
+        inner.printer.names.symbols[row.axis.name] = begin
+        inner.printer = replace(inner.printer, walking=row.axis.name, within=f"{low}, {high}")
+        # Lanes behind the end of the row may hold anything: they are never written.
+        inner.whole = not node.lower and not node.upper
+        self.write("{" if inner.whole else f"if ({first} <= {last}) {{")
+        inner.write(f"const int {low} = {first} - {begin}, {high} = {last} - {begin};")
+        inner.nodes(node.body)
+        self.write("}")
+
     def block_of_lanes(self, node: Lanes, row: Row) -> None:
         """A loop over blocks of lanes; the last one begins earlier where it would not fit."""
         assert not node.lower and not node.upper
@@ -124,6 +141,10 @@ class LaneEmitter(AccumulatorEmitter):
         values, lane = self.printer.scalar(node.value).text, self.kernel.row.axis.name
         *rows, last = node.indices
         if not any(lane in index.symbols for index in rows) and is_next(last, lane):
+            if self.printer.within:
+                cell = self.printer.cell(node.tensor, node.indices)
+                self.write(f"lanes_to_T_within(&{cell}, {values}, {self.printer.within});")
+                return
             self.write(f"lanes_to_T(&{self.printer.cell(node.tensor, node.indices)}, {values});")
             return
         inner = self.inner()

@@ -24,6 +24,7 @@ from opgen.ir.loops import (
     Load,
     Node,
     Row,
+    Short,
     Start,
     Store,
     walk,
@@ -102,6 +103,8 @@ class Emitter(LaneEmitter):
 
     def inner_body(self) -> None:
         """The body at one point."""
+        if isinstance(self.kernel.only, Short) and self.kernel.only.holds:
+            self.write("NOT_A_VECTOR;")
         for row in self.kernel.stretched:
             if self.is_whole(row):
                 self.printer.names.symbols[row.first] = "0"
@@ -223,7 +226,10 @@ class Emitter(LaneEmitter):
         self.write("}")
 
     def vector_loop(self, node: For, vectors: VectorSum, name: str, lower: str, end: str) -> None:
-        """Whole vectors of terms where memory is consecutive, then the terms that are left."""
+        """Whole vectors of terms where memory is consecutive, then the terms that are left.
+
+        These are one vector more, where lanes may do nothing.
+        """
         strides = self.printer.names.strides
         program = self.printer.program
         steps = [strides[tensor, program.operand(tensor).rank - 1] for tensor in vectors.walked]
@@ -241,6 +247,16 @@ class Emitter(LaneEmitter):
             value = walking.scalar(term.value).text
             inner.write(f"        {self.vectors[term.accumulator]} += {value};")
         inner.write("    }")
+        if not any(program.operand(tensor).optional for tensor in vectors.walked):
+            inner.write(f"    if (HAVE_MASKS && {name} < {end}) {{")
+            high = inner.scope.fresh("high")
+            inner.write(f"        const int {high} = {end} - {name} - 1;")
+            walking = replace(walking, within=f"0, {high}")
+            for term in vectors.terms:
+                value = f"lanes_only({walking.scalar(term.value).text}, 0, {high})"
+                inner.write(f"        {self.vectors[term.accumulator]} += {value};")
+            inner.write(f"        {name} = {end};")
+            inner.write("    }")
         inner.write("}")
         inner.write(f"for (; {name} < {end}; {name}++) {{")
         inner.inner().nodes(vectors.terms)

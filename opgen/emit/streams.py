@@ -20,6 +20,7 @@ from opgen.ir.loops import (
     Lanes,
     Program,
     Row,
+    Short,
     Store,
     loads_of,
     uses,
@@ -51,8 +52,8 @@ def lines(node: Lanes, kernel: Kernel, program: Program) -> tuple[Line, ...]:
     nested = [each for each in walk(node.body) if isinstance(each, Store | AtomicAdd)]
     if row is None or not stores or len(nested) > len(stores) or not _is_last(kernel, program):
         return ()
-    if isinstance(kernel.only, Blocks) and kernel.only.holds:
-        return ()  # its rows are channels, and short
+    if isinstance(kernel.only, Blocks | Short) and kernel.only.holds:
+        return ()  # its rows are short
     found: list[Line] = []
     for store in stores:
         if not _placed(store, row, found):

@@ -253,6 +253,20 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
+class Short:
+    """Whether a row of `extent` cells has `most` at most, and vectors have lanes that do nothing.
+
+    Tensors are consecutive: neighbours in the row are neighbours in all of `tensors`. Where `holds`
+    is false, whether that is not so.
+    """
+
+    extent: Poly
+    most: int
+    tensors: tuple[str, ...]
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Axis:
     """A parallel index over `[0, extent)`."""
 
@@ -310,7 +324,7 @@ class Kernel:
 
     `local` names unstored operands of constant extents of which every point has its own. A kernel
     with `only` is passed over in calls where that is not so. With `Blocks` its passes over the row
-    may take several lanes at a time.
+    may take several lanes at a time, with `Short` they take all of a stretch at once.
 
     `written` is the tensor it writes, `also` are others; `prologue` holds what is the same for
     every point; `spec` are the spec lines it computes. A `contraction` is another way to do the
@@ -326,7 +340,7 @@ class Kernel:
     row: Row | None = None
     group: Row | None = None
     local: tuple[str, ...] = ()
-    only: Finite | Blocks | None = None
+    only: Finite | Blocks | Short | None = None
     contraction: Contraction | None = None
     also: tuple[str, ...] = ()
 

@@ -30,6 +30,8 @@ def show_kernel(kernel: Kernel) -> str:
             lines.append(f"    only if {tensor} {'is finite' if holds else 'is not finite'}")
         case loops.Blocks(holds=holds):
             lines.append(f"    only if {'there are' if holds else 'there are no'} blocks of lanes")
+        case loops.Short(extent=extent, most=most, holds=holds):
+            lines.append(f"    only if {extent} {'<=' if holds else '>'} {most}")
         case None:
             pass
         case unexpected:

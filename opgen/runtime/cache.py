@@ -89,7 +89,7 @@ def _made() -> Path:
 # ---------------------------------------------------------------------------- entries
 def find(place: Path, key: str) -> ctypes.CDLL | None:
     """The library of a key, if an entry holds it; damaged entries are removed."""
-    for entry in sorted(place.glob(f"{key}-*.so")):
+    for entry in _entries(place, key, ".so"):
         loaded = _load(entry)
         if loaded is not None:
             return loaded
@@ -99,7 +99,7 @@ def find(place: Path, key: str) -> ctypes.CDLL | None:
 
 def find_source(place: Path, key: str, suffix: str) -> str | None:
     """The source of a key, if an entry holds it; damaged entries are removed."""
-    for entry in sorted(place.glob(f"{key}-*{suffix}")):
+    for entry in _entries(place, key, suffix):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if _is_whole(entry):
                 return entry.read_text(encoding="utf-8")
@@ -109,12 +109,23 @@ def find_source(place: Path, key: str, suffix: str) -> str | None:
 
 def find_file(place: Path, key: str, suffix: str) -> Path | None:
     """The file of a key, if an entry holds it; damaged entries are removed."""
-    for entry in sorted(place.glob(f"{key}-*{suffix}")):
+    for entry in _entries(place, key, suffix):
         with contextlib.suppress(OSError):
             if _is_whole(entry):
                 return entry
         _remove(entry)
     return None
+
+
+def _entries(place: Path, key: str, suffix: str) -> list[Path]:
+    """The entries of a key. Patterns would take milliseconds: a directory may hold thousands."""
+    try:
+        with os.scandir(place) as listed:
+            names = [each.name for each in listed]
+    except OSError:
+        return []
+    found = (each for each in names if each.startswith(f"{key}-") and each.endswith(suffix))
+    return [place / each for each in sorted(found)]
 
 
 def _load(entry: Path) -> ctypes.CDLL | None:

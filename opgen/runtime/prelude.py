@@ -681,6 +681,7 @@ def _lanes(shared: str, wide: str) -> Iterable[str]:
     yield from _load_columns(_BYTES // _SIZES[wide])
     yield "#define lanes_or_one(place, step) \\"
     yield "    ((step) == 1 ? lanes_from_T(place) : same_lanes(from_T(*(place))))"
+    yield from _masked_lanes(shared, wide)
     yield "FUNCTION wide sum_of_lanes(wide_lanes values)"
     yield "{"
     yield "    wide total = 0;"
@@ -688,6 +689,58 @@ def _lanes(shared: str, wide: str) -> Iterable[str]:
     yield "    return total;"
     yield "}"
 
+
+def _masked_lanes(shared: str, wide: str) -> Iterable[str]:
+    """Vectors of which only some lanes do something, from a first to a last one.
+
+    Compilers make no masked loads of plain C where they should, so those of AVX-512 are asked for;
+    without it the functions are there, but `HAVE_MASKS` tells kernels not to be used.
+    """
+    half = "short", "dquhi256"
+    kinds = {"f32": ("float", "ups512"), "bf16": half, "f16": half}
+    element, instruction = kinds.get(shared, ("", ""))
+    has_masks = bool(element) and wide == "f32"
+    yield "#if defined __AVX512BW__ && defined __AVX512VL__ && !defined __clang__"
+    yield f"enum {{ HAVE_MASKS = {int(has_masks)} }};"
+    yield "#else"
+    yield "enum { HAVE_MASKS = 0 };"
+    yield "#endif"
+    if not has_masks:
+        yield from _ALL_LANES
+        return
+    yield "#if defined __AVX512BW__ && defined __AVX512VL__ && !defined __clang__"
+    yield f"typedef {element} masked_lanes __attribute__((vector_size(LANES * sizeof(T))));"
+    if shared != "bf16":
+        yield "typedef float float_lanes __attribute__((vector_size(LANES * 4)));"
+    yield "#define LANE_MASK ((2u << last) - (1u << first))"
+    yield "FUNCTION wide_lanes lanes_within(const T *place, int first, int last)"
+    yield "{"
+    yield f"    const T_lanes found = (T_lanes)__builtin_ia32_load{instruction}_mask("
+    yield f"        (const {element} *)place, (masked_lanes){{0}}, LANE_MASK);"
+    yield "    return lanes_from_T((const T *)&found);"
+    yield "}"
+    yield "FUNCTION void lanes_to_T_within(T *place, wide_lanes values, int first, int last)"
+    yield "{"
+    yield "    T_lanes stored;"
+    yield "    lanes_to_T((T *)&stored, values);"
+    yield f"    __builtin_ia32_store{instruction}_mask("
+    yield f"        ({element} *)place, (masked_lanes)stored, LANE_MASK);"
+    yield "}"
+    yield "FUNCTION wide_lanes lanes_only(wide_lanes values, int first, int last)"
+    yield "{"
+    yield "    return (wide_lanes)__builtin_ia32_movaps512_mask("
+    yield "        (float_lanes)values, (float_lanes){0}, LANE_MASK);"
+    yield "}"
+    yield "#else"
+    yield from _ALL_LANES
+    yield "#endif"
+
+
+_ALL_LANES = (
+    "#define lanes_within(place, first, last) lanes_from_T(place)",
+    "#define lanes_to_T_within(place, values, first, last) lanes_to_T(place, values)",
+    "#define lanes_only(values, first, last) (values)",
+)
 
 _BF16_TO_LANES = r"""
 /* Rounds to nearest, ties to even; a NaN stays one. */

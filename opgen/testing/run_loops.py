@@ -116,13 +116,17 @@ class _Runner:
                 self.tensors[local] = Cells(shape, False)
             self.nodes(kernel.body, {**values, **at, **group, **stretch})
 
-    def is_so(self, condition: loops.Finite | loops.Blocks, values: Environment) -> bool:
+    def is_so(
+        self, condition: loops.Finite | loops.Blocks | loops.Short, values: Environment
+    ) -> bool:
         """What a kernel is conditional on. Here all tensors are consecutive."""
         match condition:
             case loops.Finite(tensor=tensor):
                 return self.is_finite(tensor)
             case loops.Blocks(extent=extent):
                 return self.integer(extent, values) >= LANES
+            case loops.Short(extent=extent, most=most):
+                return self.integer(extent, values) <= most
             case unexpected:
                 assert_never(unexpected)
 
