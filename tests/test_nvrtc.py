@@ -103,8 +103,9 @@ def test_threads_of_many_cells(stem: str, shared: str, lanes: int) -> None:
             if thread.row is not None:
                 macros.append(f"#define lanes_of_{kernel.name} {lanes}\n")
             if thread.group is not None:
-                values = lanes * values_of_cell(thread) * cuda_grid.registers(shared)
-                rows = cuda_grid.rows((2**10, 2**10, 2**10), values)
+                registers = cuda_grid.registers(shared)
+                values, most = lanes * values_of_cell(thread), cuda_grid.most_rows(registers)
+                rows = cuda_grid.rows((2**10, 2**10, 2**10), values * registers, most)
                 macros.append(f"#define rows_of_{kernel.name} {rows}\n")
     compiled = nvrtc.compile_cuda("".join(dict.fromkeys(macros)) + source(ops, shared), "sm_90")
     assert not [kernel for kernel in compiled.kernels if kernel.spills]

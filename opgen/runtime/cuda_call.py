@@ -109,7 +109,7 @@ def launches(
         if launch.rows is not None:
             macro, values = launch.rows
             registers = cuda_grid.registers(call.types.wide)
-            most = cuda_grid.ROWS_OF_SIBLINGS // registers if launch.also else cuda_grid.MOST_ROWS
+            most = cuda_grid.most_rows(registers, siblings=bool(launch.also))
             rows = cuda_grid.rows(axes, lanes * values * registers, most)
             macros.append(f"#define {macro} {rows}\n")
             axes = (*axes[:-2], axes[-2] // rows, axes[-1])

@@ -29,7 +29,8 @@ _MOST_VALUES = 128
 _MOST_IN_MANY_ROWS = 64
 """The most of them in more than four rows: what a thread does but once costs no more than these."""
 MOST_ROWS = 8
-"""The most rows of a thread."""
+"""The most rows of a thread, if a number is one register. Of two registers they are a quarter: what
+a row keeps beside its cells, such as weights of its own, takes as much again and is not counted."""
 ROWS_OF_SIBLINGS = 2
 """The most rows of a thread that computes several tensors, if a number is one register: with 128 of
 them two blocks fit on a multiprocessor."""
@@ -294,6 +295,11 @@ def lanes(extents: Sequence[int], walked: Iterable[Walked], gathered: Iterable[W
 def registers(kind: str) -> int:
     """How many registers of 32 bits a number takes that is computed in a type such as `f64`."""
     return 2 if kind.endswith("64") else 1
+
+
+def most_rows(registers: int, siblings: bool = False) -> int:
+    """The most rows of a thread for numbers of so many registers, see the limits above."""
+    return ROWS_OF_SIBLINGS // registers if siblings else MOST_ROWS // registers**2
 
 
 def rows(extents: Sequence[int], values: int, limit: int = MOST_ROWS) -> int:
