@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -217,17 +216,6 @@ def check_source(source: Source) -> tuple[Op, ...]:
 
 
 # ---------------------------------------------------------------------------- products
-def compile(text: str, name: str = "<spec>") -> types.ModuleType:  # noqa: A001  # opgen.compile
-    """A module with a function and a class for every op of a spec; gradients follow on demand."""
-    return generated.load(generated.source("module_source", text, name), name)
-
-
-def load(path: str | os.PathLike[str]) -> types.ModuleType:
-    """A spec file as a module; see `compile`."""
-    source = read_source(path)
-    return compile(source.text, source.name)
-
-
 def build(
     path: str | os.PathLike[str],
     out_dir: str | os.PathLike[str] = "generated",

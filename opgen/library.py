@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from opgen import compiler, output
+from opgen import compiler, loading, output
 from opgen.emit.library import LibraryOp, Variant, library_source
 from opgen.ir.notation import Op
 from opgen.passes.gather import gather
@@ -41,7 +41,7 @@ def build_library(
     """
     spec, directory = Path(path), Path(out_dir)
     source = compiler.read_source(path)
-    module = compiler.compile(source.text, source.name)
+    module = loading.compile(source.text, source.name)
     target = output.module_path(spec, directory).with_name(f"lib{spec.stem}.so")
     texts: dict[str, str] = {}
     ops = []

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import notation_strategies
+import opgen
 from opgen import compiler, resources
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import (
@@ -387,7 +388,7 @@ op exp(int[double,void], b[b_s0]; T=1, real=0.5, restrict: int[2] = 1, fault=tru
   main[total,b] = int[total,b] * real + (sum(k) b[k]) * restrict[0] + T
   n[0] = sum(term in double, c in void) restrict[1]
 """
-    exp = compiler.compile(text).exp
+    exp = opgen.compile(text).exp
     x, y = torch.randn(2, 3), torch.randn(4)
     got, count = exp(x, y, T=2, real=0.25, restrict=(3, 5))
     torch.testing.assert_close(got, x * 0.25 + y.sum() * 3 + 2)
@@ -467,7 +468,7 @@ def test_a_wrong_cuda_kernel_is_reported() -> None:
 def test_what_is_only_copied_is_not_converted() -> None:
     """A NaN keeps its bits, which a conversion from bfloat16 and back would not."""
     bits = torch.tensor([0x7FC1, 0x7F81, 0x3F80, 1], dtype=torch.int16)
-    module = compiler.compile("op f(x[N]) -> y[N]\n  y[n] = x[n]")
+    module = opgen.compile("op f(x[N]) -> y[N]\n  y[n] = x[n]")
     assert torch.equal(module.f(bits.view(torch.bfloat16)).view(torch.int16), bits)
 
 

@@ -134,6 +134,18 @@ def test_a_module_needs_neither_the_parser_nor_the_templates(tmp_path: Path) -> 
     assert result.stdout == "[1.0, 2.0, 2.0, 1.0] False\n"
 
 
+def test_a_spec_that_is_known_needs_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPGEN_CACHE", str(tmp_path))
+    first = opgen.compile(SPEC)
+    monkeypatch.setitem(sys.modules, "opgen.compiler", None)
+    x = torch.ones(4)
+    assert opgen.compile(SPEC).window(x).tolist() == first.window(x).tolist()
+    with pytest.raises(ImportError):
+        opgen.compile(SPEC + "# another\n")
+
+
 THIRD = (
     "import torch, spec\n"
     "x = torch.full((1,), 2.0, requires_grad=True)\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from opgen import compiler
+from opgen import compiler, loading
 from opgen.bench import agreement
 from opgen.bench.faults import BenchError
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload, text
@@ -122,7 +122,7 @@ def _workload(own: Own, op: Op, contenders: Sequence[Contender], device: torch.d
     given = [tensor for tensor in op.inputs if tensor.name in own.shapes]
     names = [tensor.name for tensor in given]
     attributes = dict(own.attributes or {})
-    compiled = getattr(compiler.load(own.spec), op.name)
+    compiled = getattr(loading.load(own.spec), op.name)
 
     def opgen(*tensors: Tensor) -> Tensor:
         result: Tensor = compiled(**dict(zip(names, tensors, strict=True)), **attributes)

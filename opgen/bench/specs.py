@@ -6,7 +6,7 @@ import types
 from pathlib import Path
 from typing import Final
 
-from opgen import compiler
+from opgen import loading
 from opgen.bench.faults import BenchError
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ def load(name: str) -> types.ModuleType:
     for folder in FOLDERS:
         path = folder / f"{name}.op"
         if path.is_file():
-            return compiler.load(path)
+            return loading.load(path)
     raise BenchError(
         f"the rows of the benchmark are made from {name}.op, which is not in "
         f"{' or '.join(map(str, FOLDERS))}; run `opgen bench` with `pip install -e .` from a "

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from opgen import compiler
+from opgen import compiler, loading
 from opgen.cli.console import diagnostics, errors, output
 from opgen.cost.kernels import Tiles, cost, joint_cost, tensor_bytes, tiled_cost
 from opgen.cost.machines import MACHINES, Machine
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         if name not in ops:
             raise ValueError(f"{source.name} defines no op '{name}', only {', '.join(ops)}")
-        module = compiler.compile(source.text, source.name)
+        module = loading.compile(source.text, source.name)
         operation: Operation = module.FAMILY.operations[name]
         sizes = _sizes(operation, options.shape, options.attribute)
     except (ValueError, TypeError, RuntimeError) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from opgen import compiler
+from opgen import compiler, loading
 from opgen.emit.names import python_names
 from opgen.emit.types import Types
 from opgen.ir.binding import Array
@@ -140,7 +140,7 @@ def subjects(spec: Path) -> tuple[Subject, ...]:
     """The ops of a spec file, compiled. Raises OpgenError, OSError or LoopsError."""
     source = compiler.read_source(spec)
     ops = compiler.check_source(source)
-    module = compiler.compile(source.text, source.name)
+    module = loading.compile(source.text, source.name)
     references = load_references(spec)
     names = python_names(op.name for op in ops)
     return tuple(
