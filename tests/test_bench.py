@@ -326,6 +326,19 @@ def test_cotangents_are_alike_whoever_is_measured() -> None:
     assert torch.equal(once, again) and not torch.equal(once, torch.ones_like(x))
 
 
+def test_what_the_first_forward_pass_kept_is_not_timed() -> None:
+    """An op of opgen is looked up by its attributes from the second call on."""
+    factors = iter((2.0, 3.0))
+    x = torch.randn(3, 4)
+    workload = Workload((x,), lambda x: next(factors) * x, (), points=12)
+    contender = Contender(OPGEN, workload.opgen)
+    call = calls_of(workload, [contender], Direction.BACKWARD)[OPGEN]
+    workload = Workload((x,), lambda x: 3.0 * x, (), points=12)
+    contender = Contender(OPGEN, workload.opgen)
+    expected = calls_of(workload, [contender], Direction.BACKWARD)[OPGEN]
+    assert torch.equal(call()[0], expected()[0])
+
+
 REPRESENTATIVE = [
     row
     for row in every_row()

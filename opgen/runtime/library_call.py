@@ -233,6 +233,10 @@ def _both(
         return None
     if also is None or not _are_same(result, also) or not _is_finite(weight):
         return None
+    if for_weight.case.is_uneven:
+        result, image = (
+            each.contiguous(memory_format=torch.channels_last) for each in (result, image)
+        )
     found = _gradients(for_weight.case, result, image, weight, (True, True))
     if any(for_weight.case.padding) and not _is_finite(found[1]):
         return None
