@@ -169,9 +169,10 @@ class Twin:
     fixed: dict[tuple[int, ...], Callable[..., Any]]
 
     def for_integers(self, integers: tuple[int, ...]) -> Callable[..., Any] | None:
-        """The same for some values of the integers: fewer arguments are faster to hand over.
+        """The same for some values of the integers, of tensors and floats alone.
 
-        None where there are too many of these already.
+        The first ones are ops of their own, since fewer arguments are faster to hand over; for
+        others the integers are handed over from here. None where there are too many of both.
         """
         with LOCK:
             return self._for_integers(integers)
@@ -180,8 +181,10 @@ class Twin:
         if integers not in self.fixed:
             if not integers:
                 self.fixed[integers] = self.call
-            elif len(self.fixed) >= _MOST_FIXED:
+            elif len(self.fixed) >= _MOST_KNOWN:
                 return None
+            elif len(self.fixed) >= _MOST_FIXED:
+                self.fixed[integers] = self._with(integers)
             else:
                 name = f"{self.name}_{len(self.fixed)}"
                 made = _define(self.operation, name, self.table, integers)
@@ -189,6 +192,23 @@ class Twin:
                     return None
                 self.fixed[integers] = made
         return self.fixed[integers]
+
+    def _with(self, integers: tuple[int, ...]) -> Callable[..., Any]:
+        """The general op with these integers put where its attributes are."""
+        count, general, left = len(self.operation.inputs), self.call, iter(integers)
+        numbers: list[int | None] = []
+        for attribute in self.operation.attributes:
+            for _ in range(attribute.length or 1):
+                numbers.append(None if attribute.type == "float" else next(left))
+        if None not in numbers:
+            return lambda *tensors: general(*tensors, *integers)
+
+        def call(*given: Any) -> Any:
+            floats = iter(given[count:])
+            every = [next(floats) if number is None else number for number in numbers]
+            return general(*given[:count], *every)
+
+        return call
 
     def enter(
         self, call: Call, outputs: Sequence[torch.Tensor], operands: dict[str, torch.Tensor]
@@ -269,6 +289,11 @@ def _layout(
 
 
 _MOST_FIXED = 16
+"""For how many values of its integers an op has a twin: as many as most nets have."""
+
+_MOST_KNOWN = 1024
+"""For how many values a call is looked up at all."""
+
 _slots = 0
 
 
