@@ -8,8 +8,8 @@ years' work; with few, the generated ones are faster. `opgen.runtime.library_cal
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -72,9 +72,11 @@ class Case:
         gaps = [outer - least for outer, least in zip(self.image[2:], self.least, strict=True)]
         return all(0 <= gap < step for gap, step in zip(gaps, self.stride, strict=True))
 
-    def is_same_geometry(self, other: Case) -> bool:
-        """Whether another one, of whatever format, is this convolution."""
-        return replace(other, format=self.format) == self
+    @property
+    def geometry(self) -> tuple[Hashable, ...]:
+        """What is alike for the ops of one convolution, whatever their formats."""
+        sizes = (self.stride, self.padding, self.dilation, self.result, self.image, self.weight)
+        return (self.groups, *map(tuple, sizes))
 
     @property
     def least(self) -> tuple[int, ...]:

@@ -71,6 +71,10 @@ class Plan:
     is_forward: bool
     restored: Arrangement | None
     strides: Sizes
+    geometry: Key
+    """Alike for ops of one convolution, whatever their formats."""
+    is_wide: bool
+    is_uneven: bool
 
     @staticmethod
     def of(case: Case, call: Call) -> Plan:
@@ -97,6 +101,9 @@ class Plan:
             is_forward=call.operation.is_public,
             restored=arranged.get(names.target),
             strides=torch.empty(shape, device="meta", memory_format=case.format).stride(),
+            geometry=case.geometry,
+            is_wide=case.is_wide,
+            is_uneven=case.is_uneven,
         )
 
     def operands(self, tensors: Tensors) -> list[torch.Tensor | None]:
@@ -105,7 +112,7 @@ class Plan:
             None if each is None else each.of(tensors)
             for each in (self.result, self.image, self.weight, self.bias)
         ]
-        if self.case.is_wide:
+        if self.is_wide:
             for at, each in enumerate(found[:2]):
                 if each is not None:
                     found[at] = each.contiguous(memory_format=torch.channels_last)
@@ -225,7 +232,7 @@ def _both(
     for_image: Plan, image_tensors: Tensors, for_weight: Plan, weight_tensors: Tensors
 ) -> Pair | None:
     """The gradients of image and weight, from the same tensors."""
-    if for_image.is_forward or not for_image.case.is_same_geometry(for_weight.case):
+    if for_image.is_forward or for_image.geometry != for_weight.geometry:
         return None
     result, _, weight, bias = for_image.operands(image_tensors)
     also, image, _, _ = for_weight.operands(weight_tensors)
@@ -233,7 +240,7 @@ def _both(
         return None
     if also is None or not _are_same(result, also) or not _is_finite(weight):
         return None
-    if for_weight.case.is_uneven:
+    if for_weight.is_uneven:
         result, image = (
             each.contiguous(memory_format=torch.channels_last) for each in (result, image)
         )
