@@ -69,8 +69,8 @@ class Case:
             return False
         if min((*self.stride, *self.dilation)) < 1 or min(self.padding) < 0:
             return False
-        gaps = [outer - least for outer, least in zip(self.image[2:], self.least, strict=True)]
-        return all(0 <= gap < step for gap, step in zip(gaps, self.stride, strict=True))
+        gaps = zip(self.output_padding, self.stride, strict=True)
+        return all(0 <= gap < step for gap, step in gaps)
 
     @property
     def geometry(self) -> tuple[Hashable, ...]:
@@ -88,6 +88,12 @@ class Case:
                 strict=True,
             )
         )
+
+    @property
+    def output_padding(self) -> tuple[int, ...]:
+        """How much larger the image is: that of a transposed convolution."""
+        sizes = zip(self.image[2:], self.least, strict=True)
+        return tuple(outer - least for outer, least in sizes)
 
     @property
     def channels(self) -> int:

@@ -228,6 +228,32 @@ def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
     return None if found is None else plan.output(found)
 
 
+Direct = tuple[int, int, int | None, bool, bool, Sizes]
+
+
+def direct(plan: Plan) -> Direct | None:
+    """A plan that is one convolution of tensors as they are; None for others.
+
+    Positions of what is convolved, the weight and the bias, whether the convolution is transposed,
+    whether the weight must be finite, and the output padding.
+    """
+    case = plan.case
+    operands = (plan.image or plan.result, plan.weight, plan.bias)
+    if any(each is not None and each.arrangement is not None for each in operands):
+        return None
+    if plan.restored is not None or plan.is_wide or plan.weight is None:
+        return None
+    is_transposed = plan.image is None
+    if is_transposed and not plan.is_forward:
+        return None
+    source = operands[0]
+    assert source is not None
+    bias = None if plan.bias is None else plan.bias.at
+    more = case.output_padding if is_transposed else (0,) * len(case.stride)
+    is_checked = is_transposed or any(case.padding)
+    return source.at, plan.weight.at, bias, is_transposed, is_checked, more
+
+
 def _both(
     for_image: Plan, image_tensors: Tensors, for_weight: Plan, weight_tensors: Tensors
 ) -> Pair | None:
@@ -281,7 +307,7 @@ def _image(
     if not _is_finite(weight):
         return None
     if is_forward:
-        more = [outer - least for outer, least in zip(case.image[2:], case.least, strict=True)]
+        more = case.output_padding
         geometry = (case.stride, case.padding, case.dilation, True, more, case.groups)
         return torch.convolution(result, weight, bias, *geometry)
     assert bias is None
