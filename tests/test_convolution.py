@@ -16,7 +16,7 @@ from opgen.errors import Source
 from opgen.ir.convolution import Convolution, Role
 from opgen.passes.convolution import convolution
 from opgen.passes.derive import derive
-from opgen.runtime import compat, library_call, lookup
+from opgen.runtime import compat, library_call, lookup_convolution
 from opgen.runtime.arrangement import Arrangement
 
 GROUPED = "op f(x[N,(g C),W], w[(g D),C,K]; g = 1, s = 1, p = 0) -> y[N,(g D),V]\n"
@@ -30,13 +30,16 @@ def found(spec: str) -> Convolution | None:
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For every convolution called: whether the library computed it.
+def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call is entered where it would be looked up without Python."""
+    monkeypatch.setattr(lookup_convolution, "forward", lambda *_: None)
+    monkeypatch.setattr(lookup_convolution, "gradients", lambda *_: None)
 
-    None is entered where it would be looked up without Python.
-    """
+
+@pytest.fixture
+def answers(in_python: None, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For every convolution called: whether the library computed it."""
     heard: list[bool] = []
-    monkeypatch.setattr(lookup.Twin, "enter_convolution", lambda *_: None)
     convolve = library_call.convolve
 
     def listening(plan: library_call.Plan, tensors: library_call.Tensors) -> Tensor | None:
@@ -479,7 +482,7 @@ def test_calls_like_an_earlier_one_are_known(answers: list[bool]) -> None:
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", ["conv", "conv_transpose", "unfold_conv"])
 def test_both_gradients_of_a_known_call_are_one(
-    name: str, format_: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+    name: str, format_: torch.memory_format, in_python: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[bool, bool]] = []
     gradients = library_call._gradients

@@ -188,8 +188,13 @@ def _target(names: Convolution) -> str | None:
 
 def known(operation: Operation, tensors: Tensors, values: Sequence[Numbers]) -> Plan | None:
     """The plan of a checked call like this one, if there was one that the library computes."""
+    return plan_of(operation, tensors, flatten(values))
+
+
+def plan_of(operation: Operation, tensors: Tensors, numbers: tuple[Number, ...]) -> Plan | None:
+    """The same for numbers one by one."""
     plans = _KNOWN.get(operation.registered_name)
-    return plans.get(key_of(tensors, flatten(values))) if plans else None
+    return plans.get(key_of(tensors, numbers)) if plans else None
 
 
 def planned(call: Call) -> Plan | None:
@@ -226,32 +231,6 @@ def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
     elif result is not None and image is not None:
         found = _weight(case, result, image)
     return None if found is None else plan.output(found)
-
-
-Direct = tuple[int, int, int | None, bool, bool, Sizes]
-
-
-def direct(plan: Plan) -> Direct | None:
-    """A plan that is one convolution of tensors as they are; None for others.
-
-    Positions of what is convolved, the weight and the bias, whether the convolution is transposed,
-    whether the weight must be finite, and the output padding.
-    """
-    case = plan.case
-    operands = (plan.image or plan.result, plan.weight, plan.bias)
-    if any(each is not None and each.arrangement is not None for each in operands):
-        return None
-    if plan.restored is not None or plan.is_wide or plan.weight is None:
-        return None
-    is_transposed = plan.image is None
-    if is_transposed and not plan.is_forward:
-        return None
-    source = operands[0]
-    assert source is not None
-    bias = None if plan.bias is None else plan.bias.at
-    more = case.output_padding if is_transposed else (0,) * len(case.stride)
-    is_checked = is_transposed or any(case.padding)
-    return source.at, plan.weight.at, bias, is_transposed, is_checked, more
 
 
 def _both(

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from opgen.runtime import autocast, build, checks, compat, library_call
+from opgen.runtime import autocast, build, checks, compat, lookup_convolution
 from opgen.runtime.evaluation import Call, compiled
 from opgen.runtime.lookup_table import (
-    CONVOLUTION,
+    CONVOLUTIONS,
     FUNCTIONS,
     MAX_NUMBERS,
     MAX_RANK,
@@ -95,7 +95,7 @@ class _Library:
 
     loaded: ctypes.CDLL
     dtypes: dict[torch.dtype, int]
-    has_convolution: bool
+    has_convolutions: bool
 
 
 @functools.cache
@@ -124,10 +124,10 @@ def _connected(block: int) -> _Library | None:
     except (OSError, AttributeError, build.BuildError):
         return None
     library.opgen_connect((ctypes.c_void_p * len(addresses))(*addresses))
-    convolution = getattr(libtorch, CONVOLUTION, None)
-    library.opgen_connect_convolution.argtypes = [ctypes.c_void_p]
-    if convolution is not None:
-        library.opgen_connect_convolution(ctypes.cast(convolution, ctypes.c_void_p))
+    has_convolutions = all(hasattr(libtorch, each) for each in CONVOLUTIONS)
+    if has_convolutions:
+        pointers = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in CONVOLUTIONS]
+        library.opgen_connect_convolutions(*pointers)
     library.opgen_enter.restype = ctypes.c_int64
     library.opgen_enter.argtypes = [
         *(ctypes.c_void_p, ctypes.c_void_p),
@@ -150,7 +150,7 @@ def _connected(block: int) -> _Library | None:
     elsewhere(lambda: getattr(getattr(torch.ops, NAMESPACE), name)(ask_python()))
     _LOADED.append(library)
     library.opgen_suspend(_suspended)
-    return _Library(library, dtypes, convolution is not None)
+    return _Library(library, dtypes, has_convolutions)
 
 
 def ask_python() -> torch.Tensor:
@@ -163,6 +163,58 @@ def is_available() -> bool:
     return _library(0) is not None
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Calls that were checked before, for ops that differ in fixed integers only."""
+
+    library: _Library
+    address: int
+
+    @staticmethod
+    def new() -> Table | None:
+        """An empty one; None where there can be none."""
+        library = _library(0)
+        address = None if library is None else library.loaded.opgen_new_table()
+        return Table(library, address) if library is not None and address else None
+
+    def enter(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        numbers: Sequence[Number],
+        outputs: Sequence[torch.Tensor],
+        kernel: ctypes.c_void_p | None,
+        integers: Sequence[int],
+        addresses: Sequence[int] = (),
+        workspace: int = 0,
+        constants: bytes = b"",
+    ) -> None:
+        """Let calls like one with these outputs be looked up.
+
+        Without a kernel, integers say which convolution it is, see `lookup_convolution`.
+        """
+        key = [word for x in tensors for word in self._described(x)]
+        key += [number for number in numbers if not isinstance(number, float)]
+        results = [word for x in outputs for word in self._described(x)]
+        self.library.loaded.opgen_enter(
+            self.address,
+            kernel,
+            *_array(key),
+            *_array(integers),
+            *_array(results),
+            _array(addresses)[0],
+            len(addresses) // 2,
+            workspace,
+            constants,
+            len(constants),
+        )
+
+    def _described(self, tensor: torch.Tensor | None) -> list[int]:
+        if tensor is None:
+            return [-1]
+        shape, strides = tensor.shape, tensor.stride()
+        return [self.library.dtypes[tensor.dtype], tensor.dim(), *shape, *strides]
+
+
 # ---------------------------------------------------------------------------- twins
 @dataclass(frozen=True, slots=True)
 class Twin:
@@ -170,8 +222,7 @@ class Twin:
 
     operation: Operation
     name: str
-    library: _Library
-    table: int
+    table: Table
     call: Callable[..., Any]
     fixed: dict[tuple[int, ...], Callable[..., Any]]
 
@@ -232,83 +283,19 @@ class Twin:
         for operand in operands.values():
             integers.extend(operand.stride())
         kernel = ctypes.cast(compiled(call, operands).function, ctypes.c_void_p)
-        self._enter(call, outputs, kernel, integers, addresses, workspace, constants)
+        numbers = flatten(call.values)
+        memory = addresses, workspace, constants
+        self.table.enter(call.tensors, numbers, outputs, kernel, integers, *memory)
 
     def enter_convolution(self, call: Call, plan: Plan, output: torch.Tensor) -> None:
         """The same for a call that PyTorch's library computed, with this output."""
-        integers = convolved(plan, call.tensors) if self.library.has_convolution else None
-        if integers is not None and max(x.dim() for x in call.tensors if x is not None) <= MAX_RANK:
-            self._enter(call, (output,), None, integers)
-
-    def _enter(
-        self,
-        call: Call,
-        outputs: Sequence[torch.Tensor],
-        kernel: ctypes.c_void_p | None,
-        integers: Sequence[int],
-        addresses: Sequence[int] = (),
-        workspace: int = 0,
-        constants: bytes = b"",
-    ) -> None:
-        key = [word for x in call.tensors for word in self._described(x)]
-        key += [number for number in flatten(call.values) if not isinstance(number, float)]
-        results = [word for x in outputs for word in self._described(x)]
-        self.library.loaded.opgen_enter(
-            self.table,
-            kernel,
-            *_array(key),
-            *_array(integers),
-            *_array(results),
-            _array(addresses)[0],
-            len(addresses) // 2,
-            workspace,
-            constants,
-            len(constants),
-        )
-
-    def _described(self, tensor: torch.Tensor | None) -> list[int]:
-        if tensor is None:
-            return [-1]
-        shape, strides = tensor.shape, tensor.stride()
-        return [self.library.dtypes[tensor.dtype], tensor.dim(), *shape, *strides]
+        integers = lookup_convolution.forward(plan, call.tensors)
+        if integers is not None and self.table.library.has_convolutions:
+            self.table.enter(call.tensors, flatten(call.values), (output,), None, integers)
 
 
 def _array(words: Sequence[int]) -> tuple[Any, int]:
     return (ctypes.c_int64 * len(words))(*words), len(words)
-
-
-_EXPONENTS = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
-"""The bits that are all set in infinity and NaN, and in no other number."""
-
-_MOST_CHECKED = 2**20
-"""Bytes of a weight beyond which several threads look through it faster than one."""
-
-
-def convolved(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
-    """The convolution of a plan as the table takes it; None for those that Python prepares."""
-    found = library_call.direct(plan)
-    if found is None:
-        return None
-    source, weight, bias, is_transposed, is_checked, output_padding = found
-    tensor = tensors[weight]
-    assert tensor is not None
-    if is_checked and not _is_checked_here(tensor):
-        return None
-    case = plan.case
-    geometry = (*case.stride, *case.padding, *case.dilation, *output_padding)
-    exponent = _EXPONENTS[tensor.dtype] if is_checked else 0
-    place = -1 if bias is None or tensors[bias] is None else bias
-    about = (source, weight, place, int(is_transposed), case.groups)
-    size = (exponent, tensor.element_size(), tensor.numel())
-    return [*about, len(case.stride), *size, *geometry]
-
-
-def _is_checked_here(weight: torch.Tensor) -> bool:
-    """Whether its numbers are those of one small piece of memory, without gaps."""
-    if weight.dtype not in _EXPONENTS or weight.numel() * weight.element_size() > _MOST_CHECKED:
-        return False
-    format_ = torch.channels_last if weight.dim() == 4 else torch.contiguous_format
-    return weight.is_contiguous() or weight.is_contiguous(memory_format=format_)
 
 
 def _layout(
@@ -360,50 +347,68 @@ def twin(operation: Operation, name: str) -> Twin | None:
     """A new twin of an op, under the same name in a namespace of its own; None if it has none."""
     numbers = sum(attribute.length or 1 for attribute in operation.attributes)
     tensors = max(len(operation.inputs), len(operation.outputs))
-    library = _library(0)
-    if library is None or numbers > MAX_NUMBERS or tensors > MAX_TENSORS:
+    if numbers > MAX_NUMBERS or tensors > MAX_TENSORS:
         return None
     if all(declared.default is not None for declared in operation.inputs):
         return None  # a call may have no tensor to be dispatched on
-    table = library.loaded.opgen_new_table()
-    call = _define(operation, name, table, None) if table else None
-    return None if call is None else Twin(operation, name, library, table, call, {})
+    table = Table.new()
+    call = None if table is None else _define(operation, name, table, None)
+    return None if table is None or call is None else Twin(operation, name, table, call, {})
 
 
 def _define(
-    operation: Operation, name: str, table: int, integers: tuple[int, ...] | None
+    operation: Operation, name: str, table: Table, integers: tuple[int, ...] | None
 ) -> Callable[..., Any] | None:
-    """A new op that looks calls up in a table; with `integers`, they are no arguments."""
-    global _slots
-    block, slot = divmod(_slots, SLOTS)
-    library = _library(block)
-    if library is None:
-        return None
-    _slots += 1
+    """A new twin; with `integers`, they are no arguments."""
     kinds = [0 if declared.default is None else 1 for declared in operation.inputs]
     whole = 2 if integers is None else 4
     for attribute in operation.attributes:
         kinds += [3 if attribute.type == "float" else whole] * (attribute.length or 1)
     left = iter(integers or ())
     constants = [next(left) if kind == 4 else 0 for kind in kinds]
+    return define(name, table, kinds, constants, len(operation.outputs), operation.is_public)
+
+
+def define(
+    name: str,
+    table: Table,
+    kinds: Sequence[int],
+    constants: Sequence[int],
+    outputs: int,
+    is_cast: bool = False,
+) -> Callable[..., Any] | None:
+    """A new op that looks calls up in a table; None where there can be none.
+
+    `kinds` are those of its arguments, as in the source of the library. Autocast casts the tensors
+    of some, which are then not asked.
+    """
+    global _slots
+    block, slot = divmod(_slots, SLOTS)
+    library = _library(block)
+    if library is None:
+        return None
+    _slots += 1
     room = MAX_TENSORS + MAX_NUMBERS
-    words = [len(kinds), len(operation.outputs)]
+    words = [len(kinds), outputs]
     for each in (kinds, constants):
         words += [*each, *(0 for _ in range(room - len(each)))]
     types = {0: "Tensor", 1: "Tensor?", 2: "int", 3: "float"}
     listed = ", ".join(f"{types[kind]} v{at}" for at, kind in enumerate(kinds) if kind != 4)
-    results = ", ".join("Tensor" for _ in operation.outputs)
+    results = ", ".join(["Tensor"] * outputs)
     answer = ask_python()
-    answers = answer if len(operation.outputs) == 1 else (answer,) * len(operation.outputs)
+    answers = answer if outputs == 1 else (answer,) * outputs
     try:
         _LIBRARY.define(f"{name}({listed}) -> " + (f"({results})" if "," in results else results))
     except RuntimeError:
         return None  # another copy of this runtime serves the op in this process
-    casts = _CASTS if operation.is_public else ()
+    casts = _CASTS if is_cast else ()
     for key in ("CompositeExplicitAutograd", *_UNSEEN, *casts):
         _LIBRARY.impl(name, lambda *_: answers, key)
     register = library.loaded.opgen_register
-    if register(slot, NAMESPACE.encode(), name.encode(), _ABI, _array(words)[0], table) != 0:
+    if (
+        register(slot, NAMESPACE.encode(), name.encode(), _ABI, _array(words)[0], table.address)
+        != 0
+    ):
         return None
     call: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name).default._op
     return call
