@@ -57,6 +57,7 @@ from opgen.passes.jam import copies_along, jammed
 from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solve
 from opgen.passes.lane_choice import Choice, Way, choose
 from opgen.passes.lane_passes import fused
+from opgen.passes.moves import move_of
 from opgen.passes.peel import Peeling
 from opgen.passes.short_rows import with_planes
 from opgen.passes.tile import Tile, tiled, tiles_along, window_tiles
@@ -79,13 +80,15 @@ _FREE: Final = LaneBounds()
 
 def rows(program: Program, facts: Facts) -> Program:
     """The same program with innermost loops along rows; `facts` hold for every call."""
-    return replace(program, kernels=tuple(_kernel(kernel, facts) for kernel in program.kernels))
+    kernels = (_kernel(kernel, program, facts) for kernel in program.kernels)
+    return replace(program, kernels=tuple(kernels))
 
 
-def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
+def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
     if not kernel.is_deterministic or not kernel.axes:
         return kernel
     kernel = replace(kernel, body=direct(kernel.body))
+    kernel = replace(kernel, move=move_of(kernel, program))
     match choose(kernel):
         case Choice(way=Way.ROW, name=name):
             return with_planes(along_row(kernel, name, facts))
