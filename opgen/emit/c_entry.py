@@ -112,7 +112,7 @@ def entry_helpers(program: Program, orders: Orders) -> tuple[str, ...]:
     if _copied(program, orders):
         text += _CONSECUTIVE
     if any(map(moves.has_moves, program.kernels)):
-        text += moves.HELPERS
+        text += "\n" + moves.helpers()
     return tuple(text.rstrip().split("\n")) if text else ()
 
 
@@ -330,6 +330,5 @@ class _Writer:
         self.lines += broken(
             moves.declaration(name, kernel.move, self.printer.poly, self.tensor, stride)
         )
-        made = f"make_move(&{name}, &{self.arguments})"
-        asked = moves.condition(kernel, self.printer.poly)
-        self.lines.append(f"if (!{made})" if asked is None else f"if (!({asked} && {made}))")
+        row = moves.row_length(kernel, self.printer.poly)
+        self.lines.append(f"if (!move_made(&{name}, {row}, &{self.arguments}))")

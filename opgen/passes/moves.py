@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opgen.algebra.poly import Kind, Poly, symbol_atom
-from opgen.ir.loops import Axis, Define, Kernel, Load, Move, Program, Store
+from opgen.ir.loops import Define, Kernel, Load, Move, Program, Store
 from opgen.ir.map_loops import map_nodes
 from opgen.ir.notation import DType
 
@@ -39,13 +39,6 @@ def move_of(kernel: Kernel, program: Program) -> Move | None:
         return None
     extents = [axis.extent for axis in kernel.axes]
     return Move(kernel.axes, store) if all(_is_known(each, known) for each in extents) else None
-
-
-def step_of(index: Poly, axis: Axis) -> Poly:
-    """What one step along an axis adds to an index that is linear in it."""
-    linear = index.linear_in(symbol_atom(axis.name))
-    assert linear is not None
-    return linear[0]
 
 
 def _is_plain(tensor: str, program: Program) -> bool:
