@@ -45,8 +45,9 @@ int64_t moved(
         move.axes[at].from = axes[3 * at + 2];
     }
     planned = move;
-    const int is_planned = row <= MOVE_ROW && move_planned(&planned, row, &plan);
-    if (is_planned != move_made(&move, row, &call)) return -1;
+    const struct move_row along = {row, 1, 1};
+    const int is_planned = row <= MOVE_ROW && move_planned(&planned, &along, &plan);
+    if (is_planned != move_made(&move, -1, row, &call)) return -1;
     return is_planned ? (plan.window_count > 0 ? 2 : 1) : 0;
 }
 """

@@ -330,5 +330,5 @@ class _Writer:
         self.lines += broken(
             moves.declaration(name, kernel.move, self.printer.poly, self.tensor, stride)
         )
-        row = moves.row_length(kernel, self.printer.poly)
+        row = moves.row(kernel, self.printer.poly)
         self.lines.append(f"if (!move_made(&{name}, {row}, &{self.arguments}))")

@@ -44,7 +44,7 @@ def _is_long(kernel: Kernel) -> bool:
 
 
 def sizes(kernel: Kernel) -> Iterator[Poly]:
-    """The formulas that `declaration` and `row_length` print."""
+    """The formulas that `declaration` and `row` print."""
     assert kernel.move is not None
     for index in (*kernel.move.store.indices, *kernel.move.load.indices):
         yield index.substitute(dict.fromkeys((axis.name for axis in kernel.move.axes), poly(0)))
@@ -63,9 +63,18 @@ def _step(index: Poly, axis: Axis) -> Poly:
     return linear[0]
 
 
-def row_length(kernel: Kernel, text: Callable[[Poly], Text]) -> str:
-    """How long the rows are that a move is compared with."""
-    return "1" if kernel.row is None else text(kernel.row.axis.extent).text
+def row(kernel: Kernel, text: Callable[[Poly], Text]) -> str:
+    """The number of the row that a move is compared with among the axes, and its extent.
+
+    The number is -1 where the row counts otherwise, the extent 1 where there is none.
+    """
+    assert kernel.move is not None
+    if kernel.row is None:
+        return "-1, 1"
+    axes = [axis.name for axis in kernel.move.axes]
+    name = kernel.row.axis.name
+    number = axes.index(name) if name in axes else -1
+    return f"{number}, {text(kernel.row.axis.extent).text}"
 
 
 def declaration(
