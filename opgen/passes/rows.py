@@ -58,6 +58,7 @@ from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solv
 from opgen.passes.lane_choice import Choice, Way, choose
 from opgen.passes.lane_passes import fused
 from opgen.passes.moves import move_of
+from opgen.passes.pairs import paired
 from opgen.passes.peel import Peeling
 from opgen.passes.short_rows import with_planes
 from opgen.passes.tile import Tile, tiled, tiles_along, window_tiles
@@ -165,7 +166,7 @@ def along_row(
     row = Row(axis, fresh_name(f"{name}_first", taken), fresh_name(f"{name}_last", taken), width)
     kernel = tiled(kernel, tiles, bodies, functools.partial(_passes, row, inside, most))
     axes = tuple(each for each in kernel.axes if each is not axis)
-    return in_walk_order(grouped(replace(kernel, axes=axes, row=row)))
+    return in_walk_order(paired(grouped(replace(kernel, axes=axes, row=row))))
 
 
 def _passes(
