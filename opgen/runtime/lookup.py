@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from opgen.runtime import autocast, build, checks, compat
+from opgen.runtime import autocast, build, checks, compat, library_call
 from opgen.runtime.evaluation import Call, compiled
 from opgen.runtime.lookup_table import (
+    CONVOLUTION,
     FUNCTIONS,
     MAX_NUMBERS,
     MAX_RANK,
@@ -33,6 +34,7 @@ from opgen.runtime.lookup_table import (
 from opgen.runtime.schema import Number, flatten
 
 if TYPE_CHECKING:
+    from opgen.runtime.library_call import Plan
     from opgen.runtime.operation import Operation
 
 NAMESPACE = "opgen_eager"
@@ -93,6 +95,7 @@ class _Library:
 
     loaded: ctypes.CDLL
     dtypes: dict[torch.dtype, int]
+    has_convolution: bool
 
 
 @functools.cache
@@ -121,6 +124,10 @@ def _connected(block: int) -> _Library | None:
     except (OSError, AttributeError, build.BuildError):
         return None
     library.opgen_connect((ctypes.c_void_p * len(addresses))(*addresses))
+    convolution = getattr(libtorch, CONVOLUTION, None)
+    library.opgen_connect_convolution.argtypes = [ctypes.c_void_p]
+    if convolution is not None:
+        library.opgen_connect_convolution(ctypes.cast(convolution, ctypes.c_void_p))
     library.opgen_enter.restype = ctypes.c_int64
     library.opgen_enter.argtypes = [
         *(ctypes.c_void_p, ctypes.c_void_p),
@@ -143,7 +150,7 @@ def _connected(block: int) -> _Library | None:
     elsewhere(lambda: getattr(getattr(torch.ops, NAMESPACE), name)(ask_python()))
     _LOADED.append(library)
     library.opgen_suspend(_suspended)
-    return _Library(library, dtypes)
+    return _Library(library, dtypes, convolution is not None)
 
 
 def ask_python() -> torch.Tensor:
@@ -169,9 +176,10 @@ class Twin:
     fixed: dict[tuple[int, ...], Callable[..., Any]]
 
     def for_integers(self, integers: tuple[int, ...]) -> Callable[..., Any] | None:
-        """The same for some values of the integers: fewer arguments are faster to hand over.
+        """The same for some values of the integers, of tensors and floats alone.
 
-        None where there are too many of these already.
+        The first ones are ops of their own, since fewer arguments are faster to hand over; for
+        others the integers are handed over from here. None where there are too many of both.
         """
         with LOCK:
             return self._for_integers(integers)
@@ -180,8 +188,10 @@ class Twin:
         if integers not in self.fixed:
             if not integers:
                 self.fixed[integers] = self.call
-            elif len(self.fixed) >= _MOST_FIXED:
+            elif len(self.fixed) >= _MOST_KNOWN:
                 return None
+            elif len(self.fixed) >= _MOST_FIXED:
+                self.fixed[integers] = self._with(integers)
             else:
                 name = f"{self.name}_{len(self.fixed)}"
                 made = _define(self.operation, name, self.table, integers)
@@ -190,11 +200,27 @@ class Twin:
                 self.fixed[integers] = made
         return self.fixed[integers]
 
+    def _with(self, integers: tuple[int, ...]) -> Callable[..., Any]:
+        """The general op with these integers put where its attributes are."""
+        count, general, left = len(self.operation.inputs), self.call, iter(integers)
+        numbers: list[int | None] = []
+        for attribute in self.operation.attributes:
+            for _ in range(attribute.length or 1):
+                numbers.append(None if attribute.type == "float" else next(left))
+        if None not in numbers:
+            return lambda *tensors: general(*tensors, *integers)
+
+        def call(*given: Any) -> Any:
+            floats = iter(given[count:])
+            every = [next(floats) if number is None else number for number in numbers]
+            return general(*given[:count], *every)
+
+        return call
+
     def enter(
         self, call: Call, outputs: Sequence[torch.Tensor], operands: dict[str, torch.Tensor]
     ) -> None:
         """Let the next call like this one be looked up, if it is of a kind that can be."""
-        numbers = flatten(call.values)
         ranks = [x.dim() for x in (*call.tensors, *outputs) if x is not None]
         if max(ranks, default=0) > MAX_RANK or len(operands) > 4 * MAX_TENSORS:
             return
@@ -202,15 +228,34 @@ class Twin:
         if layout is None:
             return
         addresses, workspace, constants = layout
-        key = [word for x in call.tensors for word in self._described(x)]
-        key += [number for number in numbers if not isinstance(number, float)]
         integers = [*call.shapes.integers.values()]
         for operand in operands.values():
             integers.extend(operand.stride())
+        kernel = ctypes.cast(compiled(call, operands).function, ctypes.c_void_p)
+        self._enter(call, outputs, kernel, integers, addresses, workspace, constants)
+
+    def enter_convolution(self, call: Call, plan: Plan, output: torch.Tensor) -> None:
+        """The same for a call that PyTorch's library computed, with this output."""
+        integers = convolved(plan, call.tensors) if self.library.has_convolution else None
+        if integers is not None and max(x.dim() for x in call.tensors if x is not None) <= MAX_RANK:
+            self._enter(call, (output,), None, integers)
+
+    def _enter(
+        self,
+        call: Call,
+        outputs: Sequence[torch.Tensor],
+        kernel: ctypes.c_void_p | None,
+        integers: Sequence[int],
+        addresses: Sequence[int] = (),
+        workspace: int = 0,
+        constants: bytes = b"",
+    ) -> None:
+        key = [word for x in call.tensors for word in self._described(x)]
+        key += [number for number in flatten(call.values) if not isinstance(number, float)]
         results = [word for x in outputs for word in self._described(x)]
         self.library.loaded.opgen_enter(
             self.table,
-            ctypes.cast(compiled(call, operands).function, ctypes.c_void_p),
+            kernel,
             *_array(key),
             *_array(integers),
             *_array(results),
@@ -230,6 +275,40 @@ class Twin:
 
 def _array(words: Sequence[int]) -> tuple[Any, int]:
     return (ctypes.c_int64 * len(words))(*words), len(words)
+
+
+_EXPONENTS = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
+"""The bits that are all set in infinity and NaN, and in no other number."""
+
+_MOST_CHECKED = 2**20
+"""Bytes of a weight beyond which several threads look through it faster than one."""
+
+
+def convolved(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
+    """The convolution of a plan as the table takes it; None for those that Python prepares."""
+    found = library_call.direct(plan)
+    if found is None:
+        return None
+    source, weight, bias, is_transposed, is_checked, output_padding = found
+    tensor = tensors[weight]
+    assert tensor is not None
+    if is_checked and not _is_checked_here(tensor):
+        return None
+    case = plan.case
+    geometry = (*case.stride, *case.padding, *case.dilation, *output_padding)
+    exponent = _EXPONENTS[tensor.dtype] if is_checked else 0
+    place = -1 if bias is None or tensors[bias] is None else bias
+    about = (source, weight, place, int(is_transposed), case.groups)
+    size = (exponent, tensor.element_size(), tensor.numel())
+    return [*about, len(case.stride), *size, *geometry]
+
+
+def _is_checked_here(weight: torch.Tensor) -> bool:
+    """Whether its numbers are those of one small piece of memory, without gaps."""
+    if weight.dtype not in _EXPONENTS or weight.numel() * weight.element_size() > _MOST_CHECKED:
+        return False
+    format_ = torch.channels_last if weight.dim() == 4 else torch.contiguous_format
+    return weight.is_contiguous() or weight.is_contiguous(memory_format=format_)
 
 
 def _layout(
@@ -269,6 +348,11 @@ def _layout(
 
 
 _MOST_FIXED = 16
+"""For how many values of its integers an op has a twin: as many as most nets have."""
+
+_MOST_KNOWN = 1024
+"""For how many values a call is looked up at all."""
+
 _slots = 0
 
 

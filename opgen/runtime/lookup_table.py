@@ -7,6 +7,10 @@ is not found, or fails in any way, answers with one tensor that stands for "ask 
 runs the op in full, raises what is to be raised, and enters the call. Ops that differ in fixed
 integers only share a table.
 
+An entry may also stand for a convolution of LibTorch: it has no kernel, and its integers say which
+one (`Convolved`). What Python does around one costs more than it seems to: the library has left
+none of it in the caches.
+
 Entries are never changed or removed, so threads read them without a lock. Functions of LibTorch
 are given as addresses: the library is compiled without any header or library of PyTorch.
 """
@@ -31,6 +35,9 @@ FUNCTIONS = (
     "_ZdlPv",
 )
 """What `opgen_connect` is given, in this order; the last is C++'s `operator delete`."""
+
+CONVOLUTION = "aoti_torch_cpu_convolution"
+"""What `opgen_connect_convolution` is given, where LibTorch has it."""
 
 _SOURCE = r"""#include <stdint.h>
 #include <stdlib.h>
@@ -68,6 +75,15 @@ void opgen_connect(void *const *functions)
     memcpy(&open_library, functions + 9, sizeof(void *));
     memcpy(&implement, functions + 10, sizeof(void *));
     memcpy(&delete_box, functions + 11, sizeof(void *));
+}
+
+static int32_t (*convolution)(
+    Tensor, Tensor, const Tensor *, const int64_t *, int64_t, const int64_t *, int64_t,
+    const int64_t *, int64_t, int32_t, const int64_t *, int64_t, int64_t, Tensor *);
+
+void opgen_connect_convolution(void *function)
+{
+    memcpy(&convolution, &function, sizeof(void *));
 }
 
 enum { MAX_TENSORS = 16, MAX_RANK = 16, MAX_NUMBERS = 64, BUCKETS = 1024, MAX_ENTRIES = 512 };
@@ -214,6 +230,51 @@ end:
     return done;
 }
 
+/* The integers of an entry without a kernel. Positions are those of inputs, -1 for no bias;
+   strides, paddings, dilations and output paddings follow, one for each spatial dim. `exponent` has
+   the bits that are all set in what is not finite, and is 0 where the weight meets no zeros but
+   those of the image. */
+typedef struct {
+    int64_t from, weight, bias, is_transposed, groups, spatial, exponent, bytes, elements;
+    int64_t geometry[];
+} Convolved;
+
+static int is_finite(const void *data, const Convolved *about)
+{
+    int found = 0;
+    if (about->bytes == 4) {
+        const uint32_t *bits = data, mask = (uint32_t)about->exponent;
+        for (int64_t i = 0; i < about->elements; i++) found |= (bits[i] & mask) == mask;
+    } else {
+        const uint16_t *bits = data, mask = (uint16_t)about->exponent;
+        for (int64_t i = 0; i < about->elements; i++) found |= (bits[i] & mask) == mask;
+    }
+    return !found;
+}
+
+static int convolve(const Entry *entry, const Tensor *inputs, Tensor *output)
+{
+    const Convolved *about = (const Convolved *)entry->integers;
+    const Tensor weight = inputs[about->weight];
+    if (about->exponent) {
+        const void *data;
+        if (get_const_data(weight, &data) || !is_finite(data, about)) return 0;
+    }
+    const int64_t n = about->spatial, *geometry = about->geometry;
+    const Tensor *bias = about->bias < 0 ? NULL : &inputs[about->bias];
+    if (convolution(
+            inputs[about->from], weight, bias, geometry, n, geometry + n, n, geometry + 2 * n, n,
+            (int32_t)about->is_transposed, geometry + 3 * n, n, about->groups, output))
+        return 0;
+    int64_t found[2 * MAX_RANK + 2], words = 0;
+    const int64_t *expected = entry->outputs;
+    if (describe(*output, found, &words) && words == 2 + 2 * expected[1]
+        && !memcmp(found, expected, (size_t)words * sizeof *found))
+        return 1;
+    delete_tensor(*output);
+    return 0;
+}
+
 /* A boxed kernel of the dispatcher: it owns the arguments on the stack and leaves the results. */
 static void call(const Op *op, Value *stack)
 {
@@ -246,7 +307,9 @@ static void call(const Op *op, Value *stack)
         }
     }
     const Entry *entry = known && !suspended ? find(op->table, key, words) : NULL;
-    const int done = entry && run(entry, inputs, outputs, signature->outputs, numbers);
+    const int done = entry && (entry->kernel ?
+        run(entry, inputs, outputs, signature->outputs, numbers) :
+        convolve(entry, inputs, outputs));
     for (int64_t i = 0; i < tensors; i++)
         if (inputs[i]) delete_tensor(inputs[i]);
     for (int64_t i = 0; i < signature->outputs; i++) {
