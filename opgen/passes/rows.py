@@ -9,8 +9,9 @@ it, one of
              bounds of that innermost loop. No condition is left in it where they are linear.
     sum      a point stays a cell, and the innermost loop over its terms may add in any order.
 
-The cell's terms stay the same; in a row their order does as well. Which of the two, and along which
-axis: where most tensors are read and written at consecutive addresses.
+The cell's terms stay the same; in a row their order does as well, but for sums over planes of a
+tensor (`passes.pairs`). Which of the two, and along which axis: where most tensors are read and
+written at consecutive addresses.
 
 The last dim of a tensor is taken to be the one with consecutive addresses.
 """
