@@ -1,9 +1,10 @@
 """Planes in pairs, where a sum goes from plane to plane of a tensor and reads little of each.
 
 A processor that begins to read elsewhere waits for it; with two planes at a time it waits once for
-both, and a partial sum is loaded and stored once for two terms. The planes are taken in the order
-in which they lie in memory, so that the next ones are known; otherwise the terms of a cell keep
-their order.
+both, and a partial sum is loaded and stored once for two terms. Where a pass over one plane begins
+or ends elsewhere than that over the other, some lanes have one of the terms. The planes are taken
+in the order in which they lie in memory, so that the next ones are known; otherwise the terms of a
+cell keep their order.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from opgen.algebra.poly import ZERO, Poly, minimum, symbol, symbol_atom
+from opgen.algebra.poly import ZERO, Poly, maximum, minimum, symbol, symbol_atom
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -68,17 +69,13 @@ def _planes(loop: For, rows: For, kernel: Kernel) -> tuple[Load, ...]:
     match rows:
         case For(
             name=name,
-            body=(
-                Lanes(body=(Accumulate(reducer=Reducer.ADD, present=Always()) as term,)) as lanes,
-            ),
+            body=(Lanes(body=(Accumulate(reducer=Reducer.ADD, present=Always()) as term,)),),
         ) if name == kernel.group.axis.name:
             pass
         case _:
             return ()
     bounds = (*loop.lower, *loop.upper)
-    if loop.any_order or len(loop.lower) != 1 or all(bound.is_constant for bound in bounds):
-        return ()
-    if any(loop.name in bound.symbols for bound in (*lanes.lower, *lanes.upper)):
+    if loop.any_order or all(bound.is_constant for bound in bounds):
         return ()
     return tuple(
         load
@@ -116,17 +113,41 @@ def _pairs(loop: For, rows: For, taken: set[str]) -> tuple[Node, ...]:
     """The loop over pairs, and the value that may be left."""
     (lanes,) = rows.body
     assert isinstance(lanes, Lanes)
-    (first,), last = loop.lower, minimum(*loop.upper)
+    first, last = maximum(*loop.lower), minimum(*loop.upper)
     pairs = (last - first + 1) // 2
     name = fresh_name(f"{loop.name}_pair", taken)
     begin = first + 2 * symbol(name)
-    terms = [_at(lanes.body, loop.name, begin + number) for number in range(2)]
-    both = replace(lanes, body=(*terms[0], *terms[1]))
+    one, other = (_at(lanes, loop.name, begin + number) for number in range(2))
+    both = _together(one, other)
     # An empty range ends before `first`: so does the loop over what is left of it.
-    left = replace(loop, lower=(first, first + 2 * pairs))
-    return For(name, (ZERO,), (pairs - 1,), (replace(rows, body=(both,)),)), left
+    left = replace(loop, lower=(*loop.lower, first + 2 * pairs))
+    return For(name, (ZERO,), (pairs - 1,), (replace(rows, body=both),)), left
 
 
-def _at(body: tuple[Node, ...], name: str, value: Poly) -> tuple[Node, ...]:
+def _at(lanes: Lanes, name: str, value: Poly) -> Lanes:
     values = {name: value}
-    return map_nodes(body, lambda each: each.substitute(values))
+    (found,) = map_nodes((lanes,), lambda each: each.substitute(values))
+    assert isinstance(found, Lanes)
+    return found
+
+
+def _together(one: Lanes, other: Lanes) -> tuple[Lanes, ...]:
+    """Two passes as one over the lanes that both have, and others over those that one has alone."""
+    if (one.lower, one.upper) == (other.lower, other.upper):
+        return (replace(one, body=(*one.body, *other.body)),)
+    joined = tuple(dict.fromkeys((*one.lower, *other.lower)))
+    ends = tuple(dict.fromkeys((*one.upper, *other.upper)))
+    passes = [Lanes(joined, ends, (*one.body, *other.body))]
+    for own, rest in ((one, other), (other, one)):
+        if rest.lower:
+            before = (*own.upper, maximum(*rest.lower) - 1)
+            passes.append(Lanes(own.lower, before, own.body))
+        if rest.upper:
+            behind = tuple(dict.fromkeys((*joined, minimum(*rest.upper) + 1)))
+            passes.append(Lanes(behind, own.upper, own.body))
+    return tuple(each for each in passes if not _is_empty(each))
+
+
+def _is_empty(lanes: Lanes) -> bool:
+    counts = (last - first + 1 for last in lanes.upper for first in lanes.lower)
+    return any(count.is_constant and count.constant < 1 for count in counts)
