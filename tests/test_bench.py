@@ -337,6 +337,15 @@ def test_cotangents_are_alike_whoever_is_measured() -> None:
     assert torch.equal(once, again) and not torch.equal(once, torch.ones_like(x))
 
 
+def test_gradients_written_by_hand_have_the_type_of_the_input() -> None:
+    """Under autocast cotangents have 16 bits, and the cast of a gradient is a part of the work."""
+    x = torch.ones(3)
+    half = Contender("half", double, gradients=lambda g, x: (g.bfloat16() * 2,))
+    workload = Workload((x,), double, (half,), points=3)
+    calls = calls_of(workload, [Contender(OPGEN, double), half], Direction.BACKWARD)
+    assert calls["half"]()[0].dtype == x.dtype
+
+
 def test_what_the_first_forward_pass_kept_is_not_timed() -> None:
     """An op of opgen is looked up by its attributes from the second call on."""
     factors = iter((2.0, 3.0))

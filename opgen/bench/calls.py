@@ -76,7 +76,10 @@ def _backward(
 def _written(contender: Contender, workload: Workload, cotangent: Tensor) -> tuple[Tensor, ...]:
     assert contender.gradients is not None
     with torch.no_grad(), contender.settings():
-        return contender.gradients(cotangent, *workload.inputs)
+        found = contender.gradients(cotangent, *workload.inputs)
+        # As autograd gives them: of the type of the input, whatever autocast made of it.
+        wanted = (workload.inputs[at].dtype for at in workload.differentiable)
+        return tuple(map(torch.Tensor.to, found, wanted))
 
 
 def _drawn_like(y: Tensor) -> Tensor:
