@@ -14,7 +14,18 @@ from opgen.emit.expression import type_name
 from opgen.emit.polynomial import Text
 from opgen.emit.streams import Line, lines
 from opgen.emit.vectors import is_next, row_loads
-from opgen.ir.loops import Blocks, Lanes, Node, Row, Short, Store
+from opgen.ir.loops import (
+    Accumulate,
+    Blocks,
+    Lanes,
+    Node,
+    Row,
+    Short,
+    Start,
+    Store,
+    accumulators_of,
+    walk,
+)
 
 FEW: Final = 8
 """How many lanes are not worth a vector, nor the time that the compiler takes to make one."""
@@ -117,8 +128,30 @@ class LaneEmitter(AccumulatorEmitter):
             f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane} += LANES) {{"
         )
         inner.write(f"if ({self.lane} + LANES > {last} + 1) {self.lane} = {last} + 1 - LANES;")
+        held = inner.take_up(node, first)
         inner.nodes(node.body)
+        for line in held:
+            inner.write(line)
         self.write("}")
+
+    def take_up(self, node: Lanes, first: str) -> list[str]:
+        """Load what a block has of accumulators that outlive the pass; how they are put back."""
+        names = [name for name in sorted(accumulators_of(*node.body)) if name in self.arrays]
+        if not names:
+            return []
+        block = self.scope.fresh("block")
+        self.write(f"const int64_t {block} = ({self.lane} - {first} + LANES - 1) / LANES;")
+        begun = {each.accumulator for each in node.body if isinstance(each, Start)}
+        joined = {each.accumulator for each in walk(node.body) if isinstance(each, Accumulate)}
+        lines = []
+        for name in names:
+            place = f"{self.printer.names.accumulators[name]}[{block}]"
+            own = self.scope.fresh(name)
+            self.write(f"wide_lanes {own};" if name in begun else f"wide_lanes {own} = {place};")
+            self.printer.names.accumulators[name] = own
+            if name in begun | joined:
+                lines.append(f"{place} = {own};")
+        return lines
 
     def load_columns(self, nodes: Sequence[Node]) -> None:
         """Load what nodes of this scope need of rows that lanes go across."""

@@ -47,6 +47,7 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import symbols_of, test_symbols
 from opgen.ir.notation import DType, Reducer
+from opgen.passes.block_passes import with_passes
 from opgen.passes.gather import fresh_name
 from opgen.passes.jam import copy_at
 from opgen.passes.lane_choice import Way, choose
@@ -151,12 +152,14 @@ def _along(kernel: Kernel, axis: Axis, walked: tuple[str, ...]) -> Kernel | None
     if tiling is None or body is None:
         return None
     first, last = (fresh_name(f"{axis.name}_{end}", tiling.taken) for end in ("first", "last"))
-    return replace(
-        kernel,
-        axes=tiling.axes(axis),
-        body=body,
-        row=Row(axis, first, last, WIDTH, takes_rest=True),
-        only=Blocks(axis.extent, walked, True),
+    return with_passes(
+        replace(
+            kernel,
+            axes=tiling.axes(axis),
+            body=body,
+            row=Row(axis, first, last, WIDTH, takes_rest=True),
+            only=Blocks(axis.extent, walked, True),
+        )
     )
 
 

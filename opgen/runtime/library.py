@@ -16,6 +16,7 @@ import torch
 
 from opgen.runtime import compat
 from opgen.runtime.arrangement import Arrangement
+from opgen.runtime.description import LONGEST_ROW
 
 if TYPE_CHECKING:
     from opgen.runtime.description import Convolution
@@ -36,7 +37,8 @@ _VECTOR = 16
 
 _PAGE = 4096
 """Bytes: where the channels of a pixel fill a page, a sum over the pixels of a channel meets a new
-page in every term. The library takes many channels at a time, for windows up to 3 by 3."""
+page in every term. The library takes many channels at a time, for windows up to 3 by 3; so do
+kernels for rows of known length, in less time."""
 
 Sizes = Sequence[int]
 
@@ -96,9 +98,13 @@ class Case:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether single channels, enough to fill pages, go through windows of few taps."""
+        """Whether single channels, enough to fill pages, go through windows of few taps.
+
+        In rows of a known length several blocks of channels go through an image together.
+        """
         is_paged = self.channels == 1 and 4 * self.groups >= _PAGE
-        return is_paged and max(self.stride) <= 2 and max(self.weight[2:]) <= 3
+        is_long = max(self.image[-1], self.result[-1]) > LONGEST_ROW
+        return is_paged and is_long and max(self.stride) <= 2 and max(self.weight[2:]) <= 3
 
 
 def case_of(call: Call) -> Case | None:
