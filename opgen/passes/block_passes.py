@@ -33,8 +33,9 @@ from opgen.ir.loops import (
 )
 from opgen.passes.merge import Body, at, constant_range, terms_of
 
-WIDTH: Final = 256
-"""How many cells of a row a parallel point has at most."""
+WIDTH: Final = 128
+"""How many cells of a row a parallel point has: more of them take more of each page at a time,
+fewer leave points for more threads."""
 
 LEAST_TERMS: Final = 4
 """The fewest terms of a pass, for each accumulator that it finds and leaves."""
