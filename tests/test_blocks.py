@@ -195,6 +195,40 @@ def test_blocks_go_through_an_image_together(height: int, passes: int) -> None:
     assert sum(isinstance(node, Lanes) for node in walk(kernel.body)) == passes
 
 
+def test_rows_that_share_nothing_do_not_go_in_pairs() -> None:
+    """Each pixel of a transposed convolution has pixels of its own."""
+    (public,) = (
+        op
+        for op in check_source(read_source(SPECS / "conv_transpose.op"))
+        if op.name == "conv_transpose2d"
+    )
+    values = geometry(2, 8, 8, 0, 2) | {"OH": 16, "OW": 16}
+    _, program = programs(adjoint(public, "weight").op, values, 3)
+    kernel = program.kernels[0]
+    assert isinstance(kernel.only, Blocks) and kernel.only.holds
+    (images,) = (node for node in kernel.body if isinstance(node, For))
+    (rows_,) = images.body
+    assert isinstance(rows_, For) and rows_.upper[0].constant == 7
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
+def test_compiled_transposed_convolutions_give_what_torch_gives(dtype: torch.dtype) -> None:
+    conv = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
+    torch.manual_seed(0)
+    x = torch.randn(3, 290, 8, 8, dtype=dtype).to(memory_format=torch.channels_last)
+    given = [x.requires_grad_(), torch.randn(290, 1, 2, 2, dtype=dtype).requires_grad_()]
+    wide = [each.detach().double().requires_grad_() for each in given]
+    y = conv(*given, stride=2, groups=290)
+    z = F.conv_transpose2d(*wide, stride=2, groups=290)
+    seed = torch.randn_like(y)
+    found = (y, *torch.autograd.grad(y, given, seed))
+    wanted = (z, *torch.autograd.grad(z, wide, seed.double()))
+    for own, exact in zip(found, wanted, strict=True):
+        assert (own.double() - exact).abs().max() <= 64 * torch.finfo(dtype).eps * exact.abs().max()
+
+
 def test_a_factor_that_all_lanes_share_stays_with_its_block() -> None:
     """Nothing is gained where terms do not meet new pages."""
     text = "op near(x[N,H,W], t[N,H]) -> y[W]\n  y[w] = sum(n,h) x[n,h,w] * t[n,h]\n"

@@ -115,6 +115,8 @@ def _in_pairs(loops: Sequence[For]) -> Sequence[For]:
     pairs = [rows[begin : begin + 2] for begin in range(0, len(rows), 2)]
     for bodies, group in itertools.groupby(pairs, lambda pair: [body for _, body in pair]):
         same = list(group)
+        if len(bodies) == 2 and not _share_loads(same[0], name):
+            return loops
         first, step, count = same[0][0][0], len(bodies), len(same)
         here = symbol(name) * step + first if count > 1 else poly(first)
         whole = _side_by_side([_at(body, name, here + one) for one, body in enumerate(bodies)])
@@ -124,6 +126,12 @@ def _in_pairs(loops: Sequence[For]) -> Sequence[For]:
 
 def _at(body: Body, name: str, value: Poly) -> Body:
     return at(body, {name: value})
+
+
+def _share_loads(rows: Sequence[tuple[int, Body]], name: str) -> bool:
+    """Whether two rows have loads in common."""
+    one, other = (set(loads_of(_at(body, name, poly(value)))) for value, body in rows)
+    return not one.isdisjoint(other)
 
 
 def _side_by_side(bodies: Sequence[Body]) -> Body:
