@@ -98,6 +98,35 @@ def test_many_shapes_and_attributes() -> None:
             assert torch.equal(roll(x, s=s), x.roll(s))
 
 
+def test_more_values_of_attributes_than_there_are_ops_for() -> None:
+    module = opgen.compile(
+        "op mix(x[N]; f = 0.5, s: int, g = 0.25, k: int[2] = 0) -> y[N]\n"
+        "  y[n] = f*x[n - s ?wrap] + g*k[0] + k[1]  for n in N\n"
+    )
+    twin = registration.twin(module._mix.registered_name)
+    assert twin is not None
+    x = torch.arange(5.0, requires_grad=True)
+    for _ in range(2):
+        for s in range(40):
+            y = module.mix(x, s=s, g=s / 2, k=(s, 3))
+            close(y, 0.5 * x.roll(s) + s / 2 * s + 3)
+            (gradient,) = torch.autograd.grad(y, x, x.detach())
+            close(gradient, 0.5 * x.detach().roll(-s))
+    known = twin.for_integers((39, 39, 3))
+    assert known is not None and lookup.is_answered(known(x.detach(), 0.5, 0.25))
+    other = twin.for_integers((40, 39, 3))
+    assert other is not None and not lookup.is_answered(other(x.detach(), 0.5, 0.25))
+
+
+def test_more_values_of_attributes_than_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "_MOST_KNOWN", 20)
+    module = opgen.compile("op plus(x[N]; s: int) -> y[N]\n  y[n] = x[n] + s\n")
+    for s in [*range(30), *range(30)]:
+        assert module.plus(torch.zeros(1), s=s).item() == s
+    twin = registration.twin(module._plus.registered_name)
+    assert twin is not None and twin.for_integers((29,)) is None
+
+
 def test_more_calls_than_the_table_holds() -> None:
     twice = opgen.compile("op double(x[N]) -> y[N]\n  y[n] = 2*x[n]\n").double
     for _ in range(2):

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,9 @@ def test_processes_build_the_same_op_at_the_same_time(place: Path) -> None:
     assert len(keys) == 3  # the op, its gradient, the table of eager calls
     sources = sorted(place.glob("*.py"))
     assert len(sources) == 2  # the module, and that of the gradient
-    assert sorted(place.iterdir()) == sorted([*entries(place), *sources])
+    answers = list(place.glob("*.txt"))
+    assert len(answers) == 1  # of the compiler
+    assert sorted(place.iterdir()) == sorted([*entries(place), *sources, *answers])
 
 
 def test_a_killed_compile_leaves_no_entry(
@@ -277,7 +280,7 @@ def test_the_directory_of_a_process_goes_with_it(tmp_path: Path) -> None:
         "if child == 0: raise SystemExit\n"
         "os.waitpid(child, 0)\n"
         "place = cache.private_directory()\n"
-        "print(place, len(list(place.iterdir())))\n"
+        "print(place, len(list(place.glob('*.so'))))\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -338,6 +341,64 @@ def test_a_compiler_without_macros_is_told_by_the_processor(
     monkeypatch.setattr(toolchain, "_processor", lambda: "another")
     toolchain.identity.cache_clear()
     assert toolchain.identity((program,), ()) != text
+
+
+class Answers:
+    """A program with a compiler's name, and how often it was asked."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.program = folder / name
+        self.asked = 0
+        self.program.write_bytes(b"\x7fELF")
+        self.program.chmod(0o755)
+        self.compiler = (str(self.program),)
+        monkeypatch.setattr(toolchain, "run", self._run)
+
+    def _run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        self.asked += 1
+        return subprocess.CompletedProcess(command, 0, stdout=f"{self.asked}")
+
+    def in_a_new_process(self, *flags: str) -> str:
+        toolchain.identity.cache_clear()
+        toolchain._processor.cache_clear()
+        return toolchain.identity(self.compiler, flags)
+
+
+def test_what_a_compiler_says_is_kept_until_something_changes(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = Answers(tmp_path, monkeypatch, "x86_64-linux-gnu-gcc-12")
+    first = answers.in_a_new_process()
+    assert (first, answers.asked) == ("1\0002", 2)
+    assert answers.in_a_new_process() == first
+    assert answers.in_a_new_process("-O1") == "3\0004"
+    (entry, _) = sorted(place.glob("*.txt"), key=lambda path: path.stat().st_mtime_ns)
+    entry.write_text("cut sh")
+    assert answers.in_a_new_process() == "5\0006"
+    answers.program.write_bytes(b"\x7fELF, a later version")
+    assert answers.in_a_new_process() == "7\0008"
+    monkeypatch.setenv("COMPILER_PATH", "/opt/gcc-13")
+    assert answers.in_a_new_process() == "9\00010"
+    monkeypatch.setattr(toolchain, "_processor", lambda: "another")
+    toolchain.identity.cache_clear()
+    assert toolchain.identity(answers.compiler, ()) == "11\00012"
+    shutil.rmtree(place)
+    place.write_text("no directory")
+    toolchain.identity.cache_clear()
+    assert toolchain.identity(answers.compiler, ()) == "13\00014"
+    toolchain.identity.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["ccache", "icx", "gcc-wrapper"])
+def test_what_may_be_any_compiler_is_always_asked(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    answers = Answers(tmp_path, monkeypatch, name)
+    assert answers.in_a_new_process() != answers.in_a_new_process()
+    script = Answers(tmp_path, monkeypatch, "gcc")
+    script.program.write_text("#!/bin/sh\n")
+    assert script.in_a_new_process() != script.in_a_new_process()
+    toolchain.identity.cache_clear()
 
 
 # ---------------------------------------------------------------------------- compilers

@@ -16,7 +16,7 @@ from opgen.errors import Source
 from opgen.ir.convolution import Convolution, Role
 from opgen.passes.convolution import convolution
 from opgen.passes.derive import derive
-from opgen.runtime import compat, library_call
+from opgen.runtime import compat, library_call, lookup_convolution
 from opgen.runtime.arrangement import Arrangement
 
 GROUPED = "op f(x[N,(g C),W], w[(g D),C,K]; g = 1, s = 1, p = 0) -> y[N,(g D),V]\n"
@@ -30,7 +30,14 @@ def found(spec: str) -> Convolution | None:
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call is entered where it would be looked up without Python."""
+    monkeypatch.setattr(lookup_convolution, "forward", lambda *_: None)
+    monkeypatch.setattr(lookup_convolution, "gradients", lambda *_: None)
+
+
+@pytest.fixture
+def answers(in_python: None, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For every convolution called: whether the library computed it."""
     heard: list[bool] = []
     convolve = library_call.convolve
@@ -517,7 +524,7 @@ def test_calls_like_an_earlier_one_are_known(answers: list[bool]) -> None:
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", ["conv", "conv_transpose", "unfold_conv"])
 def test_both_gradients_of_a_known_call_are_one(
-    name: str, format_: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+    name: str, format_: torch.memory_format, in_python: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[bool, bool]] = []
     gradients = library_call._gradients
@@ -548,6 +555,56 @@ def test_both_gradients_of_a_known_call_are_one(
     (alone,) = torch.autograd.grad(own(x.detach(), weight, padding=1), weight, cotangent)
     assert asked == [(False, True)]
     torch.testing.assert_close(alone, expected[1], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("inside", "out", "window", "stride", "is_copied"),
+    [
+        (10, 15, 3, 1, True),
+        (24, 40, 3, 1, True),
+        (16, 15, 3, 1, False),  # these fill blocks
+        (8, 15, 3, 1, False),
+        (25, 15, 3, 1, False),
+        (10, 41, 3, 1, False),
+        (10, 15, 2, 1, False),
+        (10, 15, 3, 2, False),
+    ],
+)
+def test_both_gradients_of_few_channels_go_through_channels_last(
+    inside: int,
+    out: int,
+    window: int,
+    stride: int,
+    is_copied: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[torch.Tensor, torch.Tensor]] = []
+    gradients = library_call._gradients
+
+    def listening(*arguments: Any) -> library_call.Pair:
+        asked.append(arguments[1:3])
+        return gradients(*arguments)
+
+    own = opgen.load(SPECS / "conv.op").conv2d
+    torch.manual_seed(0)
+    x = torch.randn(2, inside, 6, 7).requires_grad_()
+    weight = torch.randn(out, inside, window, window).requires_grad_()
+    expected = F.conv2d(x, weight, padding=1, stride=stride)
+    cotangent = torch.randn_like(expected)
+    torch.autograd.grad(own(x, weight, padding=1, stride=stride), (x, weight), cotangent)
+    monkeypatch.setattr(library_call, "_gradients", listening)
+    result = own(x, weight, padding=1, stride=stride)
+    for got, wanted in zip(
+        torch.autograd.grad(result, (x, weight), cotangent),
+        torch.autograd.grad(expected, (x, weight), cotangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-3)
+        assert got.is_contiguous(), "as the op promises"
+    (images,) = asked
+    assert all(each.is_contiguous(memory_format=torch.channels_last) for each in images) is (
+        is_copied
+    )
 
 
 def test_both_gradients_are_computed_apart_beside_infinity() -> None:

@@ -25,7 +25,8 @@ def calls_of(
 ) -> dict[str, Callable[[], tuple[Tensor, ...]]]:
     """What is timed, by name; the results are what contenders must agree on.
 
-    Backward, the forward pass has run once, outside the timing, and what it kept is used again.
+    Backward, the forward pass has run outside the timing, and what it kept is used again. It has
+    run twice: what an op keeps in its first call is not what it keeps in every other one.
     """
     if direction is Direction.FORWARD:
         return {
@@ -42,6 +43,7 @@ def calls_of(
         for at in workload.differentiable:
             leaves[at] = leaves[at].detach().requires_grad_()
         with torch.enable_grad():
+            _run(contender, workload, leaves)
             y = _run(contender, workload, leaves)
         if cotangent is None:
             cotangent = _drawn_like(y.detach())

@@ -11,7 +11,7 @@ import torch
 from opgen.bench import statistics
 from opgen.bench.calls import OPGEN
 from opgen.bench.faults import BenchError
-from opgen.bench.measure import Result, measure
+from opgen.bench.measure import Result, contenders_of, measure
 from opgen.bench.memory import peak
 from opgen.bench.row import Contender, Direction, Row, Shape
 
@@ -28,8 +28,8 @@ class Growth:
     results: tuple[Result, ...]
     """Smallest first."""
     exponents: Mapping[str, float]
-    """Of opgen and of the contender that is best at the full size: the slope of the logarithm of
-    the time over that of the bytes."""
+    """Of opgen and of the contender that is best at the smallest size: the slope of the logarithm
+    of the time over that of the bytes."""
     peaks: Mapping[str, int]
     """Bytes of forward and backward at the full size; empty where they cannot be told."""
 
@@ -49,10 +49,20 @@ def grown(row: Row, shape: Shape) -> tuple[Shape, ...]:
 def growth(
     row: Row, direction: Direction, device: torch.device, shape: Shape, budget: float
 ) -> Growth:
-    """Measure a row at three sizes; DisagreementError as for `measure`."""
-    results = tuple(
-        measure(row, direction, device, shape=size, budget=budget / len(PARTS))
-        for size in grown(row, shape)
+    """Measure a row at three sizes; DisagreementError as for `measure`.
+
+    At the smallest one with all contenders, then with the best of them: some of the others take
+    minutes at the full size.
+    """
+    smallest, *larger = grown(row, shape)
+    budget /= len(PARTS)
+    first = measure(row, direction, device, shape=smallest, budget=budget)
+    results = (
+        first,
+        *(
+            measure(row, direction, device, shape=size, only=first.best, budget=budget)
+            for size in larger
+        ),
     )
     full = results[-1]
     moved = [result.moved for result in results]
@@ -64,9 +74,8 @@ def growth(
 
 
 def _peaks(full: Result, device: torch.device) -> dict[str, int]:
-    """Of opgen, and of the best contender that autograd differentiates."""
+    """Of opgen, and of the best contender as autograd differentiates it."""
     workload = full.row.make(full.shape, device)
-    known = [c for c in workload.contenders if c.name in full.times]
-    eager = min(known, key=lambda c: full.times[c.name])
+    (eager,) = (c for c in contenders_of(workload, device) if c.name == full.best)
     found = {c.name: peak(c, workload) for c in (Contender(OPGEN, workload.opgen), eager)}
     return {name: size for name, size in found.items() if size is not None}

@@ -77,19 +77,23 @@ def measure(
     *,
     shape: Shape | None = None,
     compiled: bool = False,
+    only: str | None = None,
     budget: float = 2.0,
 ) -> Result:
     """Build a row, check that all agree, and time it for about `budget` seconds.
 
-    `compiled` adds torch.compile. DisagreementError where a contender computes something else.
+    `compiled` adds torch.compile; `only` leaves out all contenders but one. DisagreementError where
+    a contender computes something else.
     """
     shape = row.shape if shape is None else shape
     torch.manual_seed(0)
     workload = row.make(shape, device)
     contenders = [Contender(OPGEN, workload.opgen)]
-    contenders += [c for c in workload.contenders if direction in c.directions]
-    if device.type == "cuda" and workload.contraction:
-        contenders += [in_tf32(c) for c in contenders[1:]]
+    contenders += [
+        c
+        for c in contenders_of(workload, device)
+        if direction in c.directions and only in (None, c.name)
+    ]
     calls = calls_of(workload, contenders, direction)
     expected, ops = traced(calls[OPGEN])
     copied = {OPGEN: ops[COPY_OP]}
@@ -142,11 +146,19 @@ def measure(
     )
 
 
+def contenders_of(workload: Workload, device: torch.device) -> list[Contender]:
+    """Those of a row on a device: a GPU multiplies matrices in TF32 too."""
+    found = list(workload.contenders)
+    if device.type == "cuda" and workload.contraction:
+        found += [in_tf32(contender) for contender in workload.contenders]
+    return found
+
+
 def recycled(result: Result, device: torch.device, budget: float) -> Result:
     """The same row once more, where freed memory is kept: opgen, its best rival, and `copy_`."""
     torch.manual_seed(0)
     workload = result.row.make(result.shape, device)
-    known = {c.name: c for c in workload.contenders}
+    known = {c.name: c for c in contenders_of(workload, device)}
     contenders = [Contender(OPGEN, workload.opgen)]
     if result.best in known:
         contenders.append(known[result.best])

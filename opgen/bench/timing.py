@@ -116,6 +116,21 @@ class Rounds:
         return [t[above].seconds for t in both], [t[below].seconds for t in both]
 
 
+def orders(count: int) -> tuple[tuple[int, ...], ...]:
+    """Orders of so many calls, in which each follows every other one equally often.
+
+    A call meets in the caches what the one before it left there, so none may have the same one
+    before it in every round (Williams, Experimental designs balanced for the estimation of residual
+    effects of treatments, Australian Journal of Scientific Research A 2, 1949).
+    """
+    first = [(at + 1) // 2 if at % 2 else -(at // 2) for at in range(count)]
+    found: list[tuple[int, ...]] = []
+    for shift in range(count):
+        order = tuple((each + shift) % count for each in first)
+        found += (order,) if count % 2 == 0 else (order, order[::-1])
+    return tuple(found)
+
+
 def in_turn(
     calls: Mapping[str, Call],
     clock: Clock,
@@ -123,7 +138,7 @@ def in_turn(
     always: Collection[str] = (),
     references: Collection[str] = (),
 ) -> Rounds:
-    """Time calls round by round, in an order that turns, for about `budget` seconds.
+    """Time calls round by round, in the `orders` of so many, for about `budget` seconds.
 
     At least five rounds are run, three where five would take several budgets; as many again, for as
     long again, in place of disturbed ones. Contenders that are slow beside the fastest one take
@@ -144,6 +159,7 @@ class _Turns:
         references: frozenset[str],
     ) -> None:
         self.calls, self.clock, self.names = calls, clock, list(calls)
+        self.orders = orders(len(calls))
         self.rivals = [name for name in self.names if name not in always | references]
         self.once = {name: clock(call, 1).seconds for name, call in calls.items()}
         fastest = min((self.once[name] for name in self.rivals), default=math.inf)
@@ -199,9 +215,9 @@ class _Turns:
         return sum(taken for name, taken in self.once.items() if name not in self.most)
 
     def _round(self) -> None:
-        first = len(self.rounds) % len(self.names)
+        order = self.orders[len(self.rounds) % len(self.orders)]
         taken: Taken = {}
-        for name in self.names[first:] + self.names[:first]:
+        for name in (self.names[at] for at in order):
             if len(self.rounds) >= self.most.get(name, math.inf):
                 continue
             once = self.once[name]

@@ -28,7 +28,7 @@ from pathlib import Path
 LARGEST = 2**29
 """How many bytes the entries of a directory may have together."""
 
-_ENTRY = re.compile(r"([0-9a-f]{32}|host)-[0-9a-f]{32}\.(so|c|py|cubin)")
+_ENTRY = re.compile(r"([0-9a-f]{32}|host)-[0-9a-f]{32}\.(so|c|py|cubin|txt)")
 _SCRATCH = re.compile(r"[0-9a-f]{32}-[^.]*")
 _HOUR = 3600.0
 

@@ -267,17 +267,21 @@ def solved(
     op: str, where: str, found: int, factor: int, rest: int, size: str, formula: str, known: Known
 ) -> int:
     """The size for which `size * factor + rest == found`; ValueError if there is none."""
-    if not (fails(factor > 0) or fails((found - rest) % factor == 0) or fails(found >= rest)):
-        return (found - rest) // factor
+    greater, less = found, rest
+    if isinstance(factor, int) and factor < 0:  # as in `x[N], w[K] -> y[N - K + 1]`
+        greater, less, factor = rest, found, -factor
+    difference = greater - less
+    if not (fails(factor > 0) or fails(difference % factor == 0) or fails(difference >= 0)):
+        return difference // factor
     head = f"{op}: {where} = {found} must be {formula}"
     values = _values(known)
     given = f" with {values}" if values else ""
     if factor <= 0:
         raise ValueError(f"{head}, which{given} does not determine {size}")
-    if found < rest:
+    if difference < 0:
         raise ValueError(f"{head}; {size} would be negative{given}")
-    remainder = (found - rest) % factor
-    number = str(found) if rest == 0 else f"{found} - {rest}"
+    remainder = difference % factor
+    number = str(greater) if less == 0 else f"{greater} - {less}"
     raise ValueError(
         f"{head};{given} that needs {number} to be a multiple of {factor} (remainder {remainder})"
     )

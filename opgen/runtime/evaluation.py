@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -16,6 +16,7 @@ from opgen.runtime.layout import memory_format, merges
 from opgen.runtime.schema import Numbers
 
 if TYPE_CHECKING:
+    from opgen.runtime.library_call import Plan
     from opgen.runtime.operation import Operation
 
 Tensors = Sequence[torch.Tensor | None]
@@ -138,13 +139,23 @@ def _empty_output(call: Call, output: Output, shape: Shape) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------------------- the kernels
+class Known(Protocol):
+    """Where calls are entered that were checked and succeeded, to be looked up next time."""
+
+    def enter(self, call: Call, outputs: Outputs, operands: Operands) -> None:
+        """One that kernels computed."""
+
+    def enter_convolution(self, call: Call, plan: Plan, output: torch.Tensor) -> None:
+        """One that PyTorch's library computed."""
+
+
 def evaluate(
     operation: Operation,
     tensors: Tensors,
     values: Sequence[Numbers],
-    done_on_cpu: Callable[[Call, Outputs, Operands], None] | None = None,
+    known: Known | None = None,
 ) -> Outputs:
-    """The outputs of a call; raises what is wrong with it. `done_on_cpu` hears of success."""
+    """The outputs of a call; raises what is wrong with it. `known` hears of success on the CPU."""
     plan, call = library_call.known(operation, tensors, values), None
     if plan is None:
         call = prepare(operation, tensors, values)
@@ -152,8 +163,10 @@ def evaluate(
     if plan is not None:
         found = library_call.convolve(plan, tensors)
         if found is not None:
+            if call is not None and known is not None:
+                known.enter_convolution(call, plan, found)
             return (found,)
-        done_on_cpu = None  # the next call like this one may well be the library's
+        known = None  # the next call like this one may well be the library's
     if call is None:
         call = prepare(operation, tensors, values)
     outputs = empty_outputs(call)
@@ -165,8 +178,8 @@ def evaluate(
     if call.device.type == "cpu":
         ran_kernels = run_on_cpu(call, operands)
         is_direct = all(map(operator.is_, places, outputs))
-        if ran_kernels and is_direct and done_on_cpu is not None:
-            done_on_cpu(call, outputs, operands)
+        if ran_kernels and is_direct and known is not None:
+            known.enter(call, outputs, operands)
     elif call.device.type == "cuda":
         run_on_cuda(call, operands)
     else:

@@ -71,6 +71,10 @@ class Plan:
     is_forward: bool
     restored: Arrangement | None
     strides: Sizes
+    geometry: Key
+    """Alike for ops of one convolution, whatever their formats."""
+    is_wide: bool
+    is_uneven: bool
 
     @staticmethod
     def of(case: Case, call: Call) -> Plan:
@@ -97,6 +101,9 @@ class Plan:
             is_forward=call.operation.is_public,
             restored=arranged.get(names.target),
             strides=torch.empty(shape, device="meta", memory_format=case.format).stride(),
+            geometry=case.geometry,
+            is_wide=case.is_wide,
+            is_uneven=case.is_uneven,
         )
 
     def operands(self, tensors: Tensors) -> list[torch.Tensor | None]:
@@ -105,7 +112,7 @@ class Plan:
             None if each is None else each.of(tensors)
             for each in (self.result, self.image, self.weight, self.bias)
         ]
-        if self.case.is_wide:
+        if self.is_wide:
             for at, each in enumerate(found[:2]):
                 if each is not None:
                     found[at] = each.contiguous(memory_format=torch.channels_last)
@@ -181,8 +188,13 @@ def _target(names: Convolution) -> str | None:
 
 def known(operation: Operation, tensors: Tensors, values: Sequence[Numbers]) -> Plan | None:
     """The plan of a checked call like this one, if there was one that the library computes."""
+    return plan_of(operation, tensors, flatten(values))
+
+
+def plan_of(operation: Operation, tensors: Tensors, numbers: tuple[Number, ...]) -> Plan | None:
+    """The same for numbers one by one."""
     plans = _KNOWN.get(operation.registered_name)
-    return plans.get(key_of(tensors, flatten(values))) if plans else None
+    return plans.get(key_of(tensors, numbers)) if plans else None
 
 
 def planned(call: Call) -> Plan | None:
@@ -225,7 +237,7 @@ def _both(
     for_image: Plan, image_tensors: Tensors, for_weight: Plan, weight_tensors: Tensors
 ) -> Pair | None:
     """The gradients of image and weight, from the same tensors."""
-    if for_image.is_forward or not for_image.case.is_same_geometry(for_weight.case):
+    if for_image.is_forward or for_image.geometry != for_weight.geometry:
         return None
     result, _, weight, bias = for_image.operands(image_tensors)
     also, image, _, _ = for_weight.operands(weight_tensors)
@@ -233,6 +245,10 @@ def _both(
         return None
     if also is None or not _are_same(result, also) or not _is_finite(weight):
         return None
+    if for_weight.is_uneven:
+        result, image = (
+            each.contiguous(memory_format=torch.channels_last) for each in (result, image)
+        )
     found = _gradients(for_weight.case, result, image, weight, (True, True))
     if any(for_weight.case.padding) and not _is_finite(found[1]):
         return None
@@ -270,7 +286,7 @@ def _image(
     if not _is_finite(weight):
         return None
     if is_forward:
-        more = [outer - least for outer, least in zip(case.image[2:], case.least, strict=True)]
+        more = case.output_padding
         geometry = (case.stride, case.padding, case.dilation, True, more, case.groups)
         return torch.convolution(result, weight, bias, *geometry)
     assert bias is None

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from opgen.runtime import autocast, build, checks, compat
+from opgen.runtime import autocast, build, checks, compat, lookup_convolution
 from opgen.runtime.evaluation import Call, compiled
 from opgen.runtime.lookup_table import (
+    CONVOLUTIONS,
     FUNCTIONS,
     MAX_NUMBERS,
     MAX_RANK,
@@ -33,6 +34,7 @@ from opgen.runtime.lookup_table import (
 from opgen.runtime.schema import Number, flatten
 
 if TYPE_CHECKING:
+    from opgen.runtime.library_call import Plan
     from opgen.runtime.operation import Operation
 
 NAMESPACE = "opgen_eager"
@@ -93,6 +95,7 @@ class _Library:
 
     loaded: ctypes.CDLL
     dtypes: dict[torch.dtype, int]
+    has_convolutions: bool
 
 
 @functools.cache
@@ -121,6 +124,10 @@ def _connected(block: int) -> _Library | None:
     except (OSError, AttributeError, build.BuildError):
         return None
     library.opgen_connect((ctypes.c_void_p * len(addresses))(*addresses))
+    has_convolutions = all(hasattr(libtorch, each) for each in CONVOLUTIONS)
+    if has_convolutions:
+        pointers = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in CONVOLUTIONS]
+        library.opgen_connect_convolutions(*pointers)
     library.opgen_enter.restype = ctypes.c_int64
     library.opgen_enter.argtypes = [
         *(ctypes.c_void_p, ctypes.c_void_p),
@@ -143,7 +150,7 @@ def _connected(block: int) -> _Library | None:
     elsewhere(lambda: getattr(getattr(torch.ops, NAMESPACE), name)(ask_python()))
     _LOADED.append(library)
     library.opgen_suspend(_suspended)
-    return _Library(library, dtypes)
+    return _Library(library, dtypes, has_convolutions)
 
 
 def ask_python() -> torch.Tensor:
@@ -156,61 +163,41 @@ def is_available() -> bool:
     return _library(0) is not None
 
 
-# ---------------------------------------------------------------------------- twins
 @dataclass(frozen=True, slots=True)
-class Twin:
-    """The op of the dispatcher that runs calls that were seen before."""
+class Table:
+    """Calls that were checked before, for ops that differ in fixed integers only."""
 
-    operation: Operation
-    name: str
     library: _Library
-    table: int
-    call: Callable[..., Any]
-    fixed: dict[tuple[int, ...], Callable[..., Any]]
+    address: int
 
-    def for_integers(self, integers: tuple[int, ...]) -> Callable[..., Any] | None:
-        """The same for some values of the integers: fewer arguments are faster to hand over.
-
-        None where there are too many of these already.
-        """
-        with LOCK:
-            return self._for_integers(integers)
-
-    def _for_integers(self, integers: tuple[int, ...]) -> Callable[..., Any] | None:
-        if integers not in self.fixed:
-            if not integers:
-                self.fixed[integers] = self.call
-            elif len(self.fixed) >= _MOST_FIXED:
-                return None
-            else:
-                name = f"{self.name}_{len(self.fixed)}"
-                made = _define(self.operation, name, self.table, integers)
-                if made is None:
-                    return None
-                self.fixed[integers] = made
-        return self.fixed[integers]
+    @staticmethod
+    def new() -> Table | None:
+        """An empty one; None where there can be none."""
+        library = _library(0)
+        address = None if library is None else library.loaded.opgen_new_table()
+        return Table(library, address) if library is not None and address else None
 
     def enter(
-        self, call: Call, outputs: Sequence[torch.Tensor], operands: dict[str, torch.Tensor]
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        numbers: Sequence[Number],
+        outputs: Sequence[torch.Tensor],
+        kernel: ctypes.c_void_p | None,
+        integers: Sequence[int],
+        addresses: Sequence[int] = (),
+        workspace: int = 0,
+        constants: bytes = b"",
     ) -> None:
-        """Let the next call like this one be looked up, if it is of a kind that can be."""
-        numbers = flatten(call.values)
-        ranks = [x.dim() for x in (*call.tensors, *outputs) if x is not None]
-        if max(ranks, default=0) > MAX_RANK or len(operands) > 4 * MAX_TENSORS:
-            return
-        layout = _layout(call, outputs, operands)
-        if layout is None:
-            return
-        addresses, workspace, constants = layout
-        key = [word for x in call.tensors for word in self._described(x)]
+        """Let calls like one with these outputs be looked up.
+
+        Without a kernel, integers say which convolution it is, see `lookup_convolution`.
+        """
+        key = [word for x in tensors for word in self._described(x)]
         key += [number for number in numbers if not isinstance(number, float)]
-        integers = [*call.shapes.integers.values()]
-        for operand in operands.values():
-            integers.extend(operand.stride())
         results = [word for x in outputs for word in self._described(x)]
         self.library.loaded.opgen_enter(
-            self.table,
-            ctypes.cast(compiled(call, operands).function, ctypes.c_void_p),
+            self.address,
+            kernel,
             *_array(key),
             *_array(integers),
             *_array(results),
@@ -226,6 +213,85 @@ class Twin:
             return [-1]
         shape, strides = tensor.shape, tensor.stride()
         return [self.library.dtypes[tensor.dtype], tensor.dim(), *shape, *strides]
+
+
+# ---------------------------------------------------------------------------- twins
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """The op of the dispatcher that runs calls that were seen before."""
+
+    operation: Operation
+    name: str
+    table: Table
+    call: Callable[..., Any]
+    fixed: dict[tuple[int, ...], Callable[..., Any]]
+
+    def for_integers(self, integers: tuple[int, ...]) -> Callable[..., Any] | None:
+        """The same for some values of the integers, of tensors and floats alone.
+
+        The first ones are ops of their own, since fewer arguments are faster to hand over; for
+        others the integers are handed over from here. None where there are too many of both.
+        """
+        with LOCK:
+            return self._for_integers(integers)
+
+    def _for_integers(self, integers: tuple[int, ...]) -> Callable[..., Any] | None:
+        if integers not in self.fixed:
+            if not integers:
+                self.fixed[integers] = self.call
+            elif len(self.fixed) >= _MOST_KNOWN:
+                return None
+            elif len(self.fixed) >= _MOST_FIXED:
+                self.fixed[integers] = self._with(integers)
+            else:
+                name = f"{self.name}_{len(self.fixed)}"
+                made = _define(self.operation, name, self.table, integers)
+                if made is None:
+                    return None
+                self.fixed[integers] = made
+        return self.fixed[integers]
+
+    def _with(self, integers: tuple[int, ...]) -> Callable[..., Any]:
+        """The general op with these integers put where its attributes are."""
+        count, general, left = len(self.operation.inputs), self.call, iter(integers)
+        numbers: list[int | None] = []
+        for attribute in self.operation.attributes:
+            for _ in range(attribute.length or 1):
+                numbers.append(None if attribute.type == "float" else next(left))
+        if None not in numbers:
+            return lambda *tensors: general(*tensors, *integers)
+
+        def call(*given: Any) -> Any:
+            floats = iter(given[count:])
+            every = [next(floats) if number is None else number for number in numbers]
+            return general(*given[:count], *every)
+
+        return call
+
+    def enter(
+        self, call: Call, outputs: Sequence[torch.Tensor], operands: dict[str, torch.Tensor]
+    ) -> None:
+        """Let the next call like this one be looked up, if it is of a kind that can be."""
+        ranks = [x.dim() for x in (*call.tensors, *outputs) if x is not None]
+        if max(ranks, default=0) > MAX_RANK or len(operands) > 4 * MAX_TENSORS:
+            return
+        layout = _layout(call, outputs, operands)
+        if layout is None:
+            return
+        addresses, workspace, constants = layout
+        integers = [*call.shapes.integers.values()]
+        for operand in operands.values():
+            integers.extend(operand.stride())
+        kernel = ctypes.cast(compiled(call, operands).function, ctypes.c_void_p)
+        numbers = flatten(call.values)
+        memory = addresses, workspace, constants
+        self.table.enter(call.tensors, numbers, outputs, kernel, integers, *memory)
+
+    def enter_convolution(self, call: Call, plan: Plan, output: torch.Tensor) -> None:
+        """The same for a call that PyTorch's library computed, with this output."""
+        integers = lookup_convolution.forward(plan, call.tensors)
+        if integers is not None and self.table.library.has_convolutions:
+            self.table.enter(call.tensors, flatten(call.values), (output,), None, integers)
 
 
 def _array(words: Sequence[int]) -> tuple[Any, int]:
@@ -269,6 +335,11 @@ def _layout(
 
 
 _MOST_FIXED = 16
+"""For how many values of its integers an op has a twin: as many as most nets have."""
+
+_MOST_KNOWN = 1024
+"""For how many values a call is looked up at all."""
+
 _slots = 0
 
 
@@ -276,50 +347,68 @@ def twin(operation: Operation, name: str) -> Twin | None:
     """A new twin of an op, under the same name in a namespace of its own; None if it has none."""
     numbers = sum(attribute.length or 1 for attribute in operation.attributes)
     tensors = max(len(operation.inputs), len(operation.outputs))
-    library = _library(0)
-    if library is None or numbers > MAX_NUMBERS or tensors > MAX_TENSORS:
+    if numbers > MAX_NUMBERS or tensors > MAX_TENSORS:
         return None
     if all(declared.default is not None for declared in operation.inputs):
         return None  # a call may have no tensor to be dispatched on
-    table = library.loaded.opgen_new_table()
-    call = _define(operation, name, table, None) if table else None
-    return None if call is None else Twin(operation, name, library, table, call, {})
+    table = Table.new()
+    call = None if table is None else _define(operation, name, table, None)
+    return None if table is None or call is None else Twin(operation, name, table, call, {})
 
 
 def _define(
-    operation: Operation, name: str, table: int, integers: tuple[int, ...] | None
+    operation: Operation, name: str, table: Table, integers: tuple[int, ...] | None
 ) -> Callable[..., Any] | None:
-    """A new op that looks calls up in a table; with `integers`, they are no arguments."""
-    global _slots
-    block, slot = divmod(_slots, SLOTS)
-    library = _library(block)
-    if library is None:
-        return None
-    _slots += 1
+    """A new twin; with `integers`, they are no arguments."""
     kinds = [0 if declared.default is None else 1 for declared in operation.inputs]
     whole = 2 if integers is None else 4
     for attribute in operation.attributes:
         kinds += [3 if attribute.type == "float" else whole] * (attribute.length or 1)
     left = iter(integers or ())
     constants = [next(left) if kind == 4 else 0 for kind in kinds]
+    return define(name, table, kinds, constants, len(operation.outputs), operation.is_public)
+
+
+def define(
+    name: str,
+    table: Table,
+    kinds: Sequence[int],
+    constants: Sequence[int],
+    outputs: int,
+    is_cast: bool = False,
+) -> Callable[..., Any] | None:
+    """A new op that looks calls up in a table; None where there can be none.
+
+    `kinds` are those of its arguments, as in the source of the library. Autocast casts the tensors
+    of some, which are then not asked.
+    """
+    global _slots
+    block, slot = divmod(_slots, SLOTS)
+    library = _library(block)
+    if library is None:
+        return None
+    _slots += 1
     room = MAX_TENSORS + MAX_NUMBERS
-    words = [len(kinds), len(operation.outputs)]
+    words = [len(kinds), outputs]
     for each in (kinds, constants):
         words += [*each, *(0 for _ in range(room - len(each)))]
     types = {0: "Tensor", 1: "Tensor?", 2: "int", 3: "float"}
     listed = ", ".join(f"{types[kind]} v{at}" for at, kind in enumerate(kinds) if kind != 4)
-    results = ", ".join("Tensor" for _ in operation.outputs)
+    results = ", ".join(["Tensor"] * outputs)
     answer = ask_python()
-    answers = answer if len(operation.outputs) == 1 else (answer,) * len(operation.outputs)
+    answers = answer if outputs == 1 else (answer,) * outputs
     try:
         _LIBRARY.define(f"{name}({listed}) -> " + (f"({results})" if "," in results else results))
     except RuntimeError:
         return None  # another copy of this runtime serves the op in this process
-    casts = _CASTS if operation.is_public else ()
+    casts = _CASTS if is_cast else ()
     for key in ("CompositeExplicitAutograd", *_UNSEEN, *casts):
         _LIBRARY.impl(name, lambda *_: answers, key)
     register = library.loaded.opgen_register
-    if register(slot, NAMESPACE.encode(), name.encode(), _ABI, _array(words)[0], table) != 0:
+    if (
+        register(slot, NAMESPACE.encode(), name.encode(), _ABI, _array(words)[0], table.address)
+        != 0
+    ):
         return None
     call: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name).default._op
     return call

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import autograd, checks, compat, library_call, lookup, registration
+from opgen.runtime import autograd, checks, compat, lookup, lookup_pair, registration
 from opgen.runtime.autograd import Kind, Point
 from opgen.runtime.description import Gradient, Shape
 from opgen.runtime.schema import Number, Numbers, flatten
@@ -223,7 +223,7 @@ def _paired(steps: Sequence[_Step]) -> tuple[_Step, ...]:
     An op has one such pair at most: the gradients of the two factors of a convolution.
     """
     for one, other in itertools.combinations(steps, 2):
-        both = library_call.both_gradients(one.derived, other.derived)
+        both = lookup_pair.both_gradients(one.derived, other.derived)
         if both is not None:
             return tuple(
                 replace(each, beside=(other, both)) if each is one else each for each in steps

@@ -7,6 +7,10 @@ is not found, or fails in any way, answers with one tensor that stands for "ask 
 runs the op in full, raises what is to be raised, and enters the call. Ops that differ in fixed
 integers only share a table.
 
+An entry may also stand for a convolution of LibTorch: it has no kernel, and its integers say which
+one (`Convolved`). What Python does around one costs more than it seems to: the library has left
+none of it in the caches.
+
 Entries are never changed or removed, so threads read them without a lock. Functions of LibTorch
 are given as addresses: the library is compiled without any header or library of PyTorch.
 """
@@ -31,6 +35,9 @@ FUNCTIONS = (
     "_ZdlPv",
 )
 """What `opgen_connect` is given, in this order; the last is C++'s `operator delete`."""
+
+CONVOLUTIONS = ("aoti_torch_cpu_convolution", "aoti_torch_cpu_convolution_backward")
+"""What `opgen_connect_convolutions` is given, where LibTorch has them."""
 
 _SOURCE = r"""#include <stdint.h>
 #include <stdlib.h>
@@ -70,6 +77,21 @@ void opgen_connect(void *const *functions)
     memcpy(&delete_box, functions + 11, sizeof(void *));
 }
 
+static int32_t (*convolution)(
+    Tensor, Tensor, const Tensor *, const int64_t *, int64_t, const int64_t *, int64_t,
+    const int64_t *, int64_t, int32_t, const int64_t *, int64_t, int64_t, Tensor *);
+
+static int32_t (*convolution_backward)(
+    Tensor, Tensor, Tensor, const int64_t **, int64_t, const int64_t *, int64_t, const int64_t *,
+    int64_t, const int64_t *, int64_t, int32_t, const int64_t *, int64_t, int64_t, const int32_t *,
+    int64_t, Tensor *, Tensor *, Tensor *);
+
+void opgen_connect_convolutions(void *forward, void *backward)
+{
+    memcpy(&convolution, &forward, sizeof(void *));
+    memcpy(&convolution_backward, &backward, sizeof(void *));
+}
+
 enum { MAX_TENSORS = 16, MAX_RANK = 16, MAX_NUMBERS = 64, BUCKETS = 1024, MAX_ENTRIES = 512 };
 enum { MAX_KEY = MAX_TENSORS * (2 * MAX_RANK + 2) + MAX_NUMBERS, STACK_BYTES = 4096 };
 
@@ -87,6 +109,7 @@ typedef struct {
     int64_t words;            /* of the key */
     Kernel kernel;
     int64_t addresses, workspace;
+    int refused;              /* what the library gives is not what was promised */
     const int64_t *key, *integers, *outputs; /* outputs: type, rank, sizes, strides; each in turn */
     const Address *address;
     const char *constants;
@@ -111,11 +134,11 @@ static uint64_t hash_of(const int64_t *key, int64_t words)
     return hash;
 }
 
-static const Entry *find(Table *table, const int64_t *key, int64_t words)
+static Entry *find(Table *table, const int64_t *key, int64_t words)
 {
     uint64_t at = hash_of(key, words) % BUCKETS;
     for (;;) {
-        const Entry *entry = __atomic_load_n(&table->buckets[at], __ATOMIC_ACQUIRE);
+        Entry *entry = __atomic_load_n(&table->buckets[at], __ATOMIC_ACQUIRE);
         if (!entry) return NULL;
         if (entry->words == words && !memcmp(entry->key, key, (size_t)words * sizeof *key))
             return entry;
@@ -144,6 +167,7 @@ int64_t opgen_enter(
 #undef COPY
     entry->words = words;
     entry->kernel = kernel;
+    entry->refused = 0;
     entry->addresses = addresses;
     entry->workspace = workspace;
     uint64_t at = hash_of(key, words) % BUCKETS;
@@ -214,6 +238,76 @@ end:
     return done;
 }
 
+/* The integers of an entry without a kernel. `from` is convolved, which may be a transposed
+   convolution; or it is the cotangent of the convolution of an image, whose gradients are wanted.
+   These are positions of inputs, -1 for none. Strides, paddings, dilations and output paddings
+   follow, one for each spatial dim. `exponent` has the bits that are all set in what is not finite.
+   The zeros of padding are no terms of the op, and must not meet such a number: `checks_weight`
+   and `checks_gradient` say whether they could. */
+typedef struct {
+    int64_t from, image, weight, bias, is_transposed, groups, spatial;
+    int64_t exponent, bytes, elements, checks_weight, checks_gradient;
+    int64_t geometry[];
+} Convolved;
+
+static int is_finite(Tensor weight, const Convolved *about)
+{
+    const void *data;
+    int found = 0;
+    if (get_const_data(weight, &data)) return 0;
+    if (about->bytes == 4) {
+        const uint32_t *bits = data, mask = (uint32_t)about->exponent;
+        for (int64_t i = 0; i < about->elements; i++) found |= (bits[i] & mask) == mask;
+    } else {
+        const uint16_t *bits = data, mask = (uint16_t)about->exponent;
+        for (int64_t i = 0; i < about->elements; i++) found |= (bits[i] & mask) == mask;
+    }
+    return !found;
+}
+
+static int are_as_promised(const Entry *entry, const Tensor *outputs, int64_t count)
+{
+    int64_t found[2 * MAX_RANK + 2];
+    const int64_t *expected = entry->outputs;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t words = 0;
+        if (!describe(outputs[i], found, &words) || words != 2 + 2 * expected[1]
+            || memcmp(found, expected, (size_t)words * sizeof *found))
+            return 0;
+        expected += words;
+    }
+    return 1;
+}
+
+static int convolve(Entry *entry, const Tensor *inputs, Tensor *outputs, int64_t count)
+{
+    const Convolved *about = (const Convolved *)entry->integers;
+    const Tensor from = inputs[about->from], weight = inputs[about->weight];
+    const int64_t n = about->spatial, *geometry = about->geometry;
+    const int32_t wanted[3] = {1, 1, 0};
+    Tensor none = NULL;
+    int32_t failed;
+    if (__atomic_load_n(&entry->refused, __ATOMIC_RELAXED)) return 0;
+    if (about->checks_weight && !is_finite(weight, about)) return 0;
+    if (about->image < 0)
+        failed = convolution(
+            from, weight, about->bias < 0 ? NULL : &inputs[about->bias], geometry, n, geometry + n,
+            n, geometry + 2 * n, n, (int32_t)about->is_transposed, geometry + 3 * n, n,
+            about->groups, outputs);
+    else
+        failed = convolution_backward(
+            from, inputs[about->image], weight, NULL, 0, geometry, n, geometry + n, n,
+            geometry + 2 * n, n, 0, geometry + 3 * n, n, about->groups, wanted, 3, &outputs[0],
+            &outputs[1], &none);
+    if (failed) return 0;
+    if (none) delete_tensor(none);
+    const int is_promised = are_as_promised(entry, outputs, count);
+    if (!is_promised) __atomic_store_n(&entry->refused, 1, __ATOMIC_RELAXED);
+    if (is_promised && (!about->checks_gradient || is_finite(outputs[1], about))) return 1;
+    for (int64_t i = 0; i < count; i++) delete_tensor(outputs[i]);
+    return 0;
+}
+
 /* A boxed kernel of the dispatcher: it owns the arguments on the stack and leaves the results. */
 static void call(const Op *op, Value *stack)
 {
@@ -245,8 +339,10 @@ static void call(const Op *op, Value *stack)
             else if (known) known = describe(tensor, key, &words);
         }
     }
-    const Entry *entry = known && !suspended ? find(op->table, key, words) : NULL;
-    const int done = entry && run(entry, inputs, outputs, signature->outputs, numbers);
+    Entry *entry = known && !suspended ? find(op->table, key, words) : NULL;
+    const int done = entry && (entry->kernel ?
+        run(entry, inputs, outputs, signature->outputs, numbers) :
+        convolve(entry, inputs, outputs, signature->outputs));
     for (int64_t i = 0; i < tensors; i++)
         if (inputs[i]) delete_tensor(inputs[i]);
     for (int64_t i = 0; i < signature->outputs; i++) {

@@ -66,8 +66,7 @@ def _define(name: str, operation: Operation) -> None:
             if lookup.is_answered(result):
                 return result
         tensors, values = _split(current(), arguments)
-        done = None if seen is None else seen.enter
-        return _result(evaluate(current(), tensors, values, done))
+        return _result(evaluate(current(), tensors, values, seen))
 
     def kernel(*arguments: Any) -> Any:
         tensors, values = _split(current(), arguments)

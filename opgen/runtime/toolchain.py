@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import importlib.util
+import itertools
 import os
-import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from opgen.runtime import cache
 
 
 class BuildError(RuntimeError):
@@ -68,10 +73,45 @@ def identity(compiler: tuple[str, ...], flags: tuple[str, ...]) -> str:
 
     An upgrade of the compiler must not meet old files, nor one machine those of another that shares
     its home directory: under -march=native they hold other instructions.
+
+    To ask takes longer than all else of a first call whose kernels are on disk, so the answer of a
+    compiler is kept there too, for as long as its program and the processor stay the same. What is
+    only called one, such as a script, may run another program tomorrow, and is always asked.
     """
+    key = _name(compiler, flags)
+    known = None if key is None else cache.find_source(cache.directory(), key, _SUFFIX)
+    if known is not None:
+        return known
     version = _output(*compiler, "--version") or ""
     macros = _output(*compiler, *flags, "-dM", "-E", "-x", "c", os.devnull)
-    return f"{version}\0{_processor() if macros is None else macros}"
+    found = f"{version}\0{_processor() if macros is None else macros}"
+    if key is not None:
+        with contextlib.suppress(OSError):  # where there is no room, it is asked another time
+            cache.add_source(found, cache.directory(), key, _SUFFIX)
+    return found
+
+
+_SUFFIX = ".txt"
+_COMPILERS = re.compile(r"(.*-)?(gcc|clang)(-[\d.]+)?")
+_ELSEWHERE = ("GCC_EXEC_PREFIX", "COMPILER_PATH")
+"""Where gcc looks for the programs that it consists of."""
+
+
+def _name(compiler: tuple[str, ...], flags: tuple[str, ...]) -> str | None:
+    """A name for a compiler with flags here; None for what is no compiler itself."""
+    path = Path(shutil.which(compiler[0]) or compiler[0]).resolve()
+    try:
+        with path.open("rb") as program:
+            is_script = program.read(2) == b"#!"
+            status = os.fstat(program.fileno())
+    except OSError:
+        return None
+    if is_script or not _COMPILERS.fullmatch(path.name):
+        return None
+    file = (str(path), str(status.st_size), str(status.st_mtime_ns), str(status.st_ino))
+    places = (os.environ.get(variable, "") for variable in _ELSEWHERE)
+    words = (*compiler, "", *flags, "", *file, *places, _processor())
+    return hashlib.sha256("\0".join(words).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _output(*command: str) -> str | None:
@@ -92,11 +132,11 @@ def run(
         raise BuildError(f"the C compiler {command[0]!r} cannot be run: {error}") from error
 
 
+@functools.cache
 def _processor() -> str:
-    """The processor as the system describes it, for compilers that do not list their macros."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0].split("\n")
-    except OSError:
-        lines = []
+    """The processor as the system describes it."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as listed:
+        lines += itertools.takewhile(str.strip, listed)  # the first of many alike
     stable = ("model", "flags", "Features", "CPU ", "stepping")
-    return "\n".join([*platform.uname(), *(line for line in lines if line.startswith(stable))])
+    return "\n".join([*os.uname(), *(line.strip() for line in lines if line.startswith(stable))])

@@ -32,6 +32,8 @@ def solve_sizes(
             case SolveSize(size=size, tensor=tensor, axis=axis, factor=factor, rest=rest):
                 divisor = factor.evaluate(values)
                 numerator = shapes[tensor][axis] - rest.evaluate(values)
+                if divisor < 0:
+                    divisor, numerator = -divisor, -numerator
                 if divisor <= 0 or numerator < 0 or numerator % divisor:
                     raise UnsolvableError(f"{op.name}: no {size} fits {tensor}.shape[{axis}]")
                 values[size] = numerator // divisor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from opgen.bench import specs
-from opgen.bench.row import Contender, Function, Row, Shape, Workload, text
+from opgen.bench.row import Contender, Row, Shape, Workload, text
 
 OUTPUTS = 15
 BATCHES = (2, 256, 512)
@@ -35,9 +34,8 @@ def rows() -> Iterator[Row]:
                 quick=quick,
                 brief=brief,
             )
-        yield Row(f"unfold, matmul, fold {text(shape)}", shape, tiny, three_calls, "unfold")
         name = f"unfold, matmul, fold in one spec {text(shape)}"
-        yield Row(name, shape, tiny, one_spec, "unfold", quick=quick, brief=brief)
+        yield Row(name, shape, tiny, product, "unfold", quick=quick, brief=brief)
 
 
 def unfold(shape: Shape, device: torch.device) -> Workload:
@@ -103,35 +101,31 @@ def fold(shape: Shape, device: torch.device) -> Workload:
     )
 
 
-# ---------------------------------------------------------------------------- convolutions
-def three_calls(shape: Shape, device: torch.device) -> Workload:
-    """The user's module, with opgen's unfold and fold around the same product."""
-    spec = specs.load("unfold")
+# ---------------------------------------------------------------------------- the user's module
+def product(shape: Shape, device: torch.device) -> Workload:
+    """A module of three calls as one spec, which has no columns.
 
-    def opgen(x: Tensor, weight: Tensor) -> Tensor:
-        columns = spec.unfold(x, kernel_size=3, padding=1)
-        product = columns.transpose(1, 2).matmul(weight.flatten(1).t()).transpose(1, 2)
-        result: Tensor = spec.fold(product, output_size=tuple(x.shape[2:]), kernel_size=1)
-        return result
-
-    return dataclasses.replace(_convolution(shape, device, opgen), combined=True)
-
-
-def one_spec(shape: Shape, device: torch.device) -> Workload:
-    """The same module as one op, without columns."""
-    spec = specs.load("unfold_conv")
-    return _convolution(shape, device, lambda x, weight: spec.unfold_conv(x, weight, padding=1))
-
-
-def _convolution(shape: Shape, device: torch.device, opgen: Function) -> Workload:
+    Beside what PyTorch offers stands the module with opgen's unfold and fold around its product:
+    it writes the columns, which none of the convolutions does.
+    """
+    spec, whole = specs.load("unfold"), specs.load("unfold_conv")
     batch, channels, height, width = shape
     x = torch.randn(shape, device=device)
     weight = torch.randn(OUTPUTS, channels, 3, 3, device=device)
 
-    def seed(x: Tensor, weight: Tensor) -> Tensor:
-        columns = F.unfold(x, kernel_size=3, padding=1)
-        product = columns.transpose(1, 2).matmul(weight.flatten(1).t()).transpose(1, 2)
-        return F.fold(product, output_size=x.shape[2:], kernel_size=1)
+    def opgen(x: Tensor, weight: Tensor) -> Tensor:
+        result: Tensor = whole.unfold_conv(x, weight, padding=1)
+        return result
+
+    def in_three(
+        unfold: Callable[..., Tensor], fold: Callable[..., Tensor]
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        def module(x: Tensor, weight: Tensor) -> Tensor:
+            columns = unfold(x, kernel_size=3, padding=1)
+            product = columns.transpose(1, 2).matmul(weight.flatten(1).t()).transpose(1, 2)
+            return fold(product, output_size=tuple(x.shape[2:]), kernel_size=1)
+
+        return module
 
     def product_first(x: Tensor, weight: Tensor) -> Tensor:
         return (weight.flatten(1) @ F.unfold(x, 3, padding=1)).view(-1, OUTPUTS, *x.shape[2:])
@@ -143,7 +137,8 @@ def _convolution(shape: Shape, device: torch.device, opgen: Function) -> Workloa
         (x, weight),
         opgen,
         (
-            Contender("the seed's module", seed),
+            Contender("the seed's module", in_three(F.unfold, F.fold)),
+            Contender("with opgen's unfold and fold", in_three(spec.unfold, spec.fold)),
             Contender("weight @ columns", product_first),
             Contender("F.conv2d", conv2d),
             Contender("F.conv2d, no library", conv2d, settings=_without_library(device)),
