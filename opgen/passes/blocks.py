@@ -4,8 +4,9 @@ In channels-last format the cells of a row are the channels of one pixel, and al
 same terms. So a block of them goes through the terms together: its accumulators are vectors that
 stay in registers, however many loops and conditions there are. Cells along other axes that load
 the same numbers share a body. Where the range of a loop differs from cell to cell, as at the
-borders of an image, the cells of a short axis have a body for each block of them; along another
-axis the border goes cell by cell, with the range of the loop found at run time.
+borders of an image, the cells of a short axis have a body for each block of them. Along another
+axis so have pairs of cells at the border, if that is not too much; else they go one by one, with
+the range of the loop found at run time.
 
 Such a kernel comes beside the one along rows, which serves calls whose tensors are not consecutive
 along the row, and rows that no block fits into.
