@@ -22,7 +22,7 @@ op correlate(w[O,C,K], x[N,C,L]) -> y[N,O,L - K + 1]
 """
 SHRINK = """
 op shrink(x[L], y[L - 2*K]) -> z[K]
-  z[k] = x[2*k ?0] + sum(i) y[i]
+  z[k] = x[2*k] + sum(i) y[i]
 """
 REFUSED = [
     (
@@ -73,6 +73,27 @@ def test_no_size_fits(size: int, said: str) -> None:
     assert solve_sizes(op, {"x": (9,), "y": (3,)}, {})["K"] == 3
 
 
+def test_an_extent_of_the_result_is_not_negative() -> None:
+    correlate = opgen.compile(CORRELATE).correlate
+    w, x = torch.zeros(1, 1, 4), torch.zeros(1, 1, 2)
+    assert correlate(w, torch.zeros(1, 1, 3)).shape == (1, 1, 0)
+    said = (
+        "correlate: y.shape[2] = L + 1 - K = -1 is negative (K=4 from w.shape[2], L=2 from "
+        "x.shape[2])"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        correlate(w, x)
+    (op,) = check_source(Source(CORRELATE))
+    with pytest.raises(UnsolvableError, match="negative"):
+        solve_sizes(op, {"w": (1, 1, 4), "x": (1, 1, 2)}, {})
+    blocks = opgen.compile(
+        "op crop(x[...,L], w[K]) -> y[...,L - K]\n"
+        "  y[...,i] = x[...,i] + sum(k) w[k]  for i in L - K\n"
+    ).crop
+    with pytest.raises(ValueError, match=r"crop: y.shape\[-1\] = L - K = -2 is negative"):
+        blocks(torch.zeros(2, 3), torch.zeros(5))
+
+
 @pytest.mark.slow
 def test_symbolic_sizes() -> None:
     shrink = opgen.compile(SHRINK).shrink
@@ -82,8 +103,9 @@ def test_symbolic_sizes() -> None:
         torch.testing.assert_close(compiled(x, y), shrunk(x, y))
 
 
-def test_a_library_without_python(tmp_path: Path) -> None:
-    spec = tmp_path / "shrink.op"
-    spec.write_text(SHRINK)
+@pytest.mark.parametrize("text", [SHRINK, CORRELATE])
+def test_a_library_without_python(text: str, tmp_path: Path) -> None:
+    spec = tmp_path / "solved.op"
+    spec.write_text(text)
     numbers, refusals = compare(spec, tmp_path, ("float32",))
     assert numbers > 10 and refusals > 3

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from opgen.algebra.poly import Poly, poly
+from opgen.emit import moves
 from opgen.emit.c_layout import broken, wrapped
 from opgen.emit.expression import Names, Printer, type_name
 from opgen.emit.function import Function
@@ -110,6 +111,8 @@ def entry_helpers(program: Program, orders: Orders) -> tuple[str, ...]:
         text += _ARE_FINITE
     if _copied(program, orders):
         text += _CONSECUTIVE
+    if any(map(moves.has_moves, program.kernels)):
+        text += "\n" + moves.helpers()
     return tuple(text.rstrip().split("\n")) if text else ()
 
 
@@ -136,7 +139,7 @@ def print_entry(
         {
             kernel.written
             for kernel, function in zip(program.kernels, functions, strict=True)
-            if function.signature.streams
+            if function.signature.streams or moves.has_moves(kernel)
         }
     )
     copies = writer.copy_inputs()
@@ -185,6 +188,8 @@ class _Writer:
         for name in _copied(self.program, self.orders):
             yield from self.program.operand(name).extents
         for kernel in self.program.kernels:
+            if moves.has_moves(kernel):
+                yield from moves.sizes(kernel)
             match kernel.only:
                 case Finite(tensor=tensor):
                     yield from self.program.operand(tensor).extents
@@ -293,7 +298,7 @@ class _Writer:
 
     def run(self, kernel: Kernel, function: Function, count: Poly, each: Poly) -> None:
         """Call a kernel, if it is one for this call."""
-        if function.signature.streams:
+        if function.signature.streams or moves.has_moves(kernel):
             self.lines.append(f"{self.arguments}.streams = {self.streams[kernel.written]};")
         if kernel.only is not None:
             flag = self.flags[replace(kernel.only, holds=True)]
@@ -303,6 +308,8 @@ class _Writer:
                 # A workspace of the output's own type is the output itself.
                 pair = self.tensor(workspace.name), self.tensor(kernel.written)
                 self.lines.append(f"if ({pair[0]} != {pair[1]})")
+        if moves.has_moves(kernel) and kernel.only is None:
+            self.move(kernel)
         count_text, work_text = self.printer.poly(count).text, self.printer.poly(each).text
         if kernel.is_deterministic:
             arguments = f"{function.name}_task, call, {count_text}, {work_text}"
@@ -311,3 +318,17 @@ class _Writer:
             self.lines += broken(
                 f"{function.name}_task(0, {count_text}, call);  // points share cells"
             )
+
+    def move(self, kernel: Kernel) -> None:
+        """Try to make a copy by blocks, in front of the line that runs the kernel."""
+        assert kernel.move is not None
+        name = self.scope.fresh(f"{kernel.written}_move")
+
+        def stride(tensor: str, axis: int) -> str:
+            return f"n[{self.places(tensor)[axis]}]"
+
+        self.lines += broken(
+            moves.declaration(name, kernel.move, self.printer.poly, self.tensor, stride)
+        )
+        row = moves.row(kernel, self.printer.poly)
+        self.lines.append(f"if (!move_made(&{name}, {row}, &{self.arguments}))")

@@ -8,10 +8,10 @@ from typing import assert_never
 from opgen.algebra.poly import Atom, Kind, Poly
 from opgen.emit.names import CNames
 from opgen.emit.polynomial import Spell, Text, condition_text, sum_text
-from opgen.emit.shapes import dim_text, shape_plan
+from opgen.emit.shapes import dim_name, dim_text, shape_plan
 from opgen.ir.loops import Program
 from opgen.ir.notation import BATCH, AttributeType, Dim, Op, Tensor
-from opgen.ir.shapes import CheckConstraint, CheckDim, DefineSize, SolveSize, Step
+from opgen.ir.shapes import CheckConstraint, CheckDim, CheckExtent, DefineSize, SolveSize, Step
 
 
 def c_string(text: str) -> str:
@@ -86,6 +86,12 @@ class _Lines:
                     (c_string(where), found, expected, formula),
                     extent,
                 )
+            case CheckExtent(tensor=name, axis=axis, extent=extent):
+                value = self._poly(extent)
+                tensor = self._tensor(name)
+                where, formula = dim_name(tensor, axis), dim_text(tensor.dims[axis])
+                arguments = (c_string(where), value, c_string(formula))
+                self._fail(f"{value} < 0", "negative", arguments, extent)
             case CheckConstraint(constraint=constraint):
                 text = constraint.text or str(constraint.condition)
                 condition = condition_text(constraint.condition, self._speller()).text
@@ -155,12 +161,8 @@ class _Lines:
 
     def _place(self, name: str, axis: int) -> tuple[str, str]:
         """A dim as messages call it, and where the shape function finds it."""
-        tensor, found = self._tensor(name), f"call.inputs[{self._index(name)}][{axis}]"
-        if not tensor.batched:
-            return f"{name}.shape[{axis}]", found
-        if axis == 0:
-            return f"the batch of {name}", found
-        return f"{name}.shape[{axis - len(tensor.dims)}]", found
+        found = f"call.inputs[{self._index(name)}][{axis}]"
+        return dim_name(self._tensor(name), axis), found
 
     def _known(self, *values: Poly) -> str:
         """What messages say about the symbols of a formula, in the order of declaration."""

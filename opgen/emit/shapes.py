@@ -21,6 +21,7 @@ from opgen.ir.notation import BATCH, Attribute, AttributeType, Dim, Op, Tensor
 from opgen.ir.shapes import (
     CheckConstraint,
     CheckDim,
+    CheckExtent,
     DefineSize,
     ShapePlan,
     SolveSize,
@@ -89,6 +90,12 @@ class _Shapes:
                     self._fail("negative", arguments, let.value)
             case CheckDim(tensor=tensor, axis=axis, extent=extent):
                 self._check_dim(tensor, axis, extent)
+            case CheckExtent(tensor=tensor, axis=axis, extent=extent):
+                value = self._poly(extent)
+                self._line(f"if checks.fails({value} >= 0):")
+                where = dim_name(self._tensor(tensor), axis)
+                formula = self._formula(tensor, axis)
+                self._fail("negative", (quoted(where), value, quoted(formula)), extent)
             case CheckConstraint(constraint=constraint):
                 self._line(f"if checks.fails({self._condition(constraint.condition)}):")
                 text = constraint.text or str(constraint.condition)
@@ -189,13 +196,7 @@ class _Shapes:
 
     def _place(self, name: str, axis: int) -> tuple[str, str]:
         """A dim as messages call it, and as the generated function reads it."""
-        tensor = self._tensor(name)
-        found = f"{self.tensors[name]}[{axis}]"
-        if not tensor.batched:
-            return f"{name}.shape[{axis}]", found
-        if axis == 0:
-            return f"the batch of {name}", found
-        return f"{name}.shape[{axis - len(tensor.dims)}]", found
+        return dim_name(self._tensor(name), axis), f"{self.tensors[name]}[{axis}]"
 
     def _formula(self, name: str, axis: int) -> str:
         return dim_text(self._tensor(name).dims[axis])
@@ -248,6 +249,15 @@ class _Shapes:
 def _annotation(attribute: Attribute) -> str:
     single = "float" if attribute.type is AttributeType.FLOAT else "int"
     return single if attribute.length is None else f"tuple[{single}, ...]"
+
+
+def dim_name(tensor: Tensor, axis: int) -> str:
+    """A dim as messages call it; those of a tensor with leading dims are counted from its end."""
+    if not tensor.batched:
+        return f"{tensor.name}.shape[{axis}]"
+    if axis == 0:
+        return f"the batch of {tensor.name}"
+    return f"{tensor.name}.shape[{axis - len(tensor.dims)}]"
 
 
 def dim_text(dim: Dim) -> str:

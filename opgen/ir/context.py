@@ -8,12 +8,13 @@ from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import poly, symbol
 from opgen.ir.notation import BATCH, AttributeType, Iterator, Op
+from opgen.ir.shapes import may_be_negative
 
 
 def facts_of(op: Op) -> Facts:
     """Facts about sizes, attributes and lets of an op: bounds, definitions and constraints.
 
-    Extents of declared tensors are at least 0: the call-time shape check refuses a negative `let`.
+    Extents of declared tensors are at least 0: the call-time shape check refuses negative ones.
     """
     parameters: list[tuple[str, int | None]] = [(name, 0) for name in op.sizes]
     conditions: list[Condition] = []
@@ -39,7 +40,9 @@ def facts_of(op: Op) -> Facts:
     extents = dict.fromkeys(
         dim.extent for tensor in (*op.inputs, *op.outputs) for dim in tensor.dims
     )
-    conditions.extend(Condition(e) for e in extents if not e.symbols.isdisjoint(lets))
+    conditions.extend(
+        Condition(e) for e in extents if not e.symbols.isdisjoint(lets) or may_be_negative(e)
+    )
     conditions.extend(constraint.condition for constraint in op.constraints)
     return Facts.of(parameters, [(let.name, let.value) for let in op.lets], conditions)
 

@@ -316,6 +316,24 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A copy: `store` for every point of the axes. Its value is a load of the same element type.
+
+    All indices are linear in the axes, so that what a step along one of them adds to an address is
+    the same everywhere.
+    """
+
+    axes: tuple[Axis, ...]
+    store: Store
+
+    @property
+    def load(self) -> Load:
+        """What is copied."""
+        assert isinstance(self.store.value, Load)
+        return self.store.value
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """One pass over the points of its axes, and of its row if it has one.
 
@@ -327,8 +345,8 @@ class Kernel:
     may take several lanes at a time, with `Short` they take all of a stretch at once.
 
     `written` is the tensor it writes, `also` are others; `prologue` holds what is the same for
-    every point; `spec` are the spec lines it computes. A `contraction` is another way to do the
-    same.
+    every point; `spec` are the spec lines it computes. A `contraction` and a `move` are other ways
+    to do the same.
     """
 
     name: str
@@ -342,6 +360,7 @@ class Kernel:
     local: tuple[str, ...] = ()
     only: Finite | Blocks | Short | None = None
     contraction: Contraction | None = None
+    move: Move | None = None
     also: tuple[str, ...] = ()
 
     @property

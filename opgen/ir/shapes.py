@@ -49,13 +49,22 @@ class CheckDim:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckExtent:
+    """The `extent` of an output, written in its dim, must be at least 0."""
+
+    tensor: str
+    axis: int
+    extent: Poly
+
+
+@dataclass(frozen=True, slots=True)
 class CheckConstraint:
     """A `where` clause or a launch check left open by a proof."""
 
     constraint: Constraint
 
 
-Step = SolveSize | DefineSize | CheckDim | CheckConstraint
+Step = SolveSize | DefineSize | CheckDim | CheckExtent | CheckConstraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,14 @@ class ShapePlan:
 
     steps: tuple[Step, ...]
     undetermined: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
+
+
+def may_be_negative(extent: Poly) -> bool:
+    """Whether an extent is less than 0 for some sizes, as `L - K + 1` is.
+
+    A `let` in it is looked at where it is defined.
+    """
+    return any(factor < 0 for factor in extent.terms.values())
 
 
 def solve_order(
@@ -137,6 +154,12 @@ def solve_order(
         for tensor in inputs
         if tensor.default is not None
         for axis, dim in enumerate(tensor.dims)
+    )
+    steps.extend(
+        CheckExtent(tensor.name, axis, dim.extent)
+        for tensor in outputs
+        for axis, dim in enumerate(tensor.dims)
+        if may_be_negative(dim.extent) and dim.extent.symbols <= known
     )
     undetermined = tuple(
         (

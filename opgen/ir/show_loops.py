@@ -37,6 +37,9 @@ def show_kernel(kernel: Kernel) -> str:
         case unexpected:
             assert_never(unexpected)
     lines += [f"      local {name}" for name in kernel.local]
+    if kernel.move is not None:
+        axes = ", ".join(f"{axis.name} < {axis.extent}" for axis in kernel.move.axes)
+        lines.append(f"    or as a copy along {axes}")
     if kernel.contraction is not None:
         lines += _contraction(kernel.contraction)
     lines += _nodes(kernel.body, "      ")

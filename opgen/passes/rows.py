@@ -9,8 +9,9 @@ it, one of
              bounds of that innermost loop. No condition is left in it where they are linear.
     sum      a point stays a cell, and the innermost loop over its terms may add in any order.
 
-The cell's terms stay the same; in a row their order does as well. Which of the two, and along which
-axis: where most tensors are read and written at consecutive addresses.
+The cell's terms stay the same; in a row their order does as well, but for sums over planes of a
+tensor (`passes.pairs`). Which of the two, and along which axis: where most tensors are read and
+written at consecutive addresses.
 
 The last dim of a tensor is taken to be the one with consecutive addresses.
 """
@@ -57,6 +58,8 @@ from opgen.passes.jam import copies_along, jammed
 from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solve
 from opgen.passes.lane_choice import Choice, Way, choose
 from opgen.passes.lane_passes import fused
+from opgen.passes.moves import move_of
+from opgen.passes.pairs import paired
 from opgen.passes.peel import Peeling
 from opgen.passes.short_rows import with_planes
 from opgen.passes.tile import Tile, tiled, tiles_along, window_tiles
@@ -79,13 +82,15 @@ _FREE: Final = LaneBounds()
 
 def rows(program: Program, facts: Facts) -> Program:
     """The same program with innermost loops along rows; `facts` hold for every call."""
-    return replace(program, kernels=tuple(_kernel(kernel, facts) for kernel in program.kernels))
+    kernels = (_kernel(kernel, program, facts) for kernel in program.kernels)
+    return replace(program, kernels=tuple(kernels))
 
 
-def _kernel(kernel: Kernel, facts: Facts) -> Kernel:
+def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
     if not kernel.is_deterministic or not kernel.axes:
         return kernel
     kernel = replace(kernel, body=direct(kernel.body))
+    kernel = replace(kernel, move=move_of(kernel, program))
     match choose(kernel):
         case Choice(way=Way.ROW, name=name):
             return with_planes(along_row(kernel, name, facts))
@@ -162,7 +167,7 @@ def along_row(
     row = Row(axis, fresh_name(f"{name}_first", taken), fresh_name(f"{name}_last", taken), width)
     kernel = tiled(kernel, tiles, bodies, functools.partial(_passes, row, inside, most))
     axes = tuple(each for each in kernel.axes if each is not axis)
-    return in_walk_order(grouped(replace(kernel, axes=axes, row=row)))
+    return in_walk_order(paired(grouped(replace(kernel, axes=axes, row=row))))
 
 
 def _passes(

@@ -156,14 +156,16 @@ FUNCTION int inside_or_fault(int64_t index, int64_t extent, int64_t number, int6
 """
 
 _THREADS = r"""
-/* What a call is made with, and whether the kernel that runs writes past the caches. A task runs
-   the points [begin, end). */
+/* What a call is made with, whether the kernel that runs writes past the caches, and the copy that
+   is made instead of one, if any. A task runs the points [begin, end). */
+struct move;
 struct call {
     void *const *tensors;
     const int64_t *integers;
     const double *numbers;
     int64_t *fault;
     int streams;
+    const struct move *move;
 };
 typedef void (*task)(int64_t begin, int64_t end, const struct call *call);
 

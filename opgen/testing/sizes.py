@@ -11,7 +11,14 @@ from collections.abc import Mapping
 
 from opgen.ir.binding import AttributeValue
 from opgen.ir.notation import AttributeType, Op
-from opgen.ir.shapes import CheckConstraint, CheckDim, DefineSize, SolveSize, solve_order
+from opgen.ir.shapes import (
+    CheckConstraint,
+    CheckDim,
+    CheckExtent,
+    DefineSize,
+    SolveSize,
+    solve_order,
+)
 
 
 class UnsolvableError(ValueError):
@@ -44,6 +51,9 @@ def solve_sizes(
             case CheckDim(tensor=tensor, axis=axis, extent=extent):
                 if tensor in shapes and shapes[tensor][axis] != extent.evaluate(values):
                     raise UnsolvableError(f"{op.name}: {tensor}.shape[{axis}] is not {extent}")
+            case CheckExtent(tensor=tensor, axis=axis, extent=extent):
+                if extent.evaluate(values) < 0:
+                    raise UnsolvableError(f"{op.name}: {tensor}.shape[{axis}] is negative")
             case CheckConstraint(constraint=constraint):
                 if not constraint.condition.holds(values):
                     raise UnsolvableError(f"{op.name}: {constraint.text} does not hold")

@@ -1,0 +1,123 @@
+"""Copies between tensors whose neighbours are not the same: by blocks, planned in each call.
+
+A loop along one axis is the best copy where that axis is long. In an image in channels-last format
+with few channels it is not, nor in a window of few pixels. What is best there depends on sizes and
+strides, so it is found when the call is made: `move_made` in C takes axes that follow each other in
+both tensors as one, and then moves blocks that are
+
+    runs        consecutive in both tensors, each moved by whole vectors, or
+    shuffled    a vector of cells whose sources lie within a few vectors, picked out of these.
+
+Blocks are taken in the order of the target, but that short axes along which the source goes in
+smaller steps are innermost: what was loaded is still in the innermost cache for all blocks of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from opgen.algebra.poly import Poly, poly, symbol_atom
+from opgen.emit.polynomial import Text
+from opgen.emit.templates import render
+from opgen.ir.loops import Axis, Kernel, Move
+from opgen.ir.primitives import Level
+
+LONGEST_ROW: Final = 256
+"""Loops along rows of more cells are not beaten; nor of more than a vector, where moves shuffle."""
+
+MOST_AXES: Final = 12
+"""The most axes of a move; kernels with more are loops alone."""
+
+
+def has_moves(kernel: Kernel) -> bool:
+    """Whether a call of the kernel may be a move."""
+    return kernel.move is not None and len(kernel.move.axes) <= MOST_AXES and not _is_long(kernel)
+
+
+def _is_long(kernel: Kernel) -> bool:
+    """Whether its row is known to be too long."""
+    if kernel.row is None or not kernel.row.axis.extent.is_constant:
+        return False
+    return kernel.row.axis.extent.constant > LONGEST_ROW
+
+
+def sizes(kernel: Kernel) -> Iterator[Poly]:
+    """The formulas that `declaration` and `row` print."""
+    assert kernel.move is not None
+    for index in (*kernel.move.store.indices, *kernel.move.load.indices):
+        yield index.substitute(dict.fromkeys((axis.name for axis in kernel.move.axes), poly(0)))
+    for axis in kernel.move.axes:
+        yield axis.extent
+        for index in (*kernel.move.store.indices, *kernel.move.load.indices):
+            yield _step(index, axis)
+    if kernel.row is not None:
+        yield kernel.row.axis.extent
+
+
+def _step(index: Poly, axis: Axis) -> Poly:
+    """What one step along an axis adds to an index that is linear in it."""
+    linear = index.linear_in(symbol_atom(axis.name))
+    assert linear is not None
+    return linear[0]
+
+
+def row(kernel: Kernel, text: Callable[[Poly], Text]) -> str:
+    """The number of the row that a move is compared with among the axes, and its extent.
+
+    The number is -1 where the row counts otherwise, the extent 1 where there is none.
+    """
+    assert kernel.move is not None
+    if kernel.row is None:
+        return "-1, 1"
+    axes = [axis.name for axis in kernel.move.axes]
+    name = kernel.row.axis.name
+    number = axes.index(name) if name in axes else -1
+    return f"{number}, {text(kernel.row.axis.extent).text}"
+
+
+def declaration(
+    name: str,
+    move: Move,
+    text: Callable[[Poly], Text],
+    address: Callable[[str], str],
+    stride: Callable[[str, int], str],
+) -> str:
+    """A `struct move` of that name; `address` and `stride` print those of tensors."""
+    start = {axis.name: poly(0) for axis in move.axes}
+
+    def offset(tensor: str, steps: list[Poly]) -> str:
+        parts = []
+        for axis, step in enumerate(steps):
+            if step == 0:
+                continue
+            factor = "" if step == 1 else f"{text(step).at(Level.MULTIPLICATIVE)} * "
+            parts.append(factor + stride(tensor, axis))
+        return " + ".join(parts) or "0"
+
+    sides = ((move.store.tensor, move.store.indices), (move.load.tensor, move.load.indices))
+    firsts = []
+    for tensor, indices in sides:
+        first = offset(tensor, [index.substitute(start) for index in indices])
+        kind = "(T *)" if tensor == move.store.tensor else "(const T *)"
+        place = f"{kind}{address(tensor)}"
+        firsts.append(place if first == "0" else f"{place} + {first}")
+    axes = []
+    for axis in move.axes:
+        steps = (offset(tensor, [_step(i, axis) for i in indices]) for tensor, indices in sides)
+        axes.append(f"{{{', '.join((text(axis.extent).text, *steps))}}}")
+    return f"struct move {name} = {{{', '.join(firsts)}, {len(axes)}, {{{', '.join(axes)}}}}};"
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What `moves.c.j2` is given."""
+
+    most_axes: int
+    longest_row: int
+
+
+def helpers() -> str:
+    """The C functions that moves call, printed behind the element types of a call."""
+    return render("moves.c.j2", _Limits(MOST_AXES, LONGEST_ROW))

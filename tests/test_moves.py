@@ -1,0 +1,319 @@
+"""Copies by blocks, planned in each call: against copies element by element, and PyTorch's."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opgen
+from opgen.compiler import check_source
+from opgen.emit import moves
+from opgen.errors import Source
+from opgen.ir.context import facts_of
+from opgen.passes.gather import gather
+from opgen.passes.rows import rows
+from opgen.passes.schedule import schedule
+from opgen.runtime import build, prelude
+
+LOOPS, RUNS, SHUFFLED = 0, 1, 2
+TYPES = {"u8": np.uint8, "bf16": np.uint16, "f32": np.uint32, "f64": np.uint64}
+ALWAYS = f"{prelude.C}\n#define MOVE_FEWEST 1\n"
+
+ENTRY = """
+/* 1 for a copy of runs, 2 for one of shuffled blocks, 0 where it is left to loops. */
+int64_t moved(
+    T *to, const T *from, int64_t rank, const int64_t *axes, int64_t row, int64_t streams)
+{
+    struct move move = {to, from, (int)rank, {{0}}, 0}, planned;
+    struct call call = {0, 0, 0, 0, (int)streams, 0};
+    struct move_plan plan;
+    for (int at = 0; at < rank; at++) {
+        move.axes[at].extent = axes[3 * at];
+        move.axes[at].to = axes[3 * at + 1];
+        move.axes[at].from = axes[3 * at + 2];
+    }
+    planned = move;
+    const struct move_row along = {row, 1, 1};
+    const int is_planned = row <= MOVE_ROW && move_planned(&planned, &along, &plan);
+    if (is_planned != move_made(&move, -1, row, &call)) return -1;
+    return is_planned ? (plan.window_count > 0 ? 2 : 1) : 0;
+}
+"""
+
+
+def library(kind: str, helpers: str | None = None) -> ctypes.CDLL:
+    helpers = moves.helpers() if helpers is None else helpers
+    return build.library(f"{ALWAYS}{prelude.bindings(kind, 'f32', {})}{helpers}{ENTRY}")
+
+
+@contextmanager
+def guarded(size: int, is_at_end: bool) -> Iterator[int]:
+    """The address of memory with a page before it and one behind it that cannot be read."""
+    page = mmap.PAGESIZE
+    whole = -(-size // page) * page
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    with mmap.mmap(-1, whole + 2 * page) as memory:
+        view = ctypes.c_char.from_buffer(memory)
+        begin = ctypes.addressof(view)
+        ends = [ctypes.c_void_p(begin), ctypes.c_void_p(begin + page + whole)]
+        for end in ends:
+            assert protect(end, ctypes.c_size_t(page), 0) == 0
+        try:
+            yield begin + page + (whole - size if is_at_end else 0)
+        finally:
+            for end in ends:
+                protect(end, ctypes.c_size_t(page), mmap.PROT_READ | mmap.PROT_WRITE)
+            del view
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Extents, and the steps along them in the target and in the source."""
+
+    extents: tuple[int, ...]
+    to: tuple[int, ...]
+    source: tuple[int, ...]
+
+    def places(self, steps: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Where each cell is, from the first cell on."""
+        found = np.zeros(self.extents, np.int64)
+        for axis, (extent, step) in enumerate(zip(self.extents, steps, strict=True)):
+            shape = [-1 if each == axis else 1 for each in range(len(self.extents))]
+            found = found + (np.arange(extent) * step).reshape(shape)
+        return found
+
+    def is_right(
+        self, compiled: ctypes.CDLL, kind: str, row: int = 1, streams: int = 0, at_end: bool = True
+    ) -> tuple[bool, int]:
+        """Whether all cells are those of the source and no others were written; what was done.
+
+        The source ends where memory ends, or begins where it begins.
+        """
+        element = np.dtype(TYPES[kind])
+        sources, targets = self.places(self.source), self.places(self.to)
+        first = -int(sources.min(initial=0))
+        count = int(sources.max(initial=0)) + first + 1
+        given = np.random.default_rng(1).integers(0, 200, count).astype(element)
+        room = np.full(int(targets.max(initial=0)) + 129, 201, element)
+        begin = (-room.ctypes.data // element.itemsize) % (64 // element.itemsize)
+        wanted = room.copy()
+        wanted[begin + targets.ravel()] = given[first + sources.ravel()]
+        axes = np.array([self.extents, self.to, self.source], np.int64).T.copy()
+        with guarded(given.nbytes, at_end) as address:
+            ctypes.memmove(address, given.ctypes.data, given.nbytes)
+            found = compiled.moved(
+                ctypes.c_void_p(room.ctypes.data + begin * element.itemsize),
+                ctypes.c_void_p(address + first * element.itemsize),
+                ctypes.c_int64(len(self.extents)),
+                ctypes.c_void_p(axes.ctypes.data),
+                ctypes.c_int64(row),
+                ctypes.c_int64(streams),
+            )
+        if found == LOOPS:
+            return bool((room == 201).all()), found
+        return bool((room == wanted).all()), found
+
+
+def dense(extents: Sequence[int], order: Sequence[int], gap: int = 0) -> tuple[int, ...]:
+    """Steps along axes that lie in memory in that order, slowest first; rows `gap` longer."""
+    steps, step = [0] * len(extents), 1
+    for number, axis in enumerate(reversed(order)):
+        steps[axis] = step
+        step = step * extents[axis] + (gap if number == 0 else 0)
+    return tuple(steps)
+
+
+def drawn(generator: random.Random) -> Copy:
+    """A copy between two orders of the same axes, with gaps, flips and axes that are repeated."""
+    extents = [generator.choice([1, 2, 2, 3, 4, 4, 5, 8, 16, 17, 33]) for _ in range(4)]
+    to = dense(extents, generator.sample(range(4), 4), generator.choice([0, 0, 0, 3]))
+    source = list(dense(extents, generator.sample(range(4), 4), generator.choice([0, 0, 5])))
+    if generator.random() < 0.2:
+        source[generator.randrange(4)] *= -1
+    if generator.random() < 0.2:
+        source[generator.randrange(4)] = 0
+    return Copy(tuple(extents), to, tuple(source))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_cells_are_those_of_the_source(kind: str) -> None:
+    """And no other is written, and nothing outside of the source is read."""
+    compiled, generator = library(kind), random.Random(4)
+    kinds: Counter[int] = Counter()
+    for number in range(400):
+        copy = drawn(generator)
+        is_right, found = copy.is_right(
+            compiled, kind, streams=number % 3 == 0, at_end=number % 2 == 0
+        )
+        assert is_right, copy
+        kinds[found] += 1
+    assert kinds[RUNS] > 20 and kinds[LOOPS] > 20
+    assert kinds[SHUFFLED] > 20 or not can_shuffle(compiled)
+
+
+def can_shuffle(compiled: ctypes.CDLL) -> bool:
+    """Whether processor and compiler have what it takes: columns of a small matrix as rows."""
+    return Copy((100, 4, 8), (32, 8, 1), (32, 1, 4)).is_right(compiled, "f32")[1] == SHUFFLED
+
+
+def test_the_harness_notices_a_wrong_copy() -> None:
+    right = moves.helpers()
+    wrong = right.replace("to + (at), &part", "to + (at) + (at > 0), &part")
+    assert wrong != right
+    copy = Copy((50, 4, 40), (160, 40, 1), (40, 2000, 1))
+    assert copy.is_right(library("f32", right), "f32") == (True, RUNS)
+    assert copy.is_right(library("f32", wrong), "f32") == (False, RUNS)
+
+
+@pytest.mark.parametrize(
+    ("copy", "row"),
+    [
+        (Copy((64, 64), (64, 1), (64, 1)), 1),  # one piece of memory
+        (Copy((64, 8), (16, 2), (8, 1)), 1),  # a target with gaps
+        (Copy((64, 8), (8, 1), (9, 1)), 300),  # long rows
+        (Copy((8, 3000), (3000, 1), (3001, 1)), 1),  # long runs
+        (Copy((64, 64), (64, 1), (1, 64)), 1),  # sources far apart
+        (Copy((64, 64), (-64, 1), (64, 1)), 1),  # a target that is filled from its end
+        (Copy((0, 8), (8, 1), (9, 1)), 1),  # nothing
+        (Copy((1, 1), (1, 1), (1, 1)), 1),
+        (Copy((100, 4, 8), (32, 8, 1), (32, 1, 4)), 17),  # shuffled, but with rows of a vector
+    ],
+)
+def test_what_is_left_to_loops(copy: Copy, row: int) -> None:
+    compiled = library("f32")
+    if copy.to[0] < 0:
+        axes = np.array([copy.extents, copy.to, copy.source], np.int64).T.copy()
+        room = np.zeros(64 * 64, np.uint32)
+        arguments = (ctypes.c_void_p(room.ctypes.data),) * 2
+        place = ctypes.c_void_p(axes.ctypes.data)
+        counts = (ctypes.c_int64(each) for each in (row, 0))
+        assert compiled.moved(*arguments, ctypes.c_int64(2), place, *counts) == LOOPS
+        return
+    assert copy.is_right(compiled, "f32", row) == (True, LOOPS)
+
+
+# ---------------------------------------------------------------------------- ops
+OPS = """
+op windows(x[N,(H s),(W s),C]; s = 4) -> y[N,H,W,(s s),C]
+  where s >= 1
+  y[n,h,w,(i j),c] = x[n,(h i),(w j),c]
+
+op patches(x[N,C,(H s),(W s)]; s = 4) -> y[N,(H W),(s s C)]
+  where s >= 1
+  y[n,(h w),(i j c)] = x[n,c,(h i),(w j)]
+
+op heads(x[N,L,(K D)]; K: size) -> y[N,K,L,D]
+  y[n,k,l,d] = x[n,l,(k d)]
+
+op mirrored(x[N,H,W]) -> y[N,W,H]
+  y[n,w,h] = x[n,h,W - 1 - w]
+
+op to_blocks(x[N,C,(H r),(W r)]; r = 2, by_block = false) -> y[N,(C r r),H,W]
+  where r >= 1
+  y[n,(c i j),h,w] = x[n,c,(h i),(w j)]  if by_block == 0
+  y[n,(i*r + j)*C + c,h,w] = x[n,c,(h i),(w j)]  if by_block == 1
+
+op added(x[N,C], z[N,C]) -> y[N,C]
+  y[n,c] = x[n,c] + z[n,c]
+
+op shifted(x[N,C]) -> y[N,C]
+  y[n,c] = x[n, c - 1 ?0]
+
+op looked_up(x[N,C], at: int[M]) -> y[M,C]
+  y[m,c] = x[at[m] ?clamp, c]
+"""
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.int64]
+
+
+def layouts(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The same numbers: one piece, channels last, with gaps, and turned."""
+    yield x
+    if x.dim() == 4:
+        yield x.contiguous(memory_format=torch.channels_last)
+    room = x.new_zeros([each + 2 for each in x.shape])
+    inside = room[tuple(slice(1, -1) for _ in x.shape)]
+    yield inside.copy_(x)
+    yield x.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+@pytest.mark.parametrize("are_streamed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_ops_that_only_copy(
+    dtype: torch.dtype, are_streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = ALWAYS.replace("will_be_written(void", "was_to_be_written(void")
+    text += f"#define will_be_written(memory, bytes) {int(are_streamed)}\n"
+    monkeypatch.setattr(prelude, "C", text)
+    ops = opgen.compile(OPS, f"moves_{str(dtype).removeprefix('torch.')}_{are_streamed}.op")
+    generator = torch.Generator().manual_seed(2)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 99, shape, generator=generator).to(dtype)
+
+    for s, c in itertools.product((2, 3), (1, 3, 16)):
+        for x in layouts(numbers(2, 3 * s, 5 * s, c)):
+            blocks = x.reshape(2, 3, s, 5, s, c)
+            wanted = blocks.transpose(2, 3).reshape(2, 3, 5, s * s, c)
+            assert torch.equal(ops.windows(x, s=s), wanted)
+    for s, c in itertools.product((2, 4), (1, 3, 5)):
+        for x in layouts(numbers(2, c, 3 * s, 2 * s)):
+            blocks = x.reshape(2, c, 3, s, 2, s).permute(0, 2, 4, 3, 5, 1)
+            assert torch.equal(ops.patches(x, s=s), blocks.reshape(2, 6, s * s * c))
+    for r, c in itertools.product((2, 3, 4), (2, 4, 7, 16)):
+        for x in layouts(numbers(2, c, 3 * r, 5 * r)):
+            assert torch.equal(ops.to_blocks(x, r=r), F.pixel_unshuffle(x, r))
+            blocks = x.reshape(2, c, 3, r, 5, r).permute(0, 3, 5, 1, 2, 4)
+            by_block = ops.to_blocks(x, r=r, by_block=True)
+            assert torch.equal(by_block, blocks.reshape(2, r * r * c, 3, 5))
+    for x in layouts(numbers(3, 7, 20)):
+        assert torch.equal(ops.mirrored(x), x.flip(2).transpose(1, 2))
+        assert torch.equal(ops.heads(x, K=4), x.reshape(3, 7, 4, 5).transpose(1, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", ["CRD", "DCR"])
+def test_images_with_channels_last(dtype: torch.dtype, mode: str) -> None:
+    """Of a size at which plans are made, with their gradients: a shuffle undoes the other."""
+    ops = opgen.load("specs/depth_to_space.op")
+    for r, c in ((2, 16), (4, 4), (3, 5)):
+        x = torch.arange(2 * c * r * r * 13 * 21).reshape(2, -1, 13, 21).remainder(251).to(dtype)
+        x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+        y = ops.depth_to_space(x, r=r, mode=mode)
+        if mode == "CRD":
+            assert torch.equal(y, F.pixel_shuffle(x, r))
+        else:
+            blocks = x.reshape(2, r, r, c, 13, 21).permute(0, 3, 4, 1, 5, 2)
+            assert torch.equal(y, blocks.reshape(2, c, 13 * r, 21 * r))
+        assert torch.equal(ops.space_to_depth(y, r=r, mode=mode), x)
+        (grad,) = torch.autograd.grad(y, x, y.detach())
+        assert torch.equal(grad, x)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_move"),
+    [
+        ("windows", True),
+        ("patches", True),
+        ("heads", True),
+        ("mirrored", True),
+        ("added", False),
+        ("shifted", False),  # some cells have no source
+        ("looked_up", False),  # where a source lies is not known before the call
+    ],
+)
+def test_kernels_that_are_moves(name: str, is_move: bool) -> None:
+    (op,) = (each for each in check_source(Source(OPS, "moves.op")) if each.name == name)
+    program = rows(schedule(op, gather(op)), facts_of(op))
+    assert [kernel.move is not None for kernel in program.kernels] == [is_move]
