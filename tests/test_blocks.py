@@ -15,7 +15,7 @@ from opgen.compiler import check_source, read_source
 from opgen.errors import Source
 from opgen.ir.cells import to_array
 from opgen.ir.context import facts_of
-from opgen.ir.loops import Blocks, Lanes, Load, Program, loads_of, walk
+from opgen.ir.loops import Blocks, For, Lanes, Load, Program, loads_of, walk
 from opgen.ir.map_loops import map_loads
 from opgen.ir.notation import Op
 from opgen.ir.show_loops import show_program
@@ -69,7 +69,7 @@ def test_blocks_give_what_cells_give(name: str, which: str) -> None:
     layout = {"result": 9, "x": 6, "weight": 3}[which]
     plain, blocks = programs(op, values, layout)
     assert has_blocks(blocks), show_program(blocks)
-    shapes = {"groups": 17, "N": 1}
+    shapes = {"groups": 17, "N": 2}
     known = {**dict.fromkeys(plain.integers, 1), **values, **shapes}
     for inner, outer in (("OH", "H"), ("OW", "W")):
         reach = values[outer] + 2 * values["padding[0]"] - values["K"]
@@ -171,13 +171,72 @@ def spoiled(
     return not np.allclose(to_array(found[written], np.dtype(np.float64)), wanted)
 
 
-def test_every_lane_of_a_block_is_in_one_pass() -> None:
-    _, program = programs(CONV["conv2d"], GEOMETRIES["pairs of rows"], 9)
+@pytest.mark.parametrize("which", ["result", "weight"])
+def test_every_lane_of_a_block_is_in_one_pass(which: str) -> None:
+    public = CONV["conv2d"]
+    op, layout = (public, 9) if which == "result" else (adjoint(public, which).op, 3)
+    _, program = programs(op, GEOMETRIES["pairs of rows"], layout)
     kernel = program.kernels[0]
     assert isinstance(kernel.only, Blocks) and kernel.only.holds
     for node in walk(kernel.body):
         if isinstance(node, Lanes):
             assert not node.lower and not node.upper
+
+
+@pytest.mark.parametrize(("height", "passes"), [(6, 5), (7, 5), (2, 3)])
+def test_blocks_go_through_an_image_together(height: int, passes: int) -> None:
+    """Accumulators begin, take what each two rows add, and are stored."""
+    values = geometry(3, height, 8, 1)
+    _, program = programs(adjoint(CONV["conv2d"], "weight").op, values, 3)
+    kernel = program.kernels[0]
+    assert isinstance(kernel.body[0], Lanes) and isinstance(kernel.body[-1], Lanes)
+    (images,) = (node for node in kernel.body if isinstance(node, For))
+    assert images.name == "n"
+    assert sum(isinstance(node, Lanes) for node in walk(kernel.body)) == passes
+
+
+def test_rows_that_share_nothing_do_not_go_in_pairs() -> None:
+    """Each pixel of a transposed convolution has pixels of its own."""
+    (public,) = (
+        op
+        for op in check_source(read_source(SPECS / "conv_transpose.op"))
+        if op.name == "conv_transpose2d"
+    )
+    values = geometry(2, 8, 8, 0, 2) | {"OH": 16, "OW": 16}
+    _, program = programs(adjoint(public, "weight").op, values, 3)
+    kernel = program.kernels[0]
+    assert isinstance(kernel.only, Blocks) and kernel.only.holds
+    (images,) = (node for node in kernel.body if isinstance(node, For))
+    (rows_,) = images.body
+    assert isinstance(rows_, For) and rows_.upper[0].constant == 7
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
+def test_compiled_transposed_convolutions_give_what_torch_gives(dtype: torch.dtype) -> None:
+    conv = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
+    torch.manual_seed(0)
+    x = torch.randn(3, 290, 8, 8, dtype=dtype).to(memory_format=torch.channels_last)
+    given = [x.requires_grad_(), torch.randn(290, 1, 2, 2, dtype=dtype).requires_grad_()]
+    wide = [each.detach().double().requires_grad_() for each in given]
+    y = conv(*given, stride=2, groups=290)
+    z = F.conv_transpose2d(*wide, stride=2, groups=290)
+    seed = torch.randn_like(y)
+    found = (y, *torch.autograd.grad(y, given, seed))
+    wanted = (z, *torch.autograd.grad(z, wide, seed.double()))
+    for own, exact in zip(found, wanted, strict=True):
+        assert (own.double() - exact).abs().max() <= 64 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+def test_a_factor_that_all_lanes_share_stays_with_its_block() -> None:
+    """Nothing is gained where terms do not meet new pages."""
+    text = "op near(x[N,H,W], t[N,H]) -> y[W]\n  y[w] = sum(n,h) x[n,h,w] * t[n,h]\n"
+    (op,) = check_source(Source(text, "near.op"))
+    _, program = programs(op, {"H": 64}, 0)
+    for kernel in program.kernels:
+        if isinstance(kernel.only, Blocks) and kernel.only.holds:
+            assert len(kernel.body) == 1
 
 
 NEAR_MISSES = {
@@ -209,6 +268,8 @@ def test_the_sum_they_nearly_are_has_blocks() -> None:
 CALLS = [
     (torch.float32, 272, 8, 3),  # a last stretch that takes the rest
     (torch.bfloat16, 530, 9, 3),
+    (torch.float16, 260, 7, 3),
+    (torch.float32, 300, 20, 3),  # a row has too many terms to go in pairs
     pytest.param((torch.float32, 600, 13, 5), marks=pytest.mark.slow),
     pytest.param((torch.float64, 300, 12, 3), marks=pytest.mark.slow),
     (torch.float32, 9, 64, 3),  # fewer channels than a block has

@@ -159,3 +159,49 @@ op far(x[N]; step = 1) -> y[M]
 op corner(x[N,W]) -> y[N]
   y[n] = sum(k in 1) x[n, k ?0]
 """
+
+
+CONVERSIONS = """
+void widen(const T *from, float *to, int64_t count)
+{
+    for (int64_t at = 0; at < count; at += LANES) {
+        const wide_lanes found = lanes_from_T(from + at);
+        for (int lane = 0; lane < LANES; lane++) to[at + lane] = found[lane];
+    }
+}
+void narrow(const float *from, T *to, int64_t count)
+{
+    for (int64_t at = 0; at < count; at += LANES) {
+        wide_lanes values;
+        for (int lane = 0; lane < LANES; lane++) values[lane] = from[at + lane];
+        lanes_to_T(to + at, values);
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("real", ["f32", "f64"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_vectors_of_16_bit_numbers_are_converted_as_in_pytorch(
+    dtype: torch.dtype, real: str
+) -> None:
+    """All of them, and float32 numbers on both sides of, and between, any two of them."""
+    shared = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+    library = build.library(prelude.C + prelude.bindings(shared, real, {}) + CONVERSIONS)
+    if not hasattr(library, "widen"):
+        pytest.fail("the conversions were not compiled")
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
+    wide = torch.empty(2**16)
+    library.widen(*map(ctypes.c_void_p, (every.data_ptr(), wide.data_ptr())), ctypes.c_int64(2**16))
+    torch.testing.assert_close(wide, every.float(), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(wide.signbit(), every.float().signbit())
+    near = [wide]
+    for step in (1, -1, 2**11, 2**12 - 1, 2**12, 2**12 + 1, 2**15 - 1, 2**15, 2**15 + 1):
+        near.append((wide.view(torch.int32) + step).view(torch.float32))
+    values = torch.cat([*near, -torch.cat(near)])
+    found = torch.empty_like(values, dtype=dtype)
+    count = ctypes.c_int64(len(values))
+    library.narrow(*map(ctypes.c_void_p, (values.data_ptr(), found.data_ptr())), count)
+    torch.testing.assert_close(found, values.to(dtype), rtol=0, atol=0, equal_nan=True)
+    other = torch.nextafter(found, torch.full_like(found, torch.inf))
+    assert not torch.equal(other, values.to(dtype))

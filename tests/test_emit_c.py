@@ -351,7 +351,9 @@ def test_reserved_words(word: str) -> None:
 def test_what_preludes_define_is_reserved() -> None:
     """A size may be called like a type, a macro or a function that kernels use."""
     texts = [prelude.C, prelude.cuda(narrow=False), prelude.cuda(narrow=True, whole=True)]
-    texts += [prelude.bindings(shared, "f32", {"k": "i64"}) for shared in ("f32", "bf16", "i32")]
+    texts += [
+        prelude.bindings(shared, "f32", {"k": "i64"}) for shared in ("f32", "f16", "bf16", "i32")
+    ]
     defined = set[str]()
     for text in texts:
         code = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)

@@ -14,6 +14,7 @@ from opgen.emit.vectors import vector_sum
 from opgen.ir.loops import (
     Accumulate,
     Always,
+    Blocks,
     Choose,
     For,
     Lanes,
@@ -83,6 +84,11 @@ class AccumulatorEmitter(ScopeEmitter):
             names = self.accumulator_names(start)
             if isinstance(self.kernel.only, Short) and self.kernel.only.holds:
                 self.write(f"wide_lanes {names.total};")
+                self.adopt(start.accumulator, names)
+                self.arrays.add(start.accumulator)
+                continue
+            if isinstance(self.kernel.only, Blocks) and self.kernel.only.holds:
+                self.write(f"wide_lanes {names.total}[{2 * row.width} / LANES + 1];")
                 self.adopt(start.accumulator, names)
                 self.arrays.add(start.accumulator)
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from opgen.algebra.poly import Poly
 from opgen.emit.c_entry import Entry, entry_helpers, print_entry, stride_places
@@ -14,6 +15,7 @@ from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import (
+    Accumulate,
     Blocks,
     Define,
     For,
@@ -26,6 +28,9 @@ from opgen.ir.loops import (
     visit,
     walk,
 )
+
+_MOST_RARE_TERMS: Final = 24
+"""The most terms of a kernel for rare calls that has vectors: these take long to compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +46,14 @@ class Task:
     """A kernel, and the function that runs a range of its points for the arguments of a call.
 
     `variants` are the arguments with constant steps, for calls whose tensors have them: consecutive
-    elements, or a single one for an input that is absent.
+    elements, or a single one for an input that is absent. `other_calls`, if there are any, may have
+    any steps; they are not worth vectors.
     """
 
     function: Function
     arguments: tuple[str, ...]
     variants: tuple[Variant, ...]
+    other_calls: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +125,16 @@ def _task(
     names = [name for name in signature.tensors if name in walked]
     if isinstance(kernel.only, Blocks | Short) and kernel.only.holds:
         given = [name for name in kernel.only.tensors if not called_as.operand(name).optional]
-        return Task(function, arguments(dict.fromkeys(given, 1)), ())
+        return Task(function, arguments(dict.fromkeys(given, 1)), (), False)
     all_there = dict.fromkeys(names, 1)
     absent = {name: 0 for name in names if called_as.operand(name).optional}
     choices = [all_there, {**all_there, **absent}] if absent else [all_there]
     if isinstance(kernel.only, Blocks):
-        choices = choices[-1:]  # what is left is rare: few cells, or elements that stand apart
+        # What is left is rare: fewer cells than a vector has lanes, or elements that stand apart.
+        terms = sum(isinstance(node, Accumulate) for node in walk(kernel.body))
+        if terms > _MOST_RARE_TERMS:
+            return Task(function, arguments({}, "0"), (), True)
+        choices = choices[-1:]
     variants = [
         Variant(
             " && ".join(f"n[{strides[name][-1]}] == {step}" for name, step in steps.items()),
@@ -132,7 +143,12 @@ def _task(
         for steps in choices
         if steps
     ]
-    return Task(function, arguments({}, "0" if variants else "call->streams"), tuple(variants))
+    return Task(
+        function,
+        arguments({}, "0" if variants else "call->streams"),
+        tuple(variants),
+        bool(variants),
+    )
 
 
 def _walked(kernel: Kernel) -> frozenset[str]:

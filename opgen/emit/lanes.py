@@ -14,10 +14,29 @@ from opgen.emit.expression import type_name
 from opgen.emit.polynomial import Text
 from opgen.emit.streams import Line, lines
 from opgen.emit.vectors import is_next, row_loads
-from opgen.ir.loops import Blocks, Lanes, Node, Row, Short, Store
+from opgen.ir.loops import (
+    Accumulate,
+    Blocks,
+    Lanes,
+    Node,
+    Row,
+    Short,
+    Start,
+    Store,
+    accumulators_of,
+    loads_of,
+    walk,
+)
 
 FEW: Final = 8
 """How many lanes are not worth a vector, nor the time that the compiler takes to make one."""
+
+
+_VECTOR: Final = 16
+"""How many lanes a vector has: those of float32 in registers of 64 bytes."""
+
+_MANY_TERMS: Final = 9
+"""From how many terms of a cell on it pays that all lanes are in vectors."""
 
 
 class LaneEmitter(AccumulatorEmitter):
@@ -55,14 +74,38 @@ class LaneEmitter(AccumulatorEmitter):
                 whole = lines(node, self.kernel, self.printer.program)
                 inner.places = dict(self.places)
                 ends = [self.begin_line(each, inner, first, last) for each in whole]
-            self.write("INDEPENDENT")
-        self.write(f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++) {{")
-        if few:
-            inner.write("NOT_A_VECTOR;")
-        inner.nodes(node.body)
-        self.write("}")
+        if not few and not self.printer.cuda and _goes_by_vectors(node, row):
+            self.whole_vectors(node, row, inner)
+        else:
+            if not few:
+                self.write("INDEPENDENT")
+            head = f"int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++"
+            self.write(f"for ({head}) {{")
+            if few:
+                inner.write("NOT_A_VECTOR;")
+            inner.nodes(node.body)
+            self.write("}")
         for end in ends:
             self.write(end)
+
+    def whole_vectors(self, node: Lanes, row: Row, inner: Self) -> None:
+        """A loop over as many lanes as a vector has, again and again; the last ones begin earlier.
+
+        What is left behind whole vectors would be computed one by one.
+        """
+        lane, extent = self.lane, row.axis.extent.constant
+        begin = self.scope.fresh(f"{row.axis.name}_begin")
+        self.write(f"for (int64_t {begin} = 0; {begin} < {extent}; {begin} += {_VECTOR}) {{")
+        middle = self.inner()
+        middle.write("NOT_A_VECTOR;")
+        middle.write(f"if ({begin} > {extent - _VECTOR}) {begin} = {extent - _VECTOR};")
+        middle.write("INDEPENDENT")
+        end = f"{begin} + {_VECTOR}"
+        middle.write(f"for (int64_t {lane} = {begin}; {lane} < {end}; {lane}++) {{")
+        inner.depth += 1
+        inner.nodes(node.body)
+        middle.write("}")
+        self.write("}")
 
     def begin_line(self, line: Line, inner: Self, first: str, last: str) -> str:
         """Choose where a line is written; what is to be done after it."""
@@ -117,8 +160,30 @@ class LaneEmitter(AccumulatorEmitter):
             f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane} += LANES) {{"
         )
         inner.write(f"if ({self.lane} + LANES > {last} + 1) {self.lane} = {last} + 1 - LANES;")
+        held = inner.take_up(node, first)
         inner.nodes(node.body)
+        for line in held:
+            inner.write(line)
         self.write("}")
+
+    def take_up(self, node: Lanes, first: str) -> list[str]:
+        """Load what a block has of accumulators that outlive the pass; how they are put back."""
+        names = [name for name in sorted(accumulators_of(*node.body)) if name in self.arrays]
+        if not names:
+            return []
+        block = self.scope.fresh("block")
+        self.write(f"const int64_t {block} = ({self.lane} - {first} + LANES - 1) / LANES;")
+        begun = {each.accumulator for each in node.body if isinstance(each, Start)}
+        joined = {each.accumulator for each in walk(node.body) if isinstance(each, Accumulate)}
+        lines = []
+        for name in names:
+            place = f"{self.printer.names.accumulators[name]}[{block}]"
+            own = self.scope.fresh(name)
+            self.write(f"wide_lanes {own};" if name in begun else f"wide_lanes {own} = {place};")
+            self.printer.names.accumulators[name] = own
+            if name in begun | joined:
+                lines.append(f"{place} = {own};")
+        return lines
 
     def load_columns(self, nodes: Sequence[Node]) -> None:
         """Load what nodes of this scope need of rows that lanes go across."""
@@ -174,6 +239,29 @@ class LaneEmitter(AccumulatorEmitter):
             self.write(f"if ({step} == 1)")
             self.write(f"    for (int64_t {name} = {first}; {name} <= {last}; {name} += {count})")
             self.write(f"        FETCH(&{inside.printer.cell(load.tensor, indices)});")
+
+
+def _goes_by_vectors(node: Lanes, row: Row) -> bool:
+    """Whether a pass over a whole row of known length may compute some of its cells twice.
+
+    It may if cells are sums of its own, of what it does not write.
+    """
+    extent = row.axis.extent
+    if node.lower or node.upper or not extent.is_constant:
+        return False
+    if not _VECTOR < extent.constant <= row.width or extent.constant % _VECTOR == 0:
+        return False
+    nodes = tuple(walk(node.body))
+    if not all(isinstance(each, Start | Accumulate | Store) for each in nodes):
+        return False
+    begun = {each.accumulator for each in nodes if isinstance(each, Start)}
+    joined = [each.accumulator for each in nodes if isinstance(each, Accumulate)]
+    written = {each.tensor for each in nodes if isinstance(each, Store)}
+    return (
+        begun.issuperset(joined)
+        and len(joined) >= _MANY_TERMS * len(begun) > 0
+        and written.isdisjoint(load.tensor for load in loads_of(nodes))
+    )
 
 
 def _are_few(node: Lanes, row: Row) -> bool:

@@ -4,8 +4,9 @@ In channels-last format the cells of a row are the channels of one pixel, and al
 same terms. So a block of them goes through the terms together: its accumulators are vectors that
 stay in registers, however many loops and conditions there are. Cells along other axes that load
 the same numbers share a body. Where the range of a loop differs from cell to cell, as at the
-borders of an image, the cells of a short axis have a body for each block of them; along another
-axis the border goes cell by cell, with the range of the loop found at run time.
+borders of an image, the cells of a short axis have a body for each block of them. Along another
+axis so have pairs of cells at the border, if that is not too much; else they go one by one, with
+the range of the loop found at run time.
 
 Such a kernel comes beside the one along rows, which serves calls whose tensors are not consecutive
 along the row, and rows that no block fits into.
@@ -47,9 +48,11 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import symbols_of, test_symbols
 from opgen.ir.notation import DType, Reducer
+from opgen.passes.block_passes import with_passes
 from opgen.passes.gather import fresh_name
 from opgen.passes.jam import copy_at
 from opgen.passes.lane_choice import Way, choose
+from opgen.passes.load_order import by_load
 from opgen.passes.merge import MOST_TERMS as MERGED_TERMS
 from opgen.passes.merge import Body, at, constant_range, merged, terms_of
 from opgen.passes.rows import direct
@@ -70,6 +73,9 @@ MOST_CELLS: Final = 25
 
 MOST_TERMS: Final = 700
 """The most terms of a kernel that are written out: compiling one takes about a millisecond."""
+
+MOST_PAIRED: Final = 450
+"""The most terms with which pairs of cells at the border have bodies of their own as well."""
 
 LONGEST_ROW: Final = 16
 """The longest row of cells whose planes are worth being gathered."""
@@ -151,12 +157,14 @@ def _along(kernel: Kernel, axis: Axis, walked: tuple[str, ...]) -> Kernel | None
     if tiling is None or body is None:
         return None
     first, last = (fresh_name(f"{axis.name}_{end}", tiling.taken) for end in ("first", "last"))
-    return replace(
-        kernel,
-        axes=tiling.axes(axis),
-        body=body,
-        row=Row(axis, first, last, WIDTH, takes_rest=True),
-        only=Blocks(axis.extent, walked, True),
+    return with_passes(
+        replace(
+            kernel,
+            axes=tiling.axes(axis),
+            body=body,
+            row=Row(axis, first, last, WIDTH, takes_rest=True),
+            only=Blocks(axis.extent, walked, True),
+        )
     )
 
 
@@ -328,16 +336,22 @@ class _Tiling:
 
     def body(self) -> Body | None:
         """All parts; None where the cells of one do not fit together, or have too many terms."""
+        whole = self.body_of(border_in_pairs=True)
+        if whole is None or _written_terms(whole) > MOST_PAIRED:
+            whole = self.body_of(border_in_pairs=False)
+        return None if whole is None or _written_terms(whole) > MOST_TERMS else whole
+
+    def body_of(self, border_in_pairs: bool) -> Body | None:
+        """The same, however many terms there are."""
         out: list[Node] = []
         for part in self.parts:
-            nodes = self.rows(part)
+            nodes = self.rows(part, border_in_pairs)
             if nodes is None:
                 return None
             out += (If(part.conditions, nodes),) if part.conditions else nodes
-        terms = sum(isinstance(node, Accumulate) for node in walk(tuple(out)))
-        return tuple(out) if terms <= MOST_TERMS else None
+        return tuple(out)
 
-    def rows(self, part: _Part) -> Body | None:
+    def rows(self, part: _Part, border_in_pairs: bool) -> Body | None:
         """The cells of a part along both axes."""
         body = self.kernel.body
         if self.outer is None:
@@ -348,8 +362,8 @@ class _Tiling:
             return self.lanes(part, cells)
         block, free = symbol(self.outer_block.name), _freed(body, name)
         pair = [copy_at(free, name, 2 * block + one, f"_{one}") for one in range(2)]
-        both, single = self.lanes(part, pair), self.lanes(part, [body])
-        if both is None or single is None:
+        both = self.lanes(part, pair)
+        if both is None:
             return None
         first, last = self.pairs
         conditions: tuple[Condition, ...] = ()
@@ -359,6 +373,21 @@ class _Tiling:
             conditions += (Condition(last - block),)
         if not conditions:
             return both
+        if border_in_pairs:
+            out: list[Node] = [If(conditions, both)]
+            for number in (*range(first), *range(last + 1, -(-extent // 2))):
+                rows = range(2 * number, min(2 * number + 2, extent))
+                nodes = self.lanes(
+                    part, [copy_at(body, name, poly(at_), f"_{at_}") for at_ in rows]
+                )
+                if nodes is None:
+                    return None
+                here = (Condition(block - number), Condition(number - block))
+                out.append(If(here, nodes))
+            return tuple(out)
+        single = self.lanes(part, [body])
+        if single is None:
+            return None
         # There is no `else`: on the border some condition fails, c >= 0 where -c - 1 is inside.
         border = Any(tuple(Inside(-each.value - 1, _LARGE) for each in conditions))
         alone = For(name, (2 * block,), (2 * block + 1, poly(extent - 1)), single)
@@ -373,7 +402,11 @@ class _Tiling:
             for number, cell in enumerate(part.cells)
         ]
         whole = merged(cells)
-        return None if whole is None else (Lanes((), (), whole),)
+        return None if whole is None else (Lanes((), (), by_load(whole)),)
+
+
+def _written_terms(body: Body) -> int:
+    return sum(isinstance(node, Accumulate) for node in walk(body))
 
 
 def _parts(body: Body, axis: Axis, block: Axis | None, size: int) -> tuple[_Part, ...]:

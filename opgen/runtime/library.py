@@ -16,6 +16,7 @@ import torch
 
 from opgen.runtime import compat
 from opgen.runtime.arrangement import Arrangement
+from opgen.runtime.description import LONGEST_ROW
 
 if TYPE_CHECKING:
     from opgen.runtime.description import Convolution
@@ -26,7 +27,9 @@ _LEAST_CHANNELS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
 
 _LEAST_CHANNELS_LAST = {torch.float32: 2, torch.bfloat16: 1, torch.float16: 4}
 """The same for images in channels-last format. Generated kernels take channels for their vectors;
-where those of a group are several, neighbours in one tensor are none in the other."""
+where those of a group are several, neighbours in one tensor are none in the other. Single channels
+go through kernels for rows of known length."""
+
 _WIDE_WINDOW = 100
 """From how many taps on the library is faster for single channels too, in channels-last format: ten
 times at 15 by 15. Not for the gradient of the filter."""
@@ -44,7 +47,8 @@ _FEW_TAPS = 9
 
 _PAGE = 4096
 """Bytes: where the channels of a pixel fill a page, a sum over the pixels of a channel meets a new
-page in every term. The library takes many channels at a time, for windows up to 3 by 3."""
+page in every term. The library takes many channels at a time, for windows up to 3 by 3; so do
+kernels for rows of known length, in less time."""
 
 Sizes = Sequence[int]
 
@@ -111,6 +115,11 @@ class Case:
         return is_depthwise and is_plain and math.prod(self.weight[2:]) >= _WIDE_WINDOW
 
     @property
+    def is_long(self) -> bool:
+        """Whether rows are longer than those that kernels are made for."""
+        return max(self.image[-1], self.result[-1]) > LONGEST_ROW
+
+    @property
     def is_uneven(self) -> bool:
         """Whether channels are so few that both gradients at once are worth copies of the images.
 
@@ -123,9 +132,12 @@ class Case:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether single channels, enough to fill pages, go through windows of few taps."""
+        """Whether single channels, enough to fill pages, go through windows of few taps.
+
+        In rows of a known length several blocks of channels go through an image together.
+        """
         is_paged = self.channels == 1 and 4 * self.groups >= _PAGE
-        return is_paged and max(self.stride) <= 2 and max(self.weight[2:]) <= 3
+        return is_paged and self.is_long and max(self.stride) <= 2 and max(self.weight[2:]) <= 3
 
 
 def case_of(call: Call) -> Case | None:
@@ -162,6 +174,8 @@ def _least_channels(case: Case, dtype: torch.dtype, names: Convolution) -> int:
     if names.target == names.weight:
         # A sum over all pixels, for which one channel is a long row.
         return 1 if dtype == torch.float32 and case.is_narrow else max(least, 2)
+    if case.channels == 1 and not case.is_long:
+        return max(least, 2)
     return least if max(case.stride) == 1 else max(least, 4)
 
 

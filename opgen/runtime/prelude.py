@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 
+from opgen.runtime.half_lanes import bf16_lanes, f16_lanes
 from opgen.runtime.streams import STREAMS
 
 _FLOATING = frozenset({"f16", "bf16", "f32", "f64"})
@@ -662,11 +663,9 @@ def _lanes(shared: str, wide: str) -> Iterable[str]:
         yield f"typedef {element} {name} __attribute__(({given}));"
     yield "#define lanes_of(values) __builtin_convertvector(values, wide_lanes)"
     if shared == "bf16":
-        yield "typedef uint32_t word_lanes __attribute__((vector_size(LANES * 4)));"
-        yield "typedef float float_lanes __attribute__((vector_size(LANES * 4)));"
-        words = "(__builtin_convertvector(*(const T_lanes *)(place), word_lanes) << 16)"
-        yield f"#define lanes_from_T(place) lanes_of((float_lanes){words})"
-        yield from _BF16_TO_LANES.strip().split("\n")
+        yield from bf16_lanes(wide)
+    elif shared == "f16":
+        yield from f16_lanes(wide)
     else:
         yield "#define lanes_from_T(place) lanes_of(*(const T_lanes *)(place))"
         stored = "(values) != 0" if shared == "bool" else "values"
@@ -743,17 +742,6 @@ _ALL_LANES = (
     "#define lanes_to_T_within(place, values, first, last) lanes_to_T(place, values)",
     "#define lanes_only(values, first, last) (values)",
 )
-
-_BF16_TO_LANES = r"""
-/* Rounds to nearest, ties to even; a NaN stays one. */
-FUNCTION void lanes_to_T(T *place, wide_lanes values)
-{
-    const float_lanes rounded = __builtin_convertvector(values, float_lanes);
-    const word_lanes bits = (word_lanes)rounded, is_nan = (word_lanes)(rounded != rounded);
-    const word_lanes upper = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    *(T_lanes *)place = __builtin_convertvector((upper & ~is_nan) | (0x7fc0 & is_nan), T_lanes);
-}
-"""
 
 _STORED = {"bf16": "uint16_t", "bool": "b8"}
 """Element types of vectors where that is not the type of the elements."""

@@ -1,0 +1,148 @@
+"""Long sums of blocks: many blocks go through an image together, before any goes on to the next.
+
+A sum over the pixels of an image in channels-last format meets another page of memory in every
+term, of which a block needs one line. A block that went through all images alone would visit all
+pages, and the next block would visit them again, when they are long forgotten. So the loop over
+images goes outside, with as much of what is in it as leaves enough terms for a pass: every block of
+a stretch adds its terms to accumulators that it finds, and leaves, in memory.
+
+Where pixels lie a multiple of a page apart, they share the same few places of the first cache, and
+none is there when the next row of the image asks for it again. Two rows in one pass load what they
+share once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from opgen.algebra.poly import Poly, poly, symbol
+from opgen.ir.loops import (
+    Accumulate,
+    Define,
+    For,
+    Kernel,
+    Lanes,
+    Load,
+    Node,
+    Start,
+    loads_of,
+    walk,
+)
+from opgen.passes.merge import Body, at, constant_range, terms_of
+
+WIDTH: Final = 128
+"""How many cells of a row a parallel point has: more of them take more of each page at a time,
+fewer leave points for more threads."""
+
+LEAST_TERMS: Final = 4
+"""The fewest terms of a pass, for each accumulator that it finds and leaves."""
+
+MOST_TERMS: Final = 500
+"""The most terms of a kernel with pairs of rows: compiling one takes about a millisecond."""
+
+
+def with_passes(kernel: Kernel) -> Kernel:
+    """A kernel of blocks with passes over the blocks inside of a long loop, where that helps.
+
+    The terms of a cell that are in one pass may change their order.
+    """
+    match kernel.body:
+        case (Lanes(lower=(), upper=(), body=body),) if kernel.row is not None:
+            nodes = tuple(walk(body))
+        case _:
+            return kernel
+    lane = kernel.row.axis.name
+    if any(isinstance(node, Define) for node in nodes) or not _all_move(nodes, lane):
+        return kernel
+    if not any(isinstance(node, For) and constant_range(node) is None for node in body):
+        return kernel
+    least = LEAST_TERMS * sum(isinstance(node, Start) for node in nodes)
+    passes = _passes(body, least)
+    if not any(isinstance(node, For) for node in passes):
+        return kernel
+    return replace(kernel, body=passes, row=replace(kernel.row, width=WIDTH))
+
+
+def _all_move(nodes: Iterable[Node], lane: str) -> bool:
+    """Whether all that terms load differs from lane to lane."""
+    terms = [node for node in nodes if isinstance(node, Accumulate)]
+    return all(
+        any(lane in index.symbols for index in load.indices) for load in loads_of(terms)
+    ) and bool(terms)
+
+
+def _passes(body: Body, least: int) -> Body:
+    """The nodes as passes, inside of the loops that have at least so many terms at every value."""
+    out: list[Node] = []
+    for is_outside, group in itertools.groupby(body, lambda node: _goes_outside(node, least)):
+        nodes = tuple(group)
+        if not is_outside:
+            out.append(Lanes((), (), nodes))
+            continue
+        for loop in _in_pairs([node for node in nodes if isinstance(node, For)]):
+            out.append(replace(loop, body=_passes(loop.body, least)))
+    return tuple(out)
+
+
+def _goes_outside(node: Node, least: int) -> bool:
+    if not isinstance(node, For):
+        return False
+    terms = terms_of(node.body)
+    return terms is None or terms >= least
+
+
+# ---------------------------------------------------------------------------- pairs of rows
+def _in_pairs(loops: Sequence[For]) -> Sequence[For]:
+    """Loops over neighbouring stretches of an index, two values at a time where all is written out.
+
+    A value that is left over stays alone.
+    """
+    known = [(loop, constant_range(loop)) for loop in loops]
+    rows = [(value, loop.body) for loop, values in known if values for value in values]
+    values = [value for value, _ in rows]
+    if (
+        len({loop.name for loop in loops}) != 1
+        or any(found is None for _, found in known)
+        or values != list(range(values[0], values[0] + len(values)))
+        or not all(isinstance(node, Accumulate) for loop in loops for node in loop.body)
+    ):
+        return loops
+    name = loops[0].name
+    found: list[For] = []
+    pairs = [rows[begin : begin + 2] for begin in range(0, len(rows), 2)]
+    for bodies, group in itertools.groupby(pairs, lambda pair: [body for _, body in pair]):
+        same = list(group)
+        if len(bodies) == 2 and not _share_loads(same[0], name):
+            return loops
+        first, step, count = same[0][0][0], len(bodies), len(same)
+        here = symbol(name) * step + first if count > 1 else poly(first)
+        whole = _side_by_side([_at(body, name, here + one) for one, body in enumerate(bodies)])
+        found.append(replace(loops[0], lower=(poly(0),), upper=(poly(count - 1),), body=whole))
+    return found if sum(len(loop.body) for loop in found) <= MOST_TERMS else loops
+
+
+def _at(body: Body, name: str, value: Poly) -> Body:
+    return at(body, {name: value})
+
+
+def _share_loads(rows: Sequence[tuple[int, Body]], name: str) -> bool:
+    """Whether two rows have loads in common."""
+    one, other = (set(loads_of(_at(body, name, poly(value)))) for value, body in rows)
+    return not one.isdisjoint(other)
+
+
+def _side_by_side(bodies: Sequence[Body]) -> Body:
+    """Terms of several rows, those of each column together: they load what neighbours load."""
+    columns = [
+        [tuple(group) for _, group in itertools.groupby(body, _last_load)] for body in bodies
+    ]
+    together = itertools.zip_longest(*columns, fillvalue=())
+    return tuple(node for column in together for terms in column for node in terms)
+
+
+def _last_load(node: Node) -> Load | None:
+    loads = loads_of((node,))
+    return loads[-1] if loads else None

@@ -1,0 +1,74 @@
+"""The order of terms that are written out: those that load the same stand together.
+
+Sixteen cells with nine terms each, tap by tap, load every pixel nine times. Pixel by pixel they
+load it once, and what then has to stay in registers is the accumulators and the taps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from opgen.ir.loops import Accumulate, Load, Node, loads_of
+from opgen.passes.merge import Body
+
+MOST_OTHERS: Final = 10
+"""The most other loads that terms may have: they stay in registers."""
+
+
+def by_load(body: Body) -> Body:
+    """The nodes with runs of terms in the order of what they load. A cell's terms keep their order.
+
+    A run stays as it is where its terms do not each load one element of one tensor, or where cells
+    would have to take their terms in another order.
+    """
+    out: list[Node] = []
+    for are_terms, group in itertools.groupby(body, lambda node: isinstance(node, Accumulate)):
+        nodes = list(group)
+        if are_terms:
+            terms = [node for node in nodes if isinstance(node, Accumulate)]
+            out += _ordered(terms)
+        else:
+            out += nodes
+    return tuple(out)
+
+
+def _ordered(terms: Sequence[Accumulate]) -> Sequence[Accumulate]:
+    loads = [loads_of((term,)) for term in terms]
+    distinct: dict[str, dict[Load, None]] = {}
+    for load in itertools.chain.from_iterable(loads):
+        distinct.setdefault(load.tensor, {})[load] = None
+    if not distinct:
+        return terms
+    tensor = max(distinct, key=lambda name: len(distinct[name]))
+    others = sum(len(found) for name, found in distinct.items() if name != tensor)
+    own = [[load for load in each if load.tensor == tensor] for each in loads]
+    if others > MOST_OTHERS or any(len(each) != 1 for each in own):
+        return terms
+    keys = [tuple(index.constant for index in each[0].indices) for each in own]
+    moved = {tuple(index - index.constant for index in each[0].indices) for each in own}
+    if len(moved) != 1:
+        return terms
+    found = _sorted(terms, keys, lambda key: key)
+    if _orders(found) != _orders(terms):
+        found = _sorted(terms, keys, lambda key: tuple(-each for each in key))
+    return found if _orders(found) == _orders(terms) else terms
+
+
+Key = tuple[int, ...]
+
+
+def _sorted(
+    terms: Sequence[Accumulate], keys: Sequence[Key], of: Callable[[Key], Key]
+) -> list[Accumulate]:
+    pairs = sorted(zip(keys, terms, strict=True), key=lambda pair: of(pair[0]))
+    return [term for _, term in pairs]
+
+
+def _orders(terms: Sequence[Accumulate]) -> dict[str, list[Accumulate]]:
+    """The terms of every cell, in order."""
+    found: dict[str, list[Accumulate]] = {}
+    for term in terms:
+        found.setdefault(term.accumulator, []).append(term)
+    return found

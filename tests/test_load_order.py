@@ -1,0 +1,59 @@
+"""Terms that load the same stand together, and those of a cell keep their order."""
+
+from __future__ import annotations
+
+from opgen.algebra.poly import poly, symbol
+from opgen.ir.loops import Accumulate, Call, Load, Start
+from opgen.ir.notation import Reducer
+from opgen.passes.load_order import MOST_OTHERS, by_load
+
+
+def term(cell: int, pixel: int, tap: int, pixels: str = "x") -> Accumulate:
+    loads = Load(pixels, (symbol("n"), symbol("i") + pixel)), Load("w", (poly(tap),))
+    return Accumulate(f"total_{cell}", Reducer.ADD, Call("mul", loads))
+
+
+def by_tap(cells: int, taps: int, sign: int = 1) -> tuple[Accumulate, ...]:
+    return tuple(term(cell, cell + sign * tap, tap) for tap in range(taps) for cell in range(cells))
+
+
+def pixels(body: tuple[Accumulate, ...]) -> list[int]:
+    found = []
+    for each in body:
+        assert isinstance(each.value, Call)
+        load = each.value.arguments[0]
+        assert isinstance(load, Load)
+        found.append(load.indices[1].constant)
+    return found
+
+
+def of_cells(body: tuple[Accumulate, ...]) -> dict[str, list[Accumulate]]:
+    found: dict[str, list[Accumulate]] = {}
+    for each in body:
+        found.setdefault(each.accumulator, []).append(each)
+    return found
+
+
+def test_every_pixel_is_loaded_once() -> None:
+    for sign in (1, -1):
+        body = by_tap(8, 3, sign)
+        found = by_load(body)
+        assert pixels(found) == sorted(pixels(body), reverse=sign < 0) != pixels(body)
+        assert of_cells(found) == of_cells(body)
+
+
+def test_other_nodes_stay_where_they_are() -> None:
+    start = Start("total_0", "y", Reducer.ADD)
+    first, second = by_tap(4, 3), by_tap(8, 2)
+    found = by_load((start, *first, start, *second))
+    assert found == (start, *by_load(first), start, *by_load(second))
+    assert found != (start, *first, start, *second)
+
+
+def test_what_stays_as_it_is() -> None:
+    many = by_tap(20, MOST_OTHERS + 1)
+    # A cell that takes its terms forwards, and one that takes them backwards.
+    mixed = (term(0, 0, 0), term(1, 4, 1), term(0, 1, 1), term(1, 2, 0))
+    other_rows = (term(0, 0, 0), term(1, 1, 0, "z"), term(0, 1, 1, "z"), term(1, 2, 1))
+    for body in (many, mixed, other_rows, ()):
+        assert by_load(body) == body
