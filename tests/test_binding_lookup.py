@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +98,29 @@ def test_many_shapes_and_attributes() -> None:
         x = torch.arange(float(size))
         for s in range(20):
             assert torch.equal(roll(x, s=s), x.roll(s))
+
+
+FIRST_CALL = """
+import threading, torch, opgen
+from opgen.runtime import lookup, registration
+ops = opgen.compile("op double(x[N]) -> y[N]\\n  y[n] = 2*x[n]\\n")
+x = torch.ones(3)
+print(ops.double(x).tolist(), lookup.build_meanwhile())
+twin = registration.twin(ops._double.registered_name)
+print(lookup.is_answered(twin.call(x)), [each.name for each in threading.enumerate()])
+"""
+
+
+def test_the_first_call_of_all_is_known_afterwards(tmp_path: Path) -> None:
+    """Its kernel and the library are built side by side."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL],
+        env={**os.environ, "OPGEN_CACHE": str(tmp_path), "PYTHONPATH": str(SPECS.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["[2.0, 2.0, 2.0] False", "True ['MainThread']"]
 
 
 def test_more_values_of_attributes_than_there_are_ops_for() -> None:

@@ -111,17 +111,45 @@ def _library(block: int) -> _Library | None:
         return _connected(block)
 
 
+_FAILURES = (OSError, AttributeError, build.BuildError)
+_builders: list[threading.Thread] = []
+
+
+def build_meanwhile() -> bool:
+    """Build the first library on a thread of its own; False if that was done before.
+
+    The first call of all waits for its kernels, and need not wait for the library before.
+    """
+    with LOCK:
+        if _builders:
+            return False
+        _builders.append(threading.Thread(target=_build, name="opgen-build"))
+        _builders[0].start()
+        return True
+
+
+def _build() -> None:
+    with contextlib.suppress(*_FAILURES):  # who needs the library meets the same failure
+        build.library(source(0, _dtypes()[torch.uint8]))
+
+
+def _dtypes() -> dict[torch.dtype, int]:
+    """The numbers of LibTorch for element types."""
+    return {
+        dtype: int(getattr(_libtorch(), f"aoti_torch_dtype_{str(dtype).split('.')[1]}")())
+        for dtype in checks.DTYPES
+    }
+
+
 @functools.cache
 def _connected(block: int) -> _Library | None:
+    for builder in _builders:
+        builder.join()
     try:
-        libtorch = _libtorch()
+        libtorch, dtypes = _libtorch(), _dtypes()
         addresses = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in FUNCTIONS]
-        dtypes = {
-            dtype: int(getattr(libtorch, f"aoti_torch_dtype_{str(dtype).split('.')[1]}")())
-            for dtype in checks.DTYPES
-        }
         library = build.library(source(block, dtypes[torch.uint8]))
-    except (OSError, AttributeError, build.BuildError):
+    except _FAILURES:
         return None
     library.opgen_connect((ctypes.c_void_p * len(addresses))(*addresses))
     has_convolutions = all(hasattr(libtorch, each) for each in CONVOLUTIONS)

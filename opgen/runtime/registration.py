@@ -8,6 +8,7 @@ module that was imported last serves it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,6 +18,8 @@ from opgen.runtime.evaluation import empty_outputs, evaluate, prepare
 from opgen.runtime.schema import NAMESPACE, schema, unflatten
 
 if TYPE_CHECKING:
+    from opgen.runtime.evaluation import Call
+    from opgen.runtime.library_call import Plan
     from opgen.runtime.operation import Operation
 
 _LIBRARY = cast(Any, torch.library.Library)(NAMESPACE, "FRAGMENT")
@@ -60,6 +63,9 @@ def _define(name: str, operation: Operation) -> None:
         return _OPERATIONS[name]
 
     def cpu_kernel(*arguments: Any) -> Any:
+        if not lookup.is_suspended() and lookup.build_meanwhile():
+            tensors, values = _split(current(), arguments)
+            return _result(evaluate(current(), tensors, values, _Later(name)))
         seen = None if lookup.is_suspended() else twin(name)
         if seen is not None:
             result = seen.call(*arguments)
@@ -89,6 +95,27 @@ def _define(name: str, operation: Operation) -> None:
         for device_type in ("cpu", "cuda"):
             kernel_ = autocast.kernel(current, overload, device_type)
             _LIBRARY.impl(name, kernel_, f"Autocast{device_type.upper()}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """The twin of an op, made when there is something to enter."""
+
+    name: str
+
+    def enter(
+        self, call: Call, outputs: Sequence[torch.Tensor], operands: dict[str, torch.Tensor]
+    ) -> None:
+        """See `lookup.Twin`."""
+        found = twin(self.name)
+        if found is not None:
+            found.enter(call, outputs, operands)
+
+    def enter_convolution(self, call: Call, plan: Plan, output: torch.Tensor) -> None:
+        """See `lookup.Twin`."""
+        found = twin(self.name)
+        if found is not None:
+            found.enter_convolution(call, plan, output)
 
 
 def _split(operation: Operation, arguments: Sequence[Any]) -> tuple[Any, Any]:
