@@ -281,16 +281,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_cache_is_private_and_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.library(SOURCE).answer() == 42
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
-    (entry,) = cache.iterdir()
+    (entry,) = cache.glob("*.so")
     monkeypatch.setattr(build, "_compile", None)  # a miss would fail
     assert build.library(SOURCE).answer() == 42
-    assert list(cache.iterdir()) == [entry]
+    assert list(cache.glob("*.so")) == [entry]
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", None])
 def test_a_damaged_entry_is_built_again(cache: Path, damage: bytes | None) -> None:
     build.library(SOURCE)
-    (entry,) = cache.iterdir()
+    (entry,) = cache.glob("*.so")
     content = entry.read_bytes()
     entry.unlink()  # a new file: the old one is mapped into this process
     entry.write_bytes(content[: len(content) // 2] if damage is None else damage)

@@ -103,7 +103,7 @@ def test_symbolic_sizes() -> None:
         torch.testing.assert_close(compiled(x, y), shrunk(x, y))
 
 
-@pytest.mark.parametrize("text", [SHRINK, CORRELATE])
+@pytest.mark.parametrize("text", [SHRINK, pytest.param(CORRELATE, marks=pytest.mark.slow)])
 def test_a_library_without_python(text: str, tmp_path: Path) -> None:
     spec = tmp_path / "solved.op"
     spec.write_text(text)
