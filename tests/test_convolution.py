@@ -479,6 +479,23 @@ def test_sizes_that_the_library_would_find_otherwise(answers: list[bool]) -> Non
     torch.testing.assert_close(got, F.conv1d(F.pad(x, (0, 1)), w), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_windows_in_the_padding_alone_are_not_the_library_s(
+    channels_last: bool, answers: list[bool]
+) -> None:
+    """For the one in channels-last format PyTorch 2.13 ends the process."""
+    generator = torch.Generator().manual_seed(6)
+    x = torch.randn(1, 32, 6, 1, generator=generator)
+    weight, bias = (torch.randn(size, generator=generator) for size in ((16, 16, 1, 1), (16,)))
+    given = (x, weight, bias)
+    if channels_last:
+        given = (x.contiguous(memory_format=torch.channels_last), weight, bias)
+    call: dict[str, Any] = {"stride": 2, "padding": 1, "dilation": 2, "groups": 2}
+    wanted = F.conv2d(x.double(), weight.double(), bias.double(), **call)
+    torch.testing.assert_close(conv.conv2d(*given, **call).double(), wanted, rtol=1e-4, atol=1e-4)
+    assert answers == []
+
+
 def test_padding_has_no_terms_even_beside_infinity(answers: list[bool]) -> None:
     x, w = torch.ones(1, 16, 4, 4), torch.ones(16, 16, 3, 3)
     w[0, 0, 0, 0] = float("inf")

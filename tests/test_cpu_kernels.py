@@ -138,6 +138,34 @@ def test_a_forked_child_does_not_hang() -> None:
     assert result.returncode == 0
 
 
+def test_a_kernel_that_a_forked_child_is_the_first_to_call_does_not_hang() -> None:
+    """Its library is loaded in the child, after the parent has used the threads."""
+    script = """
+    import os, signal, sys, torch, opgen
+    ops = opgen.compile(
+        "op f(x[N,W]) -> y[N]\\n  y[n] = sum(w) x[n,w]\\n"
+        "op g(x[N,W]) -> y[N]\\n  y[n] = max(w) x[n,w]"
+    )
+    x = torch.ones(500, 500)
+    torch.set_num_threads(2)
+    assert ops.f(x).eq(500).all()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(0 if ops.g(x).eq(1).all() else 1)
+    _, status = os.waitpid(child, 0)
+    assert ops.g(x).eq(1).all()
+    sys.exit(status != 0)
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=dict(os.environ),
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0
+
+
 # ---------------------------------------------------------------------------- size
 def test_offsets_beyond_32_bits() -> None:
     """Five gigabytes of address space, of which a few pages are touched."""

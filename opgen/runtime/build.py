@@ -58,11 +58,29 @@ def library(source: str) -> ctypes.CDLL:
         try:
             directory = place()
             loaded = cache.find(directory, key)
-            return loaded or ctypes.CDLL(str(_compile(compiler, source, directory, key)))
+            return _told(loaded or ctypes.CDLL(str(_compile(compiler, source, directory, key))))
         except OSError as error:
             failures.append(error)
     reasons = "; ".join(dict.fromkeys(map(str, failures)))
     raise BuildError(f"a compiled kernel can be kept and loaded nowhere: {reasons}")
+
+
+_is_child = False
+
+
+def _in_child() -> None:
+    global _is_child
+    _is_child = True
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _told(library: ctypes.CDLL) -> ctypes.CDLL:
+    """A library of kernels that knows whether this process was forked before it was loaded."""
+    if _is_child and hasattr(library, "opgen_in_child"):
+        library.opgen_in_child()
+    return library
 
 
 def _compile(compiler: tuple[str, ...], source: str, directory: Path, key: str) -> Path:

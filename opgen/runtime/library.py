@@ -73,8 +73,16 @@ class Case:
             return False
         if min((*self.stride, *self.dilation)) < 1 or min(self.padding) < 0:
             return False
+        if self.has_empty_windows:
+            return False
         gaps = zip(self.output_padding, self.stride, strict=True)
         return all(0 <= gap < step for gap, step in gaps)
+
+    @property
+    def has_empty_windows(self) -> bool:
+        """Whether windows may lie in the padding alone: the library ends the process for some."""
+        sizes = zip(self.padding, self.dilation, self.weight[2:], strict=True)
+        return any(padding > dilation * (taps - 1) for padding, dilation, taps in sizes)
 
     @property
     def geometry(self) -> tuple[Hashable, ...]:

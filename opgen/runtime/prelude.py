@@ -174,9 +174,11 @@ typedef void (*task)(int64_t begin, int64_t end, const struct call *call);
 extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
 extern int omp_get_max_threads(void) __attribute__((weak));
 
-/* A child of a fork has no threads but its own: entering the parent's pool would hang. */
+/* A child of a fork has no threads but its own: entering the parent's pool would hang. A library
+   that is loaded in the child sees no fork, and is told. */
 static int is_child;
 static void in_child(void) { is_child = 1; }
+__attribute__((weak)) void opgen_in_child(void) { is_child = 1; }
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(0, 0, in_child); }
 
 struct share {
