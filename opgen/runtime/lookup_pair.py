@@ -21,6 +21,10 @@ Numbers = tuple[Number, ...]
 Both = Callable[[Tensors, Numbers, Tensors, Numbers], Pair | None]
 
 _TENSOR, _INTEGER = 0, 2
+
+_MOST = 512
+"""Calls that are entered: as many as a table takes."""
+
 _OPS: dict[tuple[str, str], tuple[lookup.Table, Callable[..., Any]] | None] = {}
 
 
@@ -66,7 +70,7 @@ def both_gradients(first: Operation, second: Operation) -> Both | None:
         given: Tensors, one: tuple[Tensors, Numbers], other: tuple[Tensors, Numbers], pair: Pair
     ) -> None:
         key = library_call.key_of(given, (*one[1], *other[1]))
-        if key in entered or given[2] is None:
+        if key in entered or given[2] is None or len(entered) >= _MOST:
             return
         entered.add(key)
         plans = (library_call.plan_of(for_image, *one), library_call.plan_of(for_weight, *other))
