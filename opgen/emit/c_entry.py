@@ -320,15 +320,20 @@ class _Writer:
             )
 
     def move(self, kernel: Kernel) -> None:
-        """Try to make a copy by blocks, in front of the line that runs the kernel."""
+        """Try to make a copy by blocks, in front of the line that runs the kernel.
+
+        Small ones are not worth a look at their axes.
+        """
         assert kernel.move is not None
-        name = self.scope.fresh(f"{kernel.written}_move")
+        name, moved = (self.scope.fresh(f"{kernel.written}_{each}") for each in ("move", "moved"))
+        cells = self.printer.poly(moves.cells(kernel.move)).at(Level.RELATIONAL)
+        self.lines += [f"int {moved} = 0;", *broken(f"if ({cells} >= MOVE_FEWEST) {{")]
 
         def stride(tensor: str, axis: int) -> str:
             return f"n[{self.places(tensor)[axis]}]"
 
-        self.lines += broken(
-            moves.declaration(name, kernel.move, self.printer.poly, self.tensor, stride)
-        )
+        declared = moves.declaration(name, kernel.move, self.printer.poly, self.tensor, stride)
+        self.lines += broken(f"    {declared}")
         row = moves.row(kernel, self.printer.poly)
-        self.lines.append(f"if (!move_made(&{name}, {row}, &{self.arguments}))")
+        self.lines += [f"    {moved} = move_made(&{name}, {row}, &{self.arguments});", "}"]
+        self.lines.append(f"if (!{moved})")

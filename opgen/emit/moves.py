@@ -14,6 +14,8 @@ smaller steps are innermost: what was loaded is still in the innermost cache for
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -75,6 +77,11 @@ def row(kernel: Kernel, text: Callable[[Poly], Text]) -> str:
     name = kernel.row.axis.name
     number = axes.index(name) if name in axes else -1
     return f"{number}, {text(kernel.row.axis.extent).text}"
+
+
+def cells(move: Move) -> Poly:
+    """How many cells are copied."""
+    return functools.reduce(operator.mul, (axis.extent for axis in move.axes), poly(1))
 
 
 def declaration(

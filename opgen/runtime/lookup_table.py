@@ -279,7 +279,9 @@ static int are_as_promised(const Entry *entry, const Tensor *outputs, int64_t co
     return 1;
 }
 
-static int convolve(Entry *entry, const Tensor *inputs, Tensor *outputs, int64_t count)
+/* Apart, so that calls of kernels do not pay for its variables. */
+__attribute__((noinline)) static int convolve(
+    Entry *entry, const Tensor *inputs, Tensor *outputs, int64_t count)
 {
     const Convolved *about = (const Convolved *)entry->integers;
     const Tensor from = inputs[about->from], weight = inputs[about->weight];
