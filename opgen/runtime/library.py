@@ -45,6 +45,18 @@ channels-last format, copies included; with fewer channels, or many results, the
 _FEW_RESULTS = 40
 _FEW_TAPS = 9
 
+_BYTES = 4
+_NEW_PAGES = 2**25
+"""Bytes of all images and results from which on that of PyTorch's library is from new pages."""
+
+_CACHED = 2**21
+_FEWEST_AT_ONCE = 4
+"""Bytes of images and results that stay in the caches while they are copied and read; larger images
+still go some at a time, as there are threads for them."""
+
+_OUTWEIGHS = 8
+"""How many times the cells of the weight those of the images are, where they go some at a time."""
+
 _PAGE = 4096
 """Bytes: where the channels of a pixel fill a page, a sum over the pixels of a channel meets a new
 page in every term. The library takes many channels at a time, for windows up to 3 by 3; so do
@@ -137,6 +149,30 @@ class Case:
         is_few = self.weight[1] in _UNEVEN and self.weight[1] != _VECTOR
         is_window = math.prod(self.weight[2:]) >= _FEW_TAPS
         return is_plain and is_few and is_window and self.weight[0] <= _FEW_RESULTS
+
+    @property
+    def is_many(self) -> bool:
+        """Whether the result too is worth copies of so few channels: beyond these sizes PyTorch's
+        own memory for each call is new pages, and that of the copies is not.
+        """
+        return self.is_uneven and _BYTES * self.image[0] * self._cells >= _NEW_PAGES
+
+    @property
+    def images_at_once(self) -> int:
+        """How many images go through the library together where they are copied.
+
+        It brings the weight into an order of its own for every call, which must not show.
+        """
+        cached = _CACHED // _BYTES // self._cells
+        outweighing = _OUTWEIGHS * math.prod(self.weight) // self._cells
+        most = max(_FEWEST_AT_ONCE, cached, outweighing)
+        pieces = -(-self.image[0] // most)
+        return -(-self.image[0] // pieces)
+
+    @property
+    def _cells(self) -> int:
+        """Those of one image and its result."""
+        return math.prod(self.image[1:]) + math.prod(self.result[1:])
 
     @property
     def is_narrow(self) -> bool:

@@ -11,6 +11,7 @@ result is not used.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,12 @@ class Operand:
             return tensor
         return self.arrangement.arranged(tensor, self.format)
 
+    def is_like(self, other: Operand, tensors: Tensors, others: Tensors) -> bool:
+        """Whether it is the same as another one of another call: copies may differ in address."""
+        one, another = tensors[self.at], others[other.at]
+        is_so = (self.arrangement, self.format) == (other.arrangement, other.format)
+        return is_so and one is not None and another is not None and _are_same(one, another)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -73,7 +80,8 @@ class Plan:
     strides: Sizes
     geometry: Key
     """Alike for ops of one convolution, whatever their formats."""
-    is_wide: bool
+    is_copied: bool
+    """Whether images go through channels-last format whatever theirs is."""
     is_uneven: bool
 
     @staticmethod
@@ -102,21 +110,23 @@ class Plan:
             restored=arranged.get(names.target),
             strides=torch.empty(shape, device="meta", memory_format=case.format).stride(),
             geometry=case.geometry,
-            is_wide=case.is_wide,
+            is_copied=case.is_wide or (names.target == names.result and case.is_many),
             is_uneven=case.is_uneven,
         )
 
     def operands(self, tensors: Tensors) -> list[torch.Tensor | None]:
         """Result, image, weight and bias as the library takes them."""
-        found = [
-            None if each is None else each.of(tensors)
-            for each in (self.result, self.image, self.weight, self.bias)
-        ]
-        if self.is_wide:
-            for at, each in enumerate(found[:2]):
-                if each is not None:
-                    found[at] = each.contiguous(memory_format=torch.channels_last)
-        return found
+        weight, bias = (
+            None if each is None else each.of(tensors) for each in (self.weight, self.bias)
+        )
+        return [self.pixels(self.result, tensors), self.pixels(self.image, tensors), weight, bias]
+
+    def pixels(self, operand: Operand | None, tensors: Tensors) -> torch.Tensor | None:
+        """Result or image as the library takes it."""
+        found = None if operand is None else operand.of(tensors)
+        if found is None or not self.is_copied:
+            return found
+        return found.contiguous(memory_format=torch.channels_last)
 
     def output(self, found: torch.Tensor) -> torch.Tensor:
         """The output of the op from that of the library."""
@@ -239,17 +249,20 @@ def _both(
     """The gradients of image and weight, from the same tensors."""
     if for_image.is_forward or for_image.geometry != for_weight.geometry:
         return None
+    if for_image.result is None or for_weight.result is None:
+        return None
+    if not for_image.result.is_like(for_weight.result, image_tensors, weight_tensors):
+        return None
     result, _, weight, bias = for_image.operands(image_tensors)
-    also, image, _, _ = for_weight.operands(weight_tensors)
+    image = for_weight.pixels(for_weight.image, weight_tensors)
     if result is None or weight is None or image is None or bias is not None:
         return None
-    if also is None or not _are_same(result, also) or not _is_finite(weight):
+    if not _is_finite(weight):
         return None
-    if for_weight.is_uneven:
-        result, image = (
-            each.contiguous(memory_format=torch.channels_last) for each in (result, image)
-        )
-    found = _gradients(for_weight.case, result, image, weight, (True, True))
+    if for_weight.is_uneven and not all(map(is_channels_last, (result, image))):
+        found = _by_pieces(for_weight.case, result, image, weight)
+    else:
+        found = _gradients(for_weight.case, result, image, weight, (True, True))
     if any(for_weight.case.padding) and not _is_finite(found[1]):
         return None
     return for_image.output(found[0]), for_weight.output(found[1])
@@ -316,6 +329,28 @@ def _gradients(
         result, image, weight, None, *geometry, [*wanted, False]
     )
     return found[0], found[1]
+
+
+def _by_pieces(case: Case, result: torch.Tensor, image: torch.Tensor, weight: torch.Tensor) -> Pair:
+    """Both gradients in channels-last format, as `lookup_convolution_source` computes them."""
+    count = pieces(case, weight.dtype)
+    found = []
+    for first in range(0, len(image), count):
+        some = [each[first : first + count] for each in (result, image)]
+        copy, images = (each.contiguous(memory_format=torch.channels_last) for each in some)
+        found.append(_gradients(case, copy, images, weight, (True, True)))
+    weights = [gradient for _, gradient in found]
+    return torch.cat([gradient for gradient, _ in found]), functools.reduce(torch.add, weights)
+
+
+def pieces(case: Case, dtype: torch.dtype) -> int:
+    """How many images at once give both gradients: sums of several calls are those of float32."""
+    return case.images_at_once if dtype == torch.float32 else case.image[0]
+
+
+def is_channels_last(images: torch.Tensor) -> bool:
+    """Whether nothing need be copied."""
+    return images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
 
 
 def _unread(shape: Sizes, like: torch.Tensor) -> torch.Tensor:

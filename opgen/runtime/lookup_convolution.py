@@ -3,7 +3,8 @@
 In this order: the positions of what is convolved, of an image, of the weight and of the bias, -1
 for what is not there; whether the convolution is transposed, its groups, its spatial dims; what a
 number that is not finite looks like, how large one is, and how many the weight has; whether the
-weight, or its gradient, must be finite; strides, paddings, dilations and output paddings.
+weight, or its gradient, must be finite; how many images at once go through channels-last format, 0
+for all as they are; strides, paddings, dilations and output paddings.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+
+from opgen.runtime import library_call
 
 if TYPE_CHECKING:
     from opgen.runtime.library import Case
@@ -40,27 +43,54 @@ def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | N
         return None
     bias = None if plan.bias is None or tensors[plan.bias.at] is None else plan.bias.at
     places = (source.at, _ABSENT, plan.weight.at, _ABSENT if bias is None else bias)
-    return _described(places, plan.case, is_transposed, weight, is_checked, False)
+    at_once = 0
+    pixels = tensors[source.at]
+    if pixels is None:
+        return None
+    if plan.is_copied and not library_call.is_channels_last(pixels):
+        at_once = plan.case.images_at_once
+        if not _can_be_copied(plan, pixels):
+            return None
+    return _described(places, plan.case, is_transposed, weight, is_checked, False, at_once)
 
 
-def gradients(for_image: Plan, for_weight: Plan, weight: torch.Tensor) -> list[int] | None:
+def gradients(
+    for_image: Plan, for_weight: Plan, given: Sequence[torch.Tensor | None]
+) -> list[int] | None:
     """The gradients of image and weight, from the cotangent, the image and the weight."""
+    cotangent, image, weight = given
     plans = (for_image, for_weight)
-    if not all(map(_is_direct, plans)) or for_weight.is_uneven or for_image.is_forward:
+    if cotangent is None or image is None or weight is None:
+        return None
+    if not all(map(_is_direct, plans)) or for_image.is_forward:
         return None
     if for_image.geometry != for_weight.geometry or for_image.bias is not None:
         return None
     if not _can_be_checked(weight, True):
         return None
-    is_padded = any(for_weight.case.padding)
-    return _described((0, 1, 2, _ABSENT), for_weight.case, False, weight, True, is_padded)
+    case, at_once = for_weight.case, 0
+    if any(plan.is_copied for plan in plans):
+        return None
+    pixels = (cotangent, image)
+    if for_weight.is_uneven and not all(map(library_call.is_channels_last, pixels)):
+        at_once = library_call.pieces(case, weight.dtype)
+        if not all(_can_be_copied(for_image, each) for each in pixels):
+            return None
+    is_padded = any(case.padding)
+    return _described((0, 1, 2, _ABSENT), case, False, weight, True, is_padded, at_once)
 
 
 def _is_direct(plan: Plan) -> bool:
     """Whether the tensors of a plan are those of the library."""
     operands = (plan.result, plan.image, plan.weight, plan.bias)
     is_arranged = any(each is not None and each.arrangement is not None for each in operands)
-    return not is_arranged and plan.restored is None and not plan.is_wide
+    return not is_arranged and plan.restored is None
+
+
+def _can_be_copied(plan: Plan, images: torch.Tensor) -> bool:
+    """Whether images, and what is computed from them, have one plane for each channel."""
+    is_planar = plan.case.format == torch.contiguous_format
+    return is_planar and images.dim() == 4 and images.is_contiguous()
 
 
 def _can_be_checked(weight: torch.Tensor, is_checked: bool) -> bool:
@@ -81,6 +111,7 @@ def _described(
     weight: torch.Tensor,
     checks_weight: bool,
     checks_gradient: bool,
+    at_once: int,
 ) -> list[int]:
     more = case.output_padding if is_transposed else (0,) * len(case.stride)
     return [
@@ -89,6 +120,6 @@ def _described(
         case.groups,
         len(case.stride),
         *(_EXPONENTS[weight.dtype], weight.element_size(), weight.numel()),
-        *(int(checks_weight), int(checks_gradient)),
+        *(int(checks_weight), int(checks_gradient), at_once),
         *(*case.stride, *case.padding, *case.dilation, *more),
     ]

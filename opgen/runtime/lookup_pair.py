@@ -75,7 +75,7 @@ def both_gradients(first: Operation, second: Operation) -> Both | None:
         entered.add(key)
         plans = (library_call.plan_of(for_image, *one), library_call.plan_of(for_weight, *other))
         if plans[0] is not None and plans[1] is not None:
-            integers = lookup_convolution.gradients(plans[0], plans[1], given[2])
+            integers = lookup_convolution.gradients(plans[0], plans[1], given)
             if integers is not None:
                 table.enter(given, (*one[1], *other[1]), pair, None, integers)
 

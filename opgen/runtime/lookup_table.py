@@ -8,14 +8,16 @@ runs the op in full, raises what is to be raised, and enters the call. Ops that 
 integers only share a table.
 
 An entry may also stand for a convolution of LibTorch: it has no kernel, and its integers say which
-one (`Convolved`). What Python does around one costs more than it seems to: the library has left
-none of it in the caches.
+one (`lookup_convolution`). What Python does around one costs more than it seems to: the library has
+left none of it in the caches.
 
 Entries are never changed or removed, so threads read them without a lock. Functions of LibTorch
 are given as addresses: the library is compiled without any header or library of PyTorch.
 """
 
 from __future__ import annotations
+
+from opgen.runtime import lookup_convolution_source
 
 SLOTS = 64
 """Ops that one copy of the library can serve."""
@@ -39,7 +41,9 @@ FUNCTIONS = (
 CONVOLUTIONS = ("aoti_torch_cpu_convolution", "aoti_torch_cpu_convolution_backward")
 """What `opgen_connect_convolutions` is given, where LibTorch has them."""
 
-_SOURCE = r"""#include <stdint.h>
+_TABLE = r"""#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -75,21 +79,6 @@ void opgen_connect(void *const *functions)
     memcpy(&open_library, functions + 9, sizeof(void *));
     memcpy(&implement, functions + 10, sizeof(void *));
     memcpy(&delete_box, functions + 11, sizeof(void *));
-}
-
-static int32_t (*convolution)(
-    Tensor, Tensor, const Tensor *, const int64_t *, int64_t, const int64_t *, int64_t,
-    const int64_t *, int64_t, int32_t, const int64_t *, int64_t, int64_t, Tensor *);
-
-static int32_t (*convolution_backward)(
-    Tensor, Tensor, Tensor, const int64_t **, int64_t, const int64_t *, int64_t, const int64_t *,
-    int64_t, const int64_t *, int64_t, int32_t, const int64_t *, int64_t, int64_t, const int32_t *,
-    int64_t, Tensor *, Tensor *, Tensor *);
-
-void opgen_connect_convolutions(void *forward, void *backward)
-{
-    memcpy(&convolution, &forward, sizeof(void *));
-    memcpy(&convolution_backward, &backward, sizeof(void *));
 }
 
 enum { MAX_TENSORS = 16, MAX_RANK = 16, MAX_NUMBERS = 64, BUCKETS = 1024, MAX_ENTRIES = 512 };
@@ -238,78 +227,9 @@ end:
     return done;
 }
 
-/* The integers of an entry without a kernel. `from` is convolved, which may be a transposed
-   convolution; or it is the cotangent of the convolution of an image, whose gradients are wanted.
-   These are positions of inputs, -1 for none. Strides, paddings, dilations and output paddings
-   follow, one for each spatial dim. `exponent` has the bits that are all set in what is not finite.
-   The zeros of padding are no terms of the op, and must not meet such a number: `checks_weight`
-   and `checks_gradient` say whether they could. */
-typedef struct {
-    int64_t from, image, weight, bias, is_transposed, groups, spatial;
-    int64_t exponent, bytes, elements, checks_weight, checks_gradient;
-    int64_t geometry[];
-} Convolved;
+"""
 
-static int is_finite(Tensor weight, const Convolved *about)
-{
-    const void *data;
-    int found = 0;
-    if (get_const_data(weight, &data)) return 0;
-    if (about->bytes == 4) {
-        const uint32_t *bits = data, mask = (uint32_t)about->exponent;
-        for (int64_t i = 0; i < about->elements; i++) found |= (bits[i] & mask) == mask;
-    } else {
-        const uint16_t *bits = data, mask = (uint16_t)about->exponent;
-        for (int64_t i = 0; i < about->elements; i++) found |= (bits[i] & mask) == mask;
-    }
-    return !found;
-}
-
-static int are_as_promised(const Entry *entry, const Tensor *outputs, int64_t count)
-{
-    int64_t found[2 * MAX_RANK + 2];
-    const int64_t *expected = entry->outputs;
-    for (int64_t i = 0; i < count; i++) {
-        int64_t words = 0;
-        if (!describe(outputs[i], found, &words) || words != 2 + 2 * expected[1]
-            || memcmp(found, expected, (size_t)words * sizeof *found))
-            return 0;
-        expected += words;
-    }
-    return 1;
-}
-
-/* Apart, so that calls of kernels do not pay for its variables. */
-__attribute__((noinline)) static int convolve(
-    Entry *entry, const Tensor *inputs, Tensor *outputs, int64_t count)
-{
-    const Convolved *about = (const Convolved *)entry->integers;
-    const Tensor from = inputs[about->from], weight = inputs[about->weight];
-    const int64_t n = about->spatial, *geometry = about->geometry;
-    const int32_t wanted[3] = {1, 1, 0};
-    Tensor none = NULL;
-    int32_t failed;
-    if (__atomic_load_n(&entry->refused, __ATOMIC_RELAXED)) return 0;
-    if (about->checks_weight && !is_finite(weight, about)) return 0;
-    if (about->image < 0)
-        failed = convolution(
-            from, weight, about->bias < 0 ? NULL : &inputs[about->bias], geometry, n, geometry + n,
-            n, geometry + 2 * n, n, (int32_t)about->is_transposed, geometry + 3 * n, n,
-            about->groups, outputs);
-    else
-        failed = convolution_backward(
-            from, inputs[about->image], weight, NULL, 0, geometry, n, geometry + n, n,
-            geometry + 2 * n, n, 0, geometry + 3 * n, n, about->groups, wanted, 3, &outputs[0],
-            &outputs[1], &none);
-    if (failed) return 0;
-    if (none) delete_tensor(none);
-    const int is_promised = are_as_promised(entry, outputs, count);
-    if (!is_promised) __atomic_store_n(&entry->refused, 1, __ATOMIC_RELAXED);
-    if (is_promised && (!about->checks_gradient || is_finite(outputs[1], about))) return 1;
-    for (int64_t i = 0; i < count; i++) delete_tensor(outputs[i]);
-    return 0;
-}
-
+_CALLS = r"""
 /* A boxed kernel of the dispatcher: it owns the arguments on the stack and leaves the results. */
 static void call(const Op *op, Value *stack)
 {
@@ -353,6 +273,9 @@ static void call(const Op *op, Value *stack)
     }
 }
 
+"""
+
+_REGISTRATION = r"""
 static void set_answer(Value *stack, uint64_t arguments, uint64_t results)
 {
     (void)arguments, (void)results;
@@ -402,5 +325,5 @@ def source(block: int, bytes_type: int) -> str:
     )
     table = ", ".join(f"call_{at}" for at in range(SLOTS))
     listed = f"static void (*const kernels[SLOTS])(Value *, uint64_t, uint64_t) = {{{table}}};\n"
-    before, after = _SOURCE.split("static void set_answer", 1)
-    return f"{head}{before}{kernels}{listed}\nstatic void set_answer{after}"
+    convolutions = lookup_convolution_source.source()
+    return f"{head}{_TABLE}{convolutions}{_CALLS}{kernels}{listed}{_REGISTRATION}"

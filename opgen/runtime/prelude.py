@@ -155,7 +155,7 @@ FUNCTION int inside_or_fault(int64_t index, int64_t extent, int64_t number, int6
 }
 """
 
-_THREADS = r"""
+_CALL = r"""
 /* What a call is made with, whether the kernel that runs writes past the caches, and the copy that
    is made instead of one, if any. A task runs the points [begin, end). */
 struct move;
@@ -168,7 +168,9 @@ struct call {
     const struct move *move;
 };
 typedef void (*task)(int64_t begin, int64_t end, const struct call *call);
+"""
 
+FORKS = r"""
 /* Threads are those of torch: its OpenMP runtime, where it is loaded. Weak symbols, so that a
    library without it is loaded too and runs on one thread. */
 extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
@@ -180,7 +182,10 @@ static int is_child;
 static void in_child(void) { is_child = 1; }
 __attribute__((weak)) void opgen_in_child(void) { is_child = 1; }
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(0, 0, in_child); }
+"""
+"""The threads of PyTorch, for C that includes <pthread.h>."""
 
+_SHARES = r"""
 struct share {
     task run;
     const struct call *call;
@@ -266,7 +271,9 @@ typedef _Float16 f16;
     + _INTEGERS
     + _FAULT
     + STREAMS
-    + _THREADS
+    + _CALL
+    + FORKS
+    + _SHARES
 )
 
 _CUDA = (

@@ -1,0 +1,213 @@
+"""The C side of convolutions of LibTorch, for `lookup_table`: one call, or some images at a time.
+
+Images that the library computes faster in channels-last format go through it some at a time
+(`Case.images_at_once`). Copies of all of them would be new pages, which cost more than the copy,
+and lie in memory by the time they are read; those of a few are written over and over in the caches.
+Both gradients of a 3x3 filter for 256 images of 10 channels take a third of the time so.
+"""
+
+from __future__ import annotations
+
+from opgen.runtime import lookup_images
+
+_SOURCE = r"""
+static int32_t (*convolution)(
+    Tensor, Tensor, const Tensor *, const int64_t *, int64_t, const int64_t *, int64_t,
+    const int64_t *, int64_t, int32_t, const int64_t *, int64_t, int64_t, Tensor *);
+
+static int32_t (*convolution_backward)(
+    Tensor, Tensor, Tensor, const int64_t **, int64_t, const int64_t *, int64_t, const int64_t *,
+    int64_t, const int64_t *, int64_t, int32_t, const int64_t *, int64_t, int64_t, const int32_t *,
+    int64_t, Tensor *, Tensor *, Tensor *);
+
+void opgen_connect_convolutions(void *forward, void *backward)
+{
+    memcpy(&convolution, &forward, sizeof(void *));
+    memcpy(&convolution_backward, &backward, sizeof(void *));
+}
+
+/* The integers of an entry without a kernel. `from` is convolved, which may be a transposed
+   convolution; or it is the cotangent of the convolution of an image, whose gradients are wanted.
+   These are positions of inputs, -1 for none. Strides, paddings, dilations and output paddings
+   follow, one for each spatial dim. `exponent` has the bits that are all set in what is not finite.
+   The zeros of padding are no terms of the op, and must not meet such a number: `checks_weight`
+   and `checks_gradient` say whether they could. So many images `at_once` go through channels-last
+   format, with gradients of weights in float32; 0 if all go as they are. */
+typedef struct {
+    int64_t from, image, weight, bias, is_transposed, groups, spatial;
+    int64_t exponent, bytes, elements, checks_weight, checks_gradient, at_once;
+    int64_t geometry[];
+} Convolved;
+
+static int is_finite(Tensor weight, const Convolved *about)
+{
+    const void *data;
+    int found = 0;
+    if (get_const_data(weight, &data)) return 0;
+    if (about->bytes == 4) {
+        const uint32_t *bits = data, mask = (uint32_t)about->exponent;
+        for (int64_t i = 0; i < about->elements; i++) found |= (bits[i] & mask) == mask;
+    } else {
+        const uint16_t *bits = data, mask = (uint16_t)about->exponent;
+        for (int64_t i = 0; i < about->elements; i++) found |= (bits[i] & mask) == mask;
+    }
+    return !found;
+}
+
+/* Whether a tensor is what these words say: type, rank, sizes, strides. */
+static int is_as(const int64_t *expected, Tensor tensor)
+{
+    int64_t found[2 * MAX_RANK + 2], words = 0;
+    return describe(tensor, found, &words) && words == 2 + 2 * expected[1]
+        && !memcmp(found, expected, (size_t)words * sizeof *found);
+}
+
+static void drop(Tensor *tensor)
+{
+    if (*tensor) delete_tensor(*tensor);
+    *tensor = NULL;
+}
+
+/* What the library gives for an image, or the gradients of one and of the weight. */
+static int compute(
+    const Convolved *about, Tensor from, Tensor image, const Tensor *inputs, Tensor *outputs)
+{
+    const int64_t n = about->spatial, *geometry = about->geometry;
+    const Tensor weight = inputs[about->weight];
+    const int32_t wanted[3] = {1, 1, 0};
+    Tensor none = NULL;
+    if (!image)
+        return convolution(
+            from, weight, about->bias < 0 ? NULL : &inputs[about->bias], geometry, n, geometry + n,
+            n, geometry + 2 * n, n, (int32_t)about->is_transposed, geometry + 3 * n, n,
+            about->groups, outputs) == 0;
+    if (convolution_backward(
+            from, image, weight, NULL, 0, geometry, n, geometry + n, n, geometry + 2 * n, n, 0,
+            geometry + 3 * n, n, about->groups, wanted, 3, &outputs[0], &outputs[1], &none))
+        return 0;
+    drop(&none);
+    return 1;
+}
+
+/* Images from `first` on in channels-last format; a tensor of as many is written again. */
+static int copied(Tensor images, int64_t first, int64_t count, int64_t bytes, Tensor *copy)
+{
+    int64_t about[2 * MAX_RANK + 2], words = 0, *sizes;
+    const void *from;
+    void *to;
+    if (!describe(images, about, &words)) return 0;
+    const int64_t channels = about[3], height = about[4], width = about[5];
+    const int64_t image = channels * height * width;
+    if (*copy && (get_sizes(*copy, &sizes) || sizes[0] != count)) drop(copy);
+    if (!*copy) {
+        const int64_t shape[4] = {count, channels, height, width};
+        const int64_t strides[4] = {image, 1, width * channels, channels};
+        if (empty_strided(4, shape, strides, (int32_t)about[0], 0, 0, copy)) return 0;
+    }
+    if (get_const_data(images, &from) || get_data(*copy, &to)) return 0;
+    opgen_transpose((const char *)from + first * image * bytes, to, count, channels,
+                    height * width, bytes);
+    return 1;
+}
+
+/* The way back, into images with a plane for each channel; 0 if what was found is no channels-last
+   images of their size. */
+static int put(Tensor found, Tensor result, int64_t first, int64_t count, int64_t bytes)
+{
+    int64_t own[2 * MAX_RANK + 2], wanted[2 * MAX_RANK + 2], words = 0, more = 0;
+    const void *from;
+    void *to;
+    if (!describe(found, own, &words) || !describe(result, wanted, &more)) return 0;
+    const int64_t channels = wanted[3], width = wanted[5], image = channels * wanted[4] * width;
+    const int64_t strides[4] = {image, 1, width * channels, channels};
+    wanted[2] = count;
+    if (memcmp(own, wanted, 6 * sizeof *own)) return 0;
+    for (int i = 0; i < 4; i++)
+        if (own[2 + i] > 1 && own[6 + i] != strides[i]) return 0;
+    if (get_const_data(found, &from) || get_data(result, &to)) return 0;
+    opgen_transpose(from, (char *)to + first * image * bytes, count, image / channels, channels,
+                    bytes);
+    return 1;
+}
+
+/* The gradient of a weight from more images; the first ones bring the tensor. */
+static int add(const int64_t *promised, Tensor *sum, Tensor *more, const Convolved *about)
+{
+    const void *terms;
+    void *data;
+    if (!is_as(promised, *more)) {
+        Tensor made = NULL;
+        const int64_t rank = promised[1], *sizes = promised + 2;
+        if (rank != 4 || empty_strided(4, sizes, sizes + 4, (int32_t)promised[0], 0, 0, &made))
+            return 0;
+        const int is_put = put(*more, made, 0, sizes[0], about->bytes);
+        drop(more);
+        *more = made;
+        if (!is_put) return 0;
+    }
+    if (!*sum) {
+        *sum = *more;
+        *more = NULL;
+        return 1;
+    }
+    if (get_data(*sum, &data) || get_const_data(*more, &terms)) return 0;
+    for (int64_t i = 0; i < about->elements; i++) ((float *)data)[i] += ((const float *)terms)[i];
+    return 1;
+}
+
+static int by_pieces(const Entry *entry, const Tensor *inputs, Tensor *outputs)
+{
+    const Convolved *about = (const Convolved *)entry->integers;
+    const int64_t *promised = entry->outputs, bytes = about->bytes;
+    const int64_t *after = promised + 2 + 2 * promised[1], images = promised[2];
+    const Tensor from = inputs[about->from];
+    const Tensor image = about->image < 0 ? NULL : inputs[about->image];
+    Tensor copies[2] = {NULL, NULL}, found[2] = {NULL, NULL}, sum = NULL;
+    int64_t first = 0;
+    if (empty_strided(4, promised + 2, promised + 6, (int32_t)promised[0], 0, 0, &outputs[0]))
+        return 0;
+    while (first < images) {
+        const int64_t left = images - first, count = left < about->at_once ? left : about->at_once;
+        if (!copied(from, first, count, bytes, &copies[0])
+            || (image && !copied(image, first, count, bytes, &copies[1]))
+            || !compute(about, copies[0], copies[1], inputs, found)
+            || !put(found[0], outputs[0], first, count, bytes)
+            || (image && !add(after, &sum, &found[1], about)))
+            break;
+        for (int i = 0; i < 2; i++) drop(&found[i]);
+        first += count;
+    }
+    for (int i = 0; i < 2; i++) drop(&copies[i]), drop(&found[i]);
+    if (first < images) {
+        drop(&outputs[0]), drop(&sum);
+        return 0;
+    }
+    if (image) outputs[1] = sum;
+    return 1;
+}
+
+/* Apart, so that calls of kernels do not pay for its variables. */
+__attribute__((noinline)) static int convolve(
+    Entry *entry, const Tensor *inputs, Tensor *outputs, int64_t count)
+{
+    const Convolved *about = (const Convolved *)entry->integers;
+    if (__atomic_load_n(&entry->refused, __ATOMIC_RELAXED)) return 0;
+    if (about->checks_weight && !is_finite(inputs[about->weight], about)) return 0;
+    const Tensor image = about->image < 0 ? NULL : inputs[about->image];
+    const int is_found = about->at_once ? by_pieces(entry, inputs, outputs)
+        : compute(about, inputs[about->from], image, inputs, outputs);
+    int is_promised = is_found;
+    const int64_t *expected = entry->outputs;
+    for (int64_t i = 0; i < count && is_promised; expected += 2 + 2 * expected[1], i++)
+        is_promised = is_as(expected, outputs[i]);
+    if (!is_promised) __atomic_store_n(&entry->refused, 1, __ATOMIC_RELAXED);
+    if (is_promised && (!about->checks_gradient || is_finite(outputs[1], about))) return 1;
+    for (int64_t i = 0; i < count && is_found; i++) drop(&outputs[i]);
+    return 0;
+}
+"""
+
+
+def source() -> str:
+    """The text of `convolve`; before it stand the functions of LibTorch and of the table."""
+    return lookup_images.source() + _SOURCE
