@@ -21,7 +21,7 @@ import torch
 
 import opgen
 from catalogue import SPECS
-from opgen.runtime import cuda, cuda_grid, evaluation, library, lookup
+from opgen.runtime import cuda, cuda_grid, evaluation, library, lookup_library
 from opgen.testing import nvrtc, sass
 from opgen.testing.cuda_on_cpu import Report
 from opgen.testing.cuda_on_cpu.emulated import emulated
@@ -100,7 +100,7 @@ def launched(workload: Workload, dtype: torch.dtype, backward: bool = False) -> 
         mock.patch.object(evaluation, "run_on_cpu", evaluation.run_on_cuda),
         mock.patch.object(library, "case_of", return_value=None),
         mock.patch.object(cuda_grid, "LEAST_THREADS", 1),
-        lookup.suspended(),
+        lookup_library.suspended(),
     ):
         tensors = [random(*shape).to(dtype).requires_grad_() for shape in workload.shapes]
         result = workload.call(*tensors)

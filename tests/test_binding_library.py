@@ -12,7 +12,7 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen.runtime import library_call, lookup, registration
+from opgen.runtime import library_call, lookup_library, registration
 
 conv = opgen.load(SPECS / "conv.op")
 transpose = opgen.load(SPECS / "conv_transpose.op")
@@ -157,7 +157,7 @@ def test_gradients_of_a_known_call(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode():
         assert conv.conv2d(x, w, b, padding=1).is_inference()
     assert not heard
-    with lookup.suspended():
+    with lookup_library.suspended():
         conv.conv2d(x, w, b, padding=1)
     assert heard
 

@@ -18,7 +18,7 @@ import binding_cases as cases
 import opgen
 from binding_cases import OPS, Op, real, spec
 from catalogue import SPECS
-from opgen.runtime import lookup, registration
+from opgen.runtime import lookup, lookup_library, registration
 from opgen.testing.transforms import loss
 
 close = torch.testing.assert_close
@@ -29,16 +29,16 @@ def answered(module: Any, op: str, *call: object) -> bool:
     """Whether the twin of an op knows a call; attributes as single numbers."""
     twin = registration.twin(getattr(module, f"_{op}").registered_name)
     assert twin is not None
-    return lookup.is_answered(twin.call(*call))
+    return lookup_library.is_answered(twin.call(*call))
 
 
 def test_the_table_is_there() -> None:
-    assert lookup.is_available()
+    assert lookup_library.is_available()
 
 
 @every_op
 def test_a_known_call_gives_what_a_call_in_full_gives(op: Op) -> None:
-    with lookup.suspended():
+    with lookup_library.suspended():
         wanted = op.ours(*op.tensors)
         gradients = torch.autograd.grad(loss(op.ours)(*(leaves := op.leaves)), leaves)
     for _ in range(3):
@@ -102,12 +102,12 @@ def test_many_shapes_and_attributes() -> None:
 
 FIRST_CALL = """
 import threading, torch, opgen
-from opgen.runtime import lookup, registration
+from opgen.runtime import lookup_library, registration
 ops = opgen.compile("op double(x[N]) -> y[N]\\n  y[n] = 2*x[n]\\n")
 x = torch.ones(3)
-print(ops.double(x).tolist(), lookup.build_meanwhile())
+print(ops.double(x).tolist(), lookup_library.build_meanwhile())
 twin = registration.twin(ops._double.registered_name)
-print(lookup.is_answered(twin.call(x)), [each.name for each in threading.enumerate()])
+print(lookup_library.is_answered(twin.call(x)), [each.name for each in threading.enumerate()])
 """
 
 
@@ -138,9 +138,9 @@ def test_more_values_of_attributes_than_there_are_ops_for() -> None:
             (gradient,) = torch.autograd.grad(y, x, x.detach())
             close(gradient, 0.5 * x.detach().roll(-s))
     known = twin.for_integers((39, 39, 3))
-    assert known is not None and lookup.is_answered(known(x.detach(), 0.5, 0.25))
+    assert known is not None and lookup_library.is_answered(known(x.detach(), 0.5, 0.25))
     other = twin.for_integers((40, 39, 3))
-    assert other is not None and not lookup.is_answered(other(x.detach(), 0.5, 0.25))
+    assert other is not None and not lookup_library.is_answered(other(x.detach(), 0.5, 0.25))
 
 
 def test_more_values_of_attributes_than_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,14 +204,14 @@ def test_memory_does_not_grow() -> None:
 def test_without_the_table_everything_is_computed_in_full() -> None:
     program = (
         "import torch, opgen\n"
-        "from opgen.runtime import lookup\n"
-        "lookup.FUNCTIONS = ('no_such_function',)\n"
+        "from opgen.runtime import lookup_library\n"
+        "lookup_library.FUNCTIONS = ('no_such_function',)\n"
         "ops = opgen.compile('op sq(x: float[N]) -> y[N]\\n  y[n] = x[n]*x[n]\\n')\n"
         "x = torch.full((2,), 3.0, requires_grad=True)\n"
         "for _ in range(2):\n"
         "    y = ops.sq(x)\n"
         "    (g,) = torch.autograd.grad(y.sum(), x)\n"
-        "print(lookup.is_available(), y.tolist(), g.tolist())\n"
+        "print(lookup_library.is_available(), y.tolist(), g.tolist())\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

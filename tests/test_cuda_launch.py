@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import opgen
-from opgen.runtime import cuda, evaluation, lookup
+from opgen.runtime import cuda, evaluation, lookup_library
 
 SPEC = """
 op scale(x: float[N,M]; factor = 2.0) -> y[N,M], total[N]
@@ -106,7 +106,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Record
     cuda._kernel.cache_clear()
     cuda._module.cache_clear()
     cuda._capability.cache_clear()
-    with lookup.suspended():
+    with lookup_library.suspended():
         yield found
     cuda._kernel.cache_clear()
     cuda._module.cache_clear()

@@ -28,7 +28,7 @@ import test_spec_kernels
 from catalogue import CATALOGUE, Entry
 from opgen import compiler
 from opgen.ir.primitives import PRIMITIVES, Absence, Kind
-from opgen.runtime import build, eager, lookup
+from opgen.runtime import build, eager, lookup_library
 from opgen.runtime.eager import points, terms
 from test_runtime import SPEC
 
@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 def without_compiler() -> Iterator[None]:
     """Within this block there is no C compiler. Ops that are compiled already stay so."""
     # Calls that a compiled kernel has served would be served by it again.
-    with pytest.MonkeyPatch.context() as patch, lookup.suspended():
+    with pytest.MonkeyPatch.context() as patch, lookup_library.suspended():
         patch.setenv("OPGEN_CC", "/no/such/compiler")
         yield
 

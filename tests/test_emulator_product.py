@@ -30,7 +30,7 @@ from opgen.lang.read import read
 from opgen.passes.cuda_product import contraction, transposed
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
-from opgen.runtime import cuda, cuda_product, cuda_tiles, evaluation, library, lookup
+from opgen.runtime import cuda, cuda_product, cuda_tiles, evaluation, library, lookup_library
 from opgen.testing import nvrtc, sass
 from opgen.testing.cuda_on_cpu import Report
 from opgen.testing.cuda_on_cpu.emulated import emulated
@@ -463,7 +463,7 @@ def launched(op: Op, settings: Settings, inputs: list[torch.Tensor]) -> list[tup
         mock.patch.object(cuda, "capability", return_value=(9, 0)),
         mock.patch.object(evaluation, "run_on_cpu", evaluation.run_on_cuda),
         mock.patch.object(library, "case_of", return_value=None),
-        lookup.suspended(),
+        lookup_library.suspended(),
         forced(settings),
     ):
         result = op(*inputs)

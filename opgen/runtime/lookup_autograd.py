@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import autograd, checks, compat, lookup, lookup_pair, registration
+from opgen.runtime import (
+    autograd,
+    checks,
+    compat,
+    lookup_caller,
+    lookup_library,
+    lookup_pair,
+    registration,
+)
 from opgen.runtime.autograd import Kind, Point
 from opgen.runtime.description import Gradient, Shape
 from opgen.runtime.schema import Number, Numbers, flatten
@@ -51,7 +59,7 @@ def recorded(
     """A function of a twin, numbers and tensors that calls the op and records the call.
 
     The twin is one for these integers, or None; `run` takes tensors and all numbers; `library` is
-    that of `lookup.Ways`.
+    that of `lookup_caller.Ways`.
     """
     count = len(operation.inputs)
     has_floats = any(attribute.type == "float" for attribute in operation.attributes)
@@ -64,8 +72,12 @@ def recorded(
     ]
     plans: dict[Any, tuple[_Step, ...]] = {}
     is_compiling = torch.compiler.is_compiling
-    answer, is_grad_enabled, is_plain = lookup.ask_python(), torch.is_grad_enabled, lookup.is_plain
-    is_suspended = lookup.is_suspended
+    answer, is_grad_enabled, is_plain = (
+        lookup_library.ask_python(),
+        torch.is_grad_enabled,
+        lookup_caller.is_plain,
+    )
+    is_suspended = lookup_library.is_suspended
 
     def forward(ctx: Any, twin: Any, numbers: tuple[Number, ...], *tensors: Any) -> Any:
         result: Any = answer if is_single else (answer,)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from opgen.runtime import library_call, lookup, lookup_convolution
+from opgen.runtime import library_call, lookup_convolution, lookup_library
 from opgen.runtime.library_call import Key, Pair, Tensors
 from opgen.runtime.lookup_table import MAX_NUMBERS
 from opgen.runtime.schema import Number
@@ -25,7 +25,7 @@ _TENSOR, _INTEGER = 0, 2
 _MOST = 512
 """Calls that are entered: as many as a table takes."""
 
-_OPS: dict[tuple[str, str], tuple[lookup.Table, Callable[..., Any]] | None] = {}
+_OPS: dict[tuple[str, str], tuple[lookup_library.Table, Callable[..., Any]] | None] = {}
 
 
 def both_gradients(first: Operation, second: Operation) -> Both | None:
@@ -43,14 +43,14 @@ def both_gradients(first: Operation, second: Operation) -> Both | None:
     table, op = found
     cotangent, _, weight = _places(for_image)
     also, image, _ = _places(for_weight)
-    answer = lookup.ask_python()
+    answer = lookup_library.ask_python()
     entered: set[Key] = set()
 
     def call(one: Tensors, ones: Numbers, other: Tensors, others: Numbers) -> Pair | None:
         if not is_first:
             one, ones, other, others = other, others, one, ones
         given = (one[cotangent], other[image], one[weight])
-        if lookup.is_suspended() or one[cotangent] is not other[also]:
+        if lookup_library.is_suspended() or one[cotangent] is not other[also]:
             pair = in_order(one, ones, other, others)
         else:
             pair = op(*given, *ones, *others)
@@ -84,12 +84,12 @@ def both_gradients(first: Operation, second: Operation) -> Both | None:
 
 def _op(
     for_image: Operation, for_weight: Operation
-) -> tuple[lookup.Table, Callable[..., Any]] | None:
+) -> tuple[lookup_library.Table, Callable[..., Any]] | None:
     """The table and the op of two gradients; None where there can be none."""
     names = (for_image.registered_name, for_weight.registered_name)
-    with lookup.LOCK:
+    with lookup_library.LOCK:
         if names not in _OPS:
-            table = lookup.Table.new()
+            table = lookup_library.Table.new()
             attributes = (*for_image.attributes, *for_weight.attributes)
             numbers = sum(attribute.length or 1 for attribute in attributes)
             is_whole = all(attribute.type != "float" for attribute in attributes)
@@ -98,7 +98,7 @@ def _op(
             is_whole = is_whole and numbers <= MAX_NUMBERS
             if table is not None and is_whole and table.library.has_convolutions:
                 name = f"{names[0]}_and_{names[1]}"
-                op = lookup.define(name, table, kinds, [0] * len(kinds), outputs=2)
+                op = lookup_library.define(name, table, kinds, [0] * len(kinds), outputs=2)
             _OPS[names] = None if table is None or op is None else (table, op)
     return _OPS[names]
 

@@ -16,6 +16,8 @@ from opgen.runtime import (
     library_call,
     lookup,
     lookup_autograd,
+    lookup_caller,
+    lookup_library,
     registration,
     sharding,
 )
@@ -105,7 +107,7 @@ class Operation:
 
         Gives one tensor, or a tuple where the op has several outputs.
         """
-        return lookup.public_caller(self, self._dispatch[0].ways)
+        return lookup_caller.public_caller(self, self._dispatch[0].ways)
 
     @property
     def derived_call(self) -> Callable[[Sequence[Any], Sequence[Number]], Any]:
@@ -163,7 +165,7 @@ class _Dispatch:
     """The op of the dispatcher, the ways to run it, and what calls it for derivatives."""
 
     overload: Callable[..., Any]
-    ways: lookup.Ways
+    ways: lookup_caller.Ways
     derived: Callable[..., Any]
 
     @staticmethod
@@ -190,7 +192,7 @@ class _Dispatch:
             found = twin()
             if found is not None:
                 result = found.call(*arguments)
-                if lookup.is_answered(result):
+                if lookup_library.is_answered(result):
                     return result
             checks.tensors(operation.name, inputs, arguments[:count])
             with compat.below_autograd():
@@ -198,5 +200,5 @@ class _Dispatch:
 
         library = library_call.caller(operation)
         record = lookup_autograd.recorded(operation, run, library)
-        ways = lookup.Ways(in_full, overload, record, twin, library)
-        return _Dispatch(overload, ways, lookup.derived_caller(ways, operation.is_public))
+        ways = lookup_caller.Ways(in_full, overload, record, twin, library)
+        return _Dispatch(overload, ways, lookup_caller.derived_caller(ways, operation.is_public))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from opgen.runtime import autocast, autograd, lookup, namespace, vmap
+from opgen.runtime import autocast, autograd, lookup, lookup_caller, lookup_library, namespace, vmap
 from opgen.runtime.evaluation import empty_outputs, evaluate, prepare
 from opgen.runtime.schema import NAMESPACE, schema, unflatten
 
@@ -43,12 +43,12 @@ def register(operation: Operation) -> Callable[..., Any]:
 def twin(name: str) -> lookup.Twin | None:
     """The twin of an op, made when it is asked for first; None where there is none."""
     if name not in _TWINS:
-        if not lookup.is_plain():
+        if not lookup_caller.is_plain():
             return None
         operation = _OPERATIONS.get(name)
         if operation is None:
             return None  # it belongs to another copy of this runtime
-        with lookup.LOCK:
+        with lookup_library.LOCK:
             if name not in _TWINS:
                 _TWINS[name] = lookup.twin(operation, name)
     return _TWINS[name]
@@ -63,13 +63,13 @@ def _define(name: str, operation: Operation) -> None:
         return _OPERATIONS[name]
 
     def cpu_kernel(*arguments: Any) -> Any:
-        if not lookup.is_suspended() and lookup.build_meanwhile():
+        if not lookup_library.is_suspended() and lookup_library.build_meanwhile():
             tensors, values = _split(current(), arguments)
             return _result(evaluate(current(), tensors, values, _Later(name)))
-        seen = None if lookup.is_suspended() else twin(name)
+        seen = None if lookup_library.is_suspended() else twin(name)
         if seen is not None:
             result = seen.call(*arguments)
-            if lookup.is_answered(result):
+            if lookup_library.is_answered(result):
                 return result
         tensors, values = _split(current(), arguments)
         return _result(evaluate(current(), tensors, values, seen))

@@ -28,7 +28,7 @@ from opgen.runtime import (
     cuda_product,
     evaluation,
     library,
-    lookup,
+    lookup_library,
 )
 from opgen.testing.cuda_on_cpu.arguments import (
     Bound,
@@ -160,7 +160,7 @@ def emulated(
         ):
             stack.enter_context(mock.patch.object(target, name, value))
         stack.enter_context(_imported(_cupy(emulation, running)))
-        stack.enter_context(lookup.suspended())
+        stack.enter_context(lookup_library.suspended())
         stack.callback(_forget_kernels)
         _forget_kernels()
         yield emulation

@@ -1,0 +1,301 @@
+"""The library of `lookup_table` in this process: built, connected to LibTorch, and given new ops.
+
+There is a copy of it for every block of ops. Where it cannot be built, calls go to the ops of
+Python: slower, and with the same results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+
+from opgen.runtime import build, checks
+from opgen.runtime.lookup_table import (
+    CONVOLUTIONS,
+    FUNCTIONS,
+    MAX_NUMBERS,
+    MAX_TENSORS,
+    SLOTS,
+    source,
+)
+from opgen.runtime.schema import Number
+
+NAMESPACE = "opgen_eager"
+_Result = TypeVar("_Result")
+LOCK = threading.RLock()
+"""Held while a twin is made: two threads must not be given one slot."""
+
+
+def elsewhere(function: Callable[[], _Result]) -> _Result:
+    """What a function returns on a new thread, where no mode and no transform is active.
+
+    A module may be loaded within `torch.func.grad`, `FakeTensorMode` or `torch.device`, which would
+    make a tensor of their own kind.
+    """
+    results: list[_Result] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    (result,) = results
+    return result
+
+
+_ASK_PYTHON = elsewhere(lambda: torch.empty(0))
+_ANSWER = "set_answer"
+_ABI = 2 << 56 | 10 << 48  # the stable interface as of PyTorch 2.10
+_LIBRARY = cast(Any, torch.library.Library)(NAMESPACE, "FRAGMENT")
+_LOADED: list[ctypes.CDLL] = []
+_suspended = False
+
+
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """Within it, no call is looked up: every one runs in full."""
+    before = _suspended
+    _suspend(True)
+    try:
+        yield
+    finally:
+        _suspend(before)
+
+
+def _suspend(value: bool) -> None:
+    global _suspended
+    _suspended = value
+    for library in _LOADED:
+        library.opgen_suspend(value)
+
+
+def is_suspended() -> bool:
+    """Whether every call is to run in full."""
+    return _suspended
+
+
+# ---------------------------------------------------------------------------- the library
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """The connected library for the ops of one block."""
+
+    loaded: ctypes.CDLL
+    dtypes: dict[torch.dtype, int]
+    has_convolutions: bool
+
+
+@functools.cache
+def _libtorch() -> ctypes.CDLL:
+    suffix = {"darwin": "dylib"}.get(sys.platform, "so")
+    name = "libtorch_cpu"
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"{name}.{suffix}"))
+
+
+def _library(block: int) -> _Library | None:
+    """The library for a block of ops; None where it cannot be had."""
+    with LOCK:
+        return _connected(block)
+
+
+_FAILURES = (OSError, AttributeError, build.BuildError)
+_builders: list[threading.Thread] = []
+
+
+def build_meanwhile() -> bool:
+    """Build the first library on a thread of its own; False if that was done before.
+
+    The first call of all waits for its kernels, and need not wait for the library before.
+    """
+    with LOCK:
+        if _builders:
+            return False
+        _builders.append(threading.Thread(target=_build, name="opgen-build"))
+        _builders[0].start()
+        return True
+
+
+def _build() -> None:
+    with contextlib.suppress(*_FAILURES):  # who needs the library meets the same failure
+        build.library(source(0, _dtypes()[torch.uint8]))
+
+
+def _dtypes() -> dict[torch.dtype, int]:
+    """The numbers of LibTorch for element types."""
+    return {
+        dtype: int(getattr(_libtorch(), f"aoti_torch_dtype_{str(dtype).split('.')[1]}")())
+        for dtype in checks.DTYPES
+    }
+
+
+@functools.cache
+def _connected(block: int) -> _Library | None:
+    for builder in _builders:
+        builder.join()
+    try:
+        libtorch, dtypes = _libtorch(), _dtypes()
+        addresses = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in FUNCTIONS]
+        library = build.library(source(block, dtypes[torch.uint8]))
+    except _FAILURES:
+        return None
+    library.opgen_connect((ctypes.c_void_p * len(addresses))(*addresses))
+    has_convolutions = all(hasattr(libtorch, each) for each in CONVOLUTIONS)
+    if has_convolutions:
+        pointers = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in CONVOLUTIONS]
+        library.opgen_connect_convolutions(*pointers)
+    library.opgen_enter.restype = ctypes.c_int64
+    library.opgen_enter.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_void_p),
+        *(ctypes.c_void_p, ctypes.c_int64) * 4,
+        ctypes.c_int64,
+        *(ctypes.c_char_p, ctypes.c_int64),
+    ]
+    library.opgen_new_table.restype = ctypes.c_void_p
+    library.opgen_new_table.argtypes = []
+    library.opgen_register.argtypes = [
+        *(ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64),
+        *(ctypes.c_void_p, ctypes.c_void_p),
+    ]
+    # More than one copy of this runtime may be in a process, each with its own answer.
+    name = f"{_ANSWER}_{block}_{id(library):x}"
+    _LIBRARY.define(f"{name}(Tensor answer) -> ()")
+    library.opgen_register_answer.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]
+    if library.opgen_register_answer(NAMESPACE.encode(), name.encode(), _ABI) != 0:
+        return None
+    elsewhere(lambda: getattr(getattr(torch.ops, NAMESPACE), name)(ask_python()))
+    _LOADED.append(library)
+    library.opgen_suspend(_suspended)
+    return _Library(library, dtypes, has_convolutions)
+
+
+def ask_python() -> torch.Tensor:
+    """What a twin returns for a call that it has not seen: always the same tensor."""
+    return _ASK_PYTHON
+
+
+def is_available() -> bool:
+    """Whether calls can be looked up here."""
+    return _library(0) is not None
+
+
+# ---------------------------------------------------------------------------- tables and ops
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Calls that were checked before, for ops that differ in fixed integers only."""
+
+    library: _Library
+    address: int
+
+    @staticmethod
+    def new() -> Table | None:
+        """An empty one; None where there can be none."""
+        library = _library(0)
+        address = None if library is None else library.loaded.opgen_new_table()
+        return Table(library, address) if library is not None and address else None
+
+    def enter(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        numbers: Sequence[Number],
+        outputs: Sequence[torch.Tensor],
+        kernel: ctypes.c_void_p | None,
+        integers: Sequence[int],
+        addresses: Sequence[int] = (),
+        workspace: int = 0,
+        constants: bytes = b"",
+    ) -> None:
+        """Let calls like one with these outputs be looked up.
+
+        Without a kernel, integers say which convolution it is, see `lookup_convolution`.
+        """
+        key = [word for x in tensors for word in self._described(x)]
+        key += [number for number in numbers if not isinstance(number, float)]
+        results = [word for x in outputs for word in self._described(x)]
+        self.library.loaded.opgen_enter(
+            self.address,
+            kernel,
+            *_array(key),
+            *_array(integers),
+            *_array(results),
+            _array(addresses)[0],
+            len(addresses) // 2,
+            workspace,
+            constants,
+            len(constants),
+        )
+
+    def _described(self, tensor: torch.Tensor | None) -> list[int]:
+        if tensor is None:
+            return [-1]
+        shape, strides = tensor.shape, tensor.stride()
+        return [self.library.dtypes[tensor.dtype], tensor.dim(), *shape, *strides]
+
+
+def _array(words: Sequence[int]) -> tuple[Any, int]:
+    return (ctypes.c_int64 * len(words))(*words), len(words)
+
+
+_slots = 0
+
+
+def define(
+    name: str,
+    table: Table,
+    kinds: Sequence[int],
+    constants: Sequence[int],
+    outputs: int,
+    is_cast: bool = False,
+) -> Callable[..., Any] | None:
+    """A new op that looks calls up in a table; None where there can be none.
+
+    `kinds` are those of its arguments, as in the source of the library. Autocast casts the tensors
+    of some, which are then not asked.
+    """
+    global _slots
+    block, slot = divmod(_slots, SLOTS)
+    library = _library(block)
+    if library is None:
+        return None
+    _slots += 1
+    room = MAX_TENSORS + MAX_NUMBERS
+    words = [len(kinds), outputs]
+    for each in (kinds, constants):
+        words += [*each, *(0 for _ in range(room - len(each)))]
+    types = {0: "Tensor", 1: "Tensor?", 2: "int", 3: "float"}
+    listed = ", ".join(f"{types[kind]} v{at}" for at, kind in enumerate(kinds) if kind != 4)
+    results = ", ".join(["Tensor"] * outputs)
+    answer = ask_python()
+    answers = answer if outputs == 1 else (answer,) * outputs
+    try:
+        _LIBRARY.define(f"{name}({listed}) -> " + (f"({results})" if "," in results else results))
+    except RuntimeError:
+        return None  # another copy of this runtime serves the op in this process
+    casts = _CASTS if is_cast else ()
+    for key in ("CompositeExplicitAutograd", *_UNSEEN, *casts):
+        _LIBRARY.impl(name, lambda *_: answers, key)
+    register = library.loaded.opgen_register
+    if (
+        register(slot, NAMESPACE.encode(), name.encode(), _ABI, _array(words)[0], table.address)
+        != 0
+    ):
+        return None
+    call: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name).default._op
+    return call
+
+
+_UNSEEN = ("Tracer", "AutogradNestedTensor")
+"""Where a twin asks Python, besides on other devices: cheaper than to look before each call."""
+
+_CASTS = ("AutocastCPU", "AutocastCUDA")
+"""Where that of a public op does so too: tensors of derived ops were cast on the way forward."""
+
+
+def is_answered(result: Any) -> bool:
+    """Whether a twin had seen the call."""
+    first = result if isinstance(result, torch.Tensor) else result[0]
+    return first is not ask_python()
