@@ -138,6 +138,14 @@ def test_a_late_first_call_is_not_a_slow_contender() -> None:
     assert len(rounds.seconds("late")) == len(rounds.seconds("a")) > 1
 
 
+def test_a_slow_call_of_seconds_is_not_made_again() -> None:
+    clock = Script({OPGEN: [Sample(0.1)], "a": [Sample(0.2)], "long": [Sample(3.0), Sample(9.0)]})
+    rounds = timing.in_turn(clock.calls(), clock, budget=1, always={OPGEN})
+    assert rounds.seconds("long") == [3.0]
+    assert rounds.pairs("long", OPGEN) == ([3.0], [0.1])
+    assert len(rounds.seconds("a")) >= timing.LEAST_ROUNDS
+
+
 def test_the_best_rival_is_not_slow_beside_opgen() -> None:
     clock = Script({OPGEN: [Sample(0.001)], "best": [Sample(0.1)], "other": [Sample(0.2)]})
     rounds = timing.in_turn(clock.calls(), clock, budget=1, always={OPGEN})

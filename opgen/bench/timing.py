@@ -21,6 +21,8 @@ SLOW: Final = 5.0
 FEW_ROUNDS: Final = 3
 VERY_SLOW: Final = 20.0
 """So many times slower, and one round tells enough."""
+LONG: Final = 2.0
+"""Seconds of a call of a slow contender that are not worth another one."""
 LEAST_ROUNDS: Final = 5
 MOST_ROUNDS: Final = 25
 MOST_REPEATS: Final = 1000
@@ -161,11 +163,17 @@ class _Turns:
         self.calls, self.clock, self.names = calls, clock, list(calls)
         self.orders = orders(len(calls))
         self.rivals = [name for name in self.names if name not in always | references]
-        self.once = {name: clock(call, 1).seconds for name, call in calls.items()}
+        first = {name: clock(call, 1) for name, call in calls.items()}
+        self.once = {name: sample.seconds for name, sample in first.items()}
         fastest = min((self.once[name] for name in self.rivals), default=math.inf)
         self.most: dict[str, int] = {}
         """In how many rounds slow contenders take part."""
+        self.long: Taken = {}
+        """Samples of those that take part in one round, and are not called again for it."""
         for name in self.rivals:
+            if self.once[name] > max(LONG, SLOW * fastest):
+                self.most[name], self.long[name] = 1, first[name]
+                continue
             if self.once[name] > SLOW * fastest:
                 # Perhaps it was only disturbed.
                 self.once[name] = min(self.once[name], clock(calls[name], 1).seconds)
@@ -219,6 +227,9 @@ class _Turns:
         taken: Taken = {}
         for name in (self.names[at] for at in order):
             if len(self.rounds) >= self.most.get(name, math.inf):
+                continue
+            if name in self.long:
+                taken[name] = self.long[name]
                 continue
             once = self.once[name]
             if once < SAMPLE:
