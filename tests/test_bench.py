@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import opgen.bench.growth
 from opgen.__main__ import main
 from opgen.bench import agreement, limits, report, statistics, tables, timing, trace
 from opgen.bench.calls import OPGEN, calls_of
@@ -589,6 +590,20 @@ def test_growth_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [result.times[OPGEN] for result in found.results] == [9, 36, 144]
     assert [result.moved for result in found.results] == [2 * 4 * n for n in (3, 6, 12)]
     assert found.exponents == pytest.approx({OPGEN: 2, "sum": 2})
+
+
+def test_memory_is_measured_once_for_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def peak(contender: Contender, workload: Workload) -> int:
+        measured.append(contender.name)
+        return len(measured)
+
+    monkeypatch.setattr(opgen.bench.growth, "peak", peak)
+    row, known = small(double, Contender("sum", lambda x: x + x)), {}
+    found = [growth(row, direction, CPU, (12,), 0, known).peaks for direction in Direction]
+    assert measured == [OPGEN, "sum"]
+    assert found == [{OPGEN: 1, "sum": 2}] * 2
 
 
 def test_peak_memory() -> None:

@@ -14,7 +14,7 @@ import torch
 
 from opgen.bench import recycle
 from opgen.bench.faults import BenchError
-from opgen.bench.growth import Growth, growth
+from opgen.bench.growth import Growth, Peaks, growth
 from opgen.bench.measure import Result, measure, recycled
 from opgen.bench.row import Direction, Row, Shape
 
@@ -141,6 +141,7 @@ def run_growth(plan: Plan) -> Iterator[Growth | Refused | Omitted]:
     """Every row at three sizes, within the time."""
     end = time.perf_counter() + 60 * plan.minutes
     todo = plan.measurements()
+    peaks: Peaks = {}
     for at, (row, direction) in enumerate(todo):
         left = end - time.perf_counter()
         shape = plan.shape(row)
@@ -149,7 +150,7 @@ def run_growth(plan: Plan) -> Iterator[Growth | Refused | Omitted]:
             yield Omitted(row, direction)
             continue
         try:
-            yield growth(row, direction, plan.device, shape, budget)
+            yield growth(row, direction, plan.device, shape, budget, peaks)
         except Exception as error:  # as above
             yield Refused(row, direction, _reason(error))
         gc.collect()
