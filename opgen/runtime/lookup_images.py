@@ -41,21 +41,28 @@ typedef struct {
 _TILES = r"""
 typedef TYPE TYPE_lanes __attribute__((vector_size(LANES * sizeof(TYPE))));
 
-/* A tile of m rows and n columns. */
-static inline __attribute__((always_inline)) void TYPE_tile(
-    const TYPE *from, const TYPE *from_end, int64_t columns, TYPE *to, const TYPE *to_end,
-    int64_t rows, int64_t m, int64_t n, int is_whole)
+/* Once, and not in every loop around it: it takes long to compile. */
+static __attribute__((noinline)) void TYPE_exchange(TYPE_lanes *row)
 {
-    TYPE_lanes row[LANES] = {0}, other[LANES];
+    TYPE_lanes other[LANES];
+    EXCHANGES
+}
+
+/* A tile of m rows and n columns. */
+static void TYPE_tile(
+    const TYPE *from, const TYPE *from_end, int64_t columns, TYPE *to, const TYPE *to_end,
+    int64_t rows, int64_t m, int64_t n)
+{
+    TYPE_lanes row[LANES];
     for (int64_t a = 0; a < m; a++) {
         const TYPE *at = from + a * columns;
-        if (is_whole || from_end - at >= LANES) memcpy(&row[a], at, sizeof *row);
+        if (from_end - at >= LANES) memcpy(&row[a], at, sizeof *row);
         else memcpy(&row[a], at, (size_t)n * sizeof(TYPE));
     }
-    EXCHANGES
+    TYPE_exchange(row);
     for (int64_t b = 0; b < n; b++) {
         TYPE *at = to + b * rows;
-        if (is_whole || to_end - at >= LANES) memcpy(at, &row[b], sizeof *row);
+        if (to_end - at >= LANES) memcpy(at, &row[b], sizeof *row);
         else memcpy(at, &row[b], (size_t)m * sizeof(TYPE));
     }
 }
@@ -76,12 +83,8 @@ static void TYPE_chunk(const Matrices *all, int64_t number)
         const int64_t j = next_j + n > j1 ? j1 - n : next_j;
         for (int64_t next_i = i0; next_i < i1; next_i += m) {
             const int64_t i = next_i + m > i1 ? i1 - m : next_i;
-            const TYPE *source = from + i * columns + j;
-            TYPE *target = to + j * rows + i;
-            if (m == LANES && n == LANES)
-                TYPE_tile(source, from_end, columns, target, to_end, rows, LANES, LANES, 1);
-            else
-                TYPE_tile(source, from_end, columns, target, to_end, rows, m, n, 0);
+            TYPE_tile(from + i * columns + j, from_end, columns, to + j * rows + i, to_end, rows, m,
+                      n);
         }
     }
 }
@@ -143,7 +146,8 @@ def _exchanges(instructions: str, lanes: int) -> str:
             for to, picked in ((at, upper), (at + step, lower)):
                 lines.append(f"    {target}[{to}] = PICK({pair}, {_listed(picked)}); \\")
         source, target, step = target, source, 2 * step
-    return "\n".join((*lines, f"    memcpy(row, {source}, sizeof row);", ""))
+    copy = "" if source == "row" else f"    memcpy(row, {source}, sizeof other);"
+    return "\n".join((*lines, copy, ""))
 
 
 def _listed(numbers: Sequence[int]) -> str:
