@@ -194,7 +194,7 @@ def test_so_many_images_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         format_ = torch.contiguous_format
         return library.Case(1, pair, pair, pair, shape, shape, weight, format_).images_at_once
 
-    assert at_once(256, 10, 50, 3) == 10, "of 200 kB, 2 MB: 26 pieces, the last one smaller"
+    assert at_once(256, 10, 50, 3) == 37, "of 200 kB, 8 MB: 7 pieces, the last one smaller"
     assert at_once(3, 10, 50, 3) == 3
     assert at_once(64, 1024, 20, 3) == 4, "the fewest"
     assert at_once(8, 1024, 20, 31) == 8, "the weight outweighs four images"

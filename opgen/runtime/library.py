@@ -49,10 +49,12 @@ _BYTES = 4
 _NEW_PAGES = 2**25
 """Bytes of all images and results from which on that of PyTorch's library is from new pages."""
 
-_CACHED = 2**21
+_CACHED = 2**23
 _FEWEST_AT_ONCE = 4
-"""Bytes of images and results that stay in the caches while they are copied and read; larger images
-still go some at a time, as there are threads for them."""
+"""Bytes of images and results that are written over and over while others pass through them; larger
+images still go some at a time, as there are threads for them. A quarter of it would be a fifth
+faster on idle processors; but threads wait for each other several times for every piece, and on
+busy ones that costs more."""
 
 _OUTWEIGHS = 8
 """How many times the cells of the weight those of the images are, where they go some at a time."""

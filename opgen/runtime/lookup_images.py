@@ -29,8 +29,9 @@ _HEAD = r"""
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (__typeof__(a)){__VA_ARGS__})
 #endif
 
-/* Matrices, all transposed: chunks of rows and columns, taken as threads become free. */
-enum { CHUNK_ROWS = 512, CHUNK_COLUMNS = 64, GRAIN = 16384 };
+/* Matrices, all transposed: chunks of rows and columns, taken as threads become free; a few are not
+   worth waking a thread. */
+enum { CHUNK_ROWS = 512, CHUNK_COLUMNS = 64, GRAIN = 65536 };
 typedef struct {
     const void *from;
     void *to;
