@@ -37,7 +37,10 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """The text of one kernel. `lines` are indented by one level."""
+    """The text of one kernel. `lines` are indented by one level.
+
+    Where the macro `given` is 0, the kernel is never called, and its lines may not compile.
+    """
 
     name: str
     comment: tuple[str, ...]
@@ -46,6 +49,7 @@ class Function:
     lines: tuple[str, ...]
     points: Poly  # how many parallel points it has
     written: str
+    given: str = ""
 
 
 def print_function(
@@ -69,7 +73,11 @@ def print_function(
     spec = tuple(line for text in kernel.spec for line in spec_comment(text))
     lines = tuple(emitter.lines)
     name = function_name(kernel.name)
-    return Function(name, spec, signature, parameters, lines, points(kernel), kernel.written)
+    given = ""
+    if kernel.plane is not None:
+        given = "HAVE_PLANES_OF_T" if kernel.plane.copies else "HAVE_PLANES"
+    count = points(kernel)
+    return Function(name, spec, signature, parameters, lines, count, kernel.written, given)
 
 
 def signature_of(kernel: Kernel, program: Program) -> Signature:

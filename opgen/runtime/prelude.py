@@ -685,6 +685,7 @@ def _lanes(shared: str, wide: str) -> Iterable[str]:
     yield "#define lanes_or_one(place, step) \\"
     yield "    ((step) == 1 ? lanes_from_T(place) : same_lanes(from_T(*(place))))"
     yield from _masked_lanes(shared, wide)
+    yield from _planes(shared, wide)
     yield "FUNCTION wide sum_of_lanes(wide_lanes values)"
     yield "{"
     yield "    wide total = 0;"
@@ -737,6 +738,26 @@ def _masked_lanes(shared: str, wide: str) -> Iterable[str]:
     yield "#else"
     yield from _ALL_LANES
     yield "#endif"
+
+
+_WORDS = {"f32": "uint32_t", "i32": "uint32_t", "f16": "uint16_t", "bf16": "uint16_t"}
+_WORDS |= {"i16": "uint16_t"}
+
+
+def _planes(shared: str, wide: str) -> Iterable[str]:
+    """Whether 16 elements are picked out of two vectors in one instruction, and how."""
+    yield "#if defined __AVX512BW__ && defined __AVX512VL__ \\"
+    yield "    && (defined __clang__ || __GNUC__ >= 12)"
+    yield f"#define HAVE_PLANES {int(wide == 'f32')}"
+    yield f"#define HAVE_PLANES_OF_T {int(shared in _WORDS)}"
+    yield "#else"
+    yield "#define HAVE_PLANES 0"
+    yield "#define HAVE_PLANES_OF_T 0"
+    yield "#endif"
+    if shared in _WORDS:
+        word = _WORDS[shared]
+        given = f"vector_size(16 * sizeof({word})), aligned(sizeof({word})), may_alias"
+        yield f"typedef {word} stored_lanes __attribute__(({given}));"
 
 
 _ALL_LANES = (
