@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,13 +22,13 @@ from opgen.errors import Source
 from opgen.ir.cells import to_array
 from opgen.ir.loops import Call, Integer, Load, Number, Planes, Program, Scalar
 from opgen.ir.notation import Op
-from opgen.ir.plane import LANES, Each, Joined, Picked, Plane, Same, Term, Total, Vector
+from opgen.ir.plane import LANES, Each, Joined, Picked, Plane, Same, Term, Total, Vector, sources
 from opgen.passes.differentiate import derivative
 from opgen.passes.gather import gather
 from opgen.passes.planes import with_plane_kernels
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import specialise
-from opgen.runtime import special
+from opgen.runtime import build, special
 from opgen.testing.run_loops import run
 
 Arrays = dict[str, np.ndarray]
@@ -153,23 +156,42 @@ def plane_result(program: Program, tensors: Arrays, known: dict[str, int]) -> np
         at = known | {axis.name: i for axis, i in zip(kernel.axes, point, strict=True)}
         place = tuple(index.evaluate(at) for index in kernel.plane.target.indices)
         start = int(np.ravel_multi_index(place, found.shape))
-        for cells in kernel.plane.cells:
-            total = np.zeros(LANES)
-            for term in cells.terms:
-                total = np.where(term.present, total + lanes(term.value, tensors, at, total), total)
-            first = start + cells.first
-            found.reshape(-1)[first : first + LANES] = lanes(cells.value, tensors, at, total)
+        rounds = [(each, number) for each in kernel.plane.runs for number in range(each.count)]
+        for each, number in rounds:
+            moved = {tensor: number * step for tensor, step in each.steps}
+            for cells in each.cells:
+                total = np.zeros(LANES)
+                for term in cells.terms:
+                    added = lanes(shifted(term.value, moved), tensors, at, total)
+                    total = np.where(term.present, total + added, total)
+                first = start + cells.first + number * each.step
+                value = lanes(shifted(cells.value, moved), tensors, at, total)
+                found.reshape(-1)[first : first + LANES] = value
     return found
 
 
+def shifted(value: Vector, moved: dict[str, int]) -> Vector:
+    """A vector of a later round."""
+    match value:
+        case Picked(first=first, places=places, size=size) if size >= LANES:
+            step = moved.get(first.tensor, 0)
+            assert all(0 <= begin + step <= size - LANES for begin in sources(value))
+            return replace(value, places=tuple(place + step for place in places))
+        case Joined(arguments=arguments):
+            return replace(value, arguments=tuple(shifted(each, moved) for each in arguments))
+        case _:
+            return value
+
+
 WITHOUT = {
-    *((name, (2, 16)) for name in ("nearest", "bilinear", "transposed", "2x2, unpadded")),
-    *(("2x2, unpadded", size) for size in ((4, 4), (7, 3))),
+    *(("nearest", size) for size in ((2, 16), (16, 16), (12, 9))),
+    *(("2x2, unpadded", size) for size in ((4, 4), (7, 3), (2, 16))),
+    ("bilinear, gradient", (12, 9)),
 }
-"""Rows that are long, and planes too small for a vector."""
+"""Copies along rows that are long, planes too small for a vector, and one with too many steps."""
 
 
-@pytest.mark.parametrize("size", [(8, 8), (4, 4), (5, 7), (7, 3), (2, 16)])
+@pytest.mark.parametrize("size", [(8, 8), (4, 4), (5, 7), (7, 3), (2, 16), (16, 16), (12, 9)])
 @pytest.mark.parametrize("name", CASES)
 def test_vectors_are_made_of_the_terms_of_their_cells(name: str, size: tuple[int, int]) -> None:
     op, values = CASES[name]
@@ -208,10 +230,11 @@ def with_other_lanes(program: Program) -> Program:
             case _:
                 return value
 
-    cells = kernel.plane.cells[0]
+    cells = kernel.plane.runs[0].cells[0]
     terms = tuple(Term(change(term.value), term.present) for term in cells.terms)
     changed = replace(cells, terms=terms, value=change(cells.value))
-    plane = replace(kernel.plane, cells=(changed, *kernel.plane.cells[1:]))
+    first = replace(kernel.plane.runs[0], cells=(changed, *kernel.plane.runs[0].cells[1:]))
+    plane = replace(kernel.plane, runs=(first, *kernel.plane.runs[1:]))
     return replace(program, kernels=(replace(kernel, plane=plane), *others))
 
 
@@ -221,6 +244,16 @@ def test_square_planes_of_eight_have_kernels(name: str) -> None:
     plane = plane_of(cells_of(op, values(8, 8)))
     assert plane is not None
     assert plane.copies == (name == "nearest")
+
+
+@pytest.mark.parametrize("name", ["bilinear", "bilinear, gradient", "3x3"])
+def test_large_planes_are_loops(name: str) -> None:
+    op, values = CASES[name]
+    plane = plane_of(cells_of(op, values(16, 16)))
+    assert plane is not None and max(run.count for run in plane.runs) >= 12
+    assert len(list(plane.cells)) <= 16
+    plane = plane_of(cells_of(op, values(8, 8)))
+    assert plane is not None and all(run.count == 1 for run in plane.runs)
 
 
 NEAR_MISSES = {
@@ -297,6 +330,27 @@ def agree(found: Tensor, wanted: Tensor, dtype: torch.dtype, terms: int) -> None
     assert found.dtype == dtype and found.shape == wanted.shape
     bound = (2 + terms) * torch.finfo(dtype).eps if dtype.itemsize > 2 else torch.finfo(dtype).eps
     assert (found.double() - wanted).abs().max() <= bound * wanted.abs().max()
+
+
+def test_calls_with_dense_planes_run_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel for planes that does nothing is noticed where planes are dense, and only there."""
+    monkeypatch.setattr(special, "MOST_SIZES", 10)
+    library = build.library
+
+    def without_stores(source: str) -> ctypes.CDLL:
+        changed = re.sub(r"lanes_to_T\(&y(.*)\);", "", source)
+        assert changed != source or "are_planes" not in source
+        return library(changed)
+
+    monkeypatch.setattr(build, "library", without_stores)
+    own = opgen.load(SPECS / "upsample_bilinear.op").upsample_bilinear
+    dense, *_ = given = images((2, 512, 8, 8), torch.float32)
+    has_planes = "avx512bw" in Path("/proc/cpuinfo").read_text()
+    for x in given[:3]:
+        found, wanted = own(x, scale_factor=2), interpolate("bilinear")(x)
+        is_right = torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        is_dense = x.stride()[2:] == dense.stride()[2:]
+        assert is_right == (not is_dense or not has_planes)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,8 +12,9 @@ from opgen.algebra.poly import Poly, poly
 from opgen.emit import moves
 from opgen.emit.c_layout import broken, wrapped
 from opgen.emit.expression import Names, Printer, type_name
-from opgen.emit.function import Function
+from opgen.emit.function import Function, is_replaced
 from opgen.emit.names import CNames
+from opgen.emit.planes import HAVE
 from opgen.emit.types import Types
 from opgen.ir.loops import Blocks, Finite, Kernel, Planes, Program, Short
 from opgen.ir.primitives import Level
@@ -276,7 +277,10 @@ class _Writer:
                     value = f"are_finite({arguments})"
                 case Blocks():
                     flag = self.scope.fresh("are_blocks")
-                    value = " && ".join(self.block_tests(condition))
+                    tests = list(self.block_tests(condition))
+                    if is_replaced(kernel) and kernel.unless is not None:
+                        tests.insert(0, f"!{HAVE[kernel.unless.elements]}")
+                    value = " && ".join(tests)
                 case Short(extent=extent, most=most):
                     flag = self.scope.fresh("is_short")
                     row = self.printer.poly(extent).at(Level.RELATIONAL)
@@ -284,8 +288,7 @@ class _Writer:
                     value = " && ".join(["HAVE_MASKS", f"{row} <= {most}", *steps])
                 case Planes():
                     flag = self.scope.fresh("are_planes")
-                    given = "HAVE_PLANES_OF_T" if condition.copies else "HAVE_PLANES"
-                    value = " && ".join([given, *self.plane_tests(condition)])
+                    value = " && ".join([HAVE[condition.elements], *self.plane_tests(condition)])
                 case unexpected:
                     assert_never(unexpected)
             self.flags[condition] = flag

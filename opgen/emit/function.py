@@ -8,12 +8,15 @@ from opgen.algebra.poly import Poly
 from opgen.emit.c_layout import spec_comment, wrapped
 from opgen.emit.expression import Names, Printer, type_name
 from opgen.emit.names import CNames, function_name
+from opgen.emit.planes import HAVE
 from opgen.emit.statements import Emitter
 from opgen.emit.streams import streams
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import (
+    Blocks,
     Kernel,
     Operand,
+    Planes,
     Program,
     uses,
 )
@@ -74,10 +77,21 @@ def print_function(
     lines = tuple(emitter.lines)
     name = function_name(kernel.name)
     given = ""
-    if kernel.plane is not None:
-        given = "HAVE_PLANES_OF_T" if kernel.plane.copies else "HAVE_PLANES"
+    if isinstance(kernel.only, Planes):
+        given = HAVE[kernel.only.elements]
+    elif is_replaced(kernel) and kernel.unless is not None:
+        given = f"!{HAVE[kernel.unless.elements]}"
     count = points(kernel)
     return Function(name, spec, signature, parameters, lines, count, kernel.written, given)
+
+
+def is_replaced(kernel: Kernel) -> bool:
+    """Whether a kernel is not made where there are instructions for one of whole planes.
+
+    Blocks take the compiler a second, and there few calls are left to them.
+    """
+    is_of_blocks = isinstance(kernel.only, Blocks) and kernel.only.holds
+    return is_of_blocks and kernel.unless is not None
 
 
 def signature_of(kernel: Kernel, program: Program) -> Signature:

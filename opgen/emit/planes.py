@@ -11,13 +11,13 @@ What is loaded or written down for one vector serves all that need it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Final, assert_never
 
 from opgen.emit.emitter import ScopeEmitter
 from opgen.emit.polynomial import Text
-from opgen.ir.loops import Scalar
+from opgen.ir.loops import Elements, Scalar
 from opgen.ir.plane import (
     LANES,
     Cells,
@@ -25,6 +25,7 @@ from opgen.ir.plane import (
     Joined,
     Picked,
     Plane,
+    Run,
     Same,
     Term,
     Total,
@@ -33,13 +34,20 @@ from opgen.ir.plane import (
 )
 from opgen.ir.primitives import PRIMITIVES, Level
 
+HAVE: Final = {
+    Elements.COMPUTED: "HAVE_PLANES",
+    Elements.NARROW: "HAVE_NARROW_PLANES",
+    Elements.STORED: "HAVE_PLANES_OF_T",
+}
+"""The macros that are 1 where there are instructions that pick elements."""
+
 
 def print_plane(emitter: ScopeEmitter, plane: Plane) -> None:
     """The cells of a point."""
     printer = _PlanePrinter(emitter, plane.copies)
     target = emitter.printer.cell(plane.target.tensor, plane.target.indices)
-    for cells in plane.cells:
-        printer.cells(cells, target)
+    for run in plane.runs:
+        printer.run(run, target)
 
 
 @dataclass
@@ -50,6 +58,8 @@ class _PlanePrinter:
     copies: bool  # whether elements stay as they are stored
     known: dict[str, str] = field(default_factory=dict)  # vectors and numbers by their text
     total: str = ""
+    round: str = ""  # the counter of a loop,
+    steps: Mapping[str, int] = field(default_factory=dict)  # and how far tensors go in one of it
 
     def named(self, name: str, text: str, kind: str = "") -> str:
         """The name of a constant with that value, a vector if nothing else is said."""
@@ -59,7 +69,28 @@ class _PlanePrinter:
             self.emitter.write(f"const {kind} {self.known[text]} = {text};")
         return self.known[text]
 
-    def cells(self, cells: Cells, target: str) -> None:
+    def run(self, run: Run, target: str) -> None:
+        """Vectors of cells, in a loop if there are several rounds."""
+        if run.count == 1:
+            for cells in run.cells:
+                self.cells(cells, target)
+            return
+        inner = self.emitter.inner()
+        name = inner.scope.fresh("round")
+        self.emitter.write(f"for (int64_t {name} = 0; {name} < {run.count}; {name}++) {{")
+        inner.write("NOT_A_VECTOR;")
+        known, steps = dict(self.known), dict(run.steps)
+        printer = _PlanePrinter(inner, self.copies, known, round=name, steps=steps)
+        for cells in run.cells:
+            printer.cells(cells, target, run.step)
+        self.emitter.write("}")
+
+    def place(self, first: str, number: int, step: int) -> str:
+        """The address of an element of a plane in the round of a loop."""
+        moved = f" + {step} * {self.round}" if self.round and step else ""
+        return f"&{first}{f' + {number}' if number else ''}{moved}"
+
+    def cells(self, cells: Cells, target: str, step: int = 0) -> None:
         """A vector of cells, from its terms to where it is stored."""
         if cells.terms:
             self.total = self.emitter.scope.fresh("total")
@@ -67,7 +98,7 @@ class _PlanePrinter:
         for term in cells.terms:
             self.term(term)
         value = self.lanes(cells.value)
-        place = f"&{target}" + (f" + {cells.first}" if cells.first else "")
+        place = self.place(target, cells.first, step)
         if self.copies:
             self.emitter.write(f"*(stored_lanes *)({place}) = {value};")
             return
@@ -149,7 +180,7 @@ class _PlanePrinter:
     def source(self, picked: Picked, begin: int) -> str:
         """A vector of consecutive elements of a plane."""
         cell = self.emitter.printer.cell(picked.first.tensor, picked.first.indices)
-        place = f"&{cell}" + (f" + {begin}" if begin else "")
+        place = self.place(cell, begin, self.steps.get(picked.first.tensor, 0))
         loaded = f"*(const stored_lanes *)({place})" if self.copies else f"lanes_from_T({place})"
         return self.named(f"{picked.first.tensor}_{begin}", loaded)
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, assert_never
 
 from opgen.algebra.condition import Condition
@@ -267,16 +268,23 @@ class Short:
     holds: bool
 
 
+class Elements(Enum):
+    """Which elements of two vectors can be picked in any order."""
+
+    COMPUTED = "numbers as they are computed"
+    NARROW = "numbers as they are computed, stored in 16 bits"
+    STORED = "elements as they are stored"
+
+
 @dataclass(frozen=True, slots=True)
 class Planes:
     """Whether the last dims of tensors, as many as stand beside them, lie one behind the other.
 
-    Elements of two vectors can be picked in any order: numbers as they are computed, or, where
-    there are only `copies`, as they are stored.
+    And whether there are instructions that pick `elements`.
     """
 
     tensors: tuple[tuple[str, int], ...]
-    copies: bool
+    elements: Elements
     holds: bool = True
 
 

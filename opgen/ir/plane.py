@@ -12,6 +12,7 @@ as well, so each vector is written out: the terms of its lanes side by side.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -98,18 +99,56 @@ class Cells:
     terms: tuple[Term, ...]
     value: Vector
 
+    @property
+    def picked(self) -> Iterator[Picked]:
+        """The elements that it is made of."""
+        for term in self.terms:
+            yield from _picked(term.value)
+        yield from _picked(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Vectors that are computed in `count` rounds.
+
+    In every round their cells are `step` further on, and elements of a plane that fills vectors as
+    many as stand beside its tensor in `steps`.
+    """
+
+    cells: tuple[Cells, ...]
+    count: int = 1
+    step: int = 0
+    steps: tuple[tuple[str, int], ...] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class Plane:
     """The cells of a point. `target` is the first; vectors at the end may repeat some."""
 
     target: Load
-    cells: tuple[Cells, ...]
+    runs: tuple[Run, ...]
+
+    @property
+    def cells(self) -> Iterator[Cells]:
+        """The vectors of the first rounds."""
+        for run in self.runs:
+            yield from run.cells
 
     @property
     def copies(self) -> bool:
         """Whether all cells are elements as they are stored."""
         return all(not each.terms and isinstance(each.value, Picked) for each in self.cells)
+
+
+def _picked(vector: Vector) -> Iterator[Picked]:
+    match vector:
+        case Picked():
+            yield vector
+        case Joined(arguments=arguments):
+            for argument in arguments:
+                yield from _picked(argument)
+        case Same() | Each() | Total():
+            return
 
 
 def sources(picked: Picked) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ left of a cell but loads at known places of planes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -52,8 +53,8 @@ from opgen.ir.notation import Reducer
 MOST_CELLS: Final = 1024
 """The most cells of a plane."""
 
-MOST_TERMS: Final = 2560
-"""The most terms of all cells of a plane: ten for each lane of sixteen vectors."""
+MOST_TERMS: Final = 4608
+"""The most terms of all cells of a plane: what they are is found out in some tenths of a second."""
 
 _SUMS: Final = (Reducer.ASSIGN, Reducer.ADD)
 
@@ -105,7 +106,7 @@ def plane_cells(kernel: Kernel, program: Program) -> PlaneCells | None:
     places = set()
     try:
         for point in itertools.product(*ranges):
-            values = {axis.name: poly(at) for axis, at in zip(axes, point, strict=True)}
+            values = {axis.name: _number(at) for axis, at in zip(axes, point, strict=True)}
             store, cell = reader.cell(kernel.body, values)
             places.add(store.indices[: len(indices) - dims])
             cells[flat_place(store.indices[len(indices) - dims :], sizes)] = cell
@@ -117,6 +118,12 @@ def plane_cells(kernel: Kernel, program: Program) -> PlaneCells | None:
         return None
     first = Load(kernel.written, (*places.pop(), *[poly(0)] * dims))
     return PlaneCells(axes, first, tuple(cells[at] for at in range(count)))
+
+
+@functools.cache
+def _number(value: int) -> Poly:
+    """The same object for the same number: it is compared with itself often."""
+    return poly(value)
 
 
 def known_dims(program: Program, tensor: str) -> int:
@@ -199,7 +206,7 @@ class _Reader:
                     begin = max(self.number(bound, values) for bound in lower)
                     end = min(self.number(bound, values) for bound in upper)
                     for number in range(begin, end + 1):
-                        self.nodes(body, {**values, name: poly(number)}, terms, stored)
+                        self.nodes(body, {**values, name: _number(number)}, terms, stored)
                 case If(body=body):
                     if self.holds(node, values):
                         self.nodes(body, dict(values), terms, stored)

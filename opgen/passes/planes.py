@@ -18,14 +18,15 @@ pays for, so there is a limit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
-from opgen.algebra.poly import poly
+from opgen.algebra.poly import Poly, poly
 from opgen.ir.loops import (
     Argument,
     Call,
     Choose,
+    Elements,
     For,
     Integer,
     Kernel,
@@ -44,6 +45,7 @@ from opgen.ir.plane import (
     Joined,
     Picked,
     Plane,
+    Run,
     Same,
     Term,
     Total,
@@ -53,10 +55,14 @@ from opgen.ir.plane import (
 from opgen.passes.blocks import OPERATORS
 from opgen.passes.gather import fresh_name
 from opgen.passes.plane_cells import Cell, PlaneCells, flat_place, known_dims, plane_cells
+from opgen.passes.plane_runs import rolled
 from opgen.passes.rows import direct
 
 LONGEST: Final = 16
-"""The longest row of results that is worth it: loops along longer ones are vectors."""
+"""The longest row of results that is worth it: loops along longer ones are vectors,"""
+
+LONGEST_NARROW: Final = 32
+"""but for those of 16 bits. Copies along such rows are made otherwise, see `passes.moves`."""
 
 MOST_STEPS: Final = 320
 """The most instructions of a kernel, about: each takes the compiler a millisecond."""
@@ -94,65 +100,71 @@ def _planes(kernel: Kernel, program: Program) -> Kernel | None:
     extents = program.operand(kernel.written).extents
     if not _is_generic(program, kernel.written) or not extents or not extents[-1].is_constant:
         return None
-    if extents[-1].constant > LONGEST:
+    if extents[-1].constant > LONGEST_NARROW:
         return None
     found = plane_cells(kernel, program)
     if found is None or len(found.cells) < LANES or len(found.axes) == len(kernel.axes):
         return None
     vectors = _Vectors(program)
-    cells = []
-    steps = 0
+    cells: list[Cells] = []
     for first in (*range(0, len(found.cells) - LANES, LANES), len(found.cells) - LANES):
         made = vectors.cells(first, found.cells[first : first + LANES])
         if made is None:
             return None
         cells.append(made)
-        steps += vectors.steps(made)
-        if steps > MOST_STEPS:
-            return None
-    plane = Plane(found.first, tuple(cells))
-    if plane.copies and any(each.size < SMALL for all_ in cells for each in picks(all_.value)):
+    runs = tuple(Run((each,)) for each in cells)
+    if sum(map(vectors.steps, cells)) > MOST_STEPS:
+        runs = rolled(cells)
+    plane = Plane(found.first, runs)
+    if sum(map(vectors.steps, plane.cells)) > MOST_STEPS:
+        return None
+    if plane.copies and any(each.size < SMALL for all_ in cells for each in all_.picked):
         return None
     if any(not each.terms and _is_element(each.value) for each in cells):
         return None  # a number may not be what is stored: there is more than one NaN
-    return _over_planes(kernel, found, plane, program)
+    if extents[-1].constant >= LANES and all(map(_is_in_order, cells)):
+        return None  # as vectors of a loop are
+    elements = Elements.STORED if plane.copies else Elements.COMPUTED
+    if extents[-1].constant > LONGEST:
+        if plane.copies:
+            return None
+        elements = Elements.NARROW
+    return _over_planes(kernel, found, plane, program, elements)
 
 
-def _over_planes(kernel: Kernel, found: PlaneCells, plane: Plane, program: Program) -> Kernel:
+def _over_planes(
+    kernel: Kernel, found: PlaneCells, plane: Plane, program: Program, elements: Elements
+) -> Kernel:
     """The kernel with loops over the cells of a plane inside of a point."""
     body = kernel.body
     for axis in reversed(found.axes):
         body = (For(axis.name, (poly(0),), (axis.extent - 1,), body),)
     dense = {kernel.written: known_dims(program, kernel.written)}
     for cells in plane.cells:
-        for vector in (*(term.value for term in cells.terms), cells.value):
-            for picked in picks(vector):
-                if picked.size >= SMALL:
-                    dense[picked.first.tensor] = known_dims(program, picked.first.tensor)
+        for picked in cells.picked:
+            if picked.size >= SMALL:
+                dense[picked.first.tensor] = known_dims(program, picked.first.tensor)
     return replace(
         kernel,
         axes=tuple(axis for axis in kernel.axes if axis not in found.axes),
         body=body,
         plane=plane,
-        only=Planes(tuple(dense.items()), plane.copies),
+        only=Planes(tuple(dense.items()), elements),
     )
+
+
+def _is_in_order(cells: Cells) -> bool:
+    """Whether lanes have consecutive elements, and all the same terms."""
+    consecutive = (
+        list(picked.places) == list(range(picked.places[0], picked.places[0] + LANES))
+        for picked in cells.picked
+    )
+    return all(all(term.present) for term in cells.terms) and all(consecutive)
 
 
 def _is_element(vector: Vector) -> bool:
     """Whether all lanes have one element as it is."""
     return isinstance(vector, Same) and isinstance(vector.value, Load)
-
-
-def picks(vector: Vector) -> Iterator[Picked]:
-    """The elements that a vector is made of."""
-    match vector:
-        case Picked():
-            yield vector
-        case Joined(arguments=arguments):
-            for argument in arguments:
-                yield from picks(argument)
-        case Same() | Each() | Total():
-            return
 
 
 def _is_generic(program: Program, tensor: str) -> bool:
@@ -167,12 +179,49 @@ def _is_generic(program: Program, tensor: str) -> bool:
 Key = tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Whether a value depends on tensors, and on the sum of its cell."""
+
+    loads: bool
+    results: bool
+
+
 class _Vectors:
     """Makes vectors of the cells of a plane."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.tables = frozenset(table.name for table in program.tables)
+        # Scalars share parts, and cells outlive this: they are told apart by where they are.
+        self.known: dict[int, _Parts] = {}
+        self.places: dict[int, tuple[tuple[Poly, ...], int] | None] = {}
+
+    def parts(self, value: Scalar) -> _Parts:
+        """What a value depends on."""
+        found = self.known.get(id(value))
+        if found is None:
+            loads = any(load.tensor not in self.tables for load in _loads(value))
+            found = self.known[id(value)] = _Parts(loads, _results(value))
+        return found
+
+    def place(self, load: Load) -> tuple[tuple[Poly, ...], int] | None:
+        """The plane that an element is of, and its place in it."""
+        if id(load) not in self.places:
+            dims = known_dims(self.program, load.tensor)
+            outer = load.indices[: len(load.indices) - dims]
+            inner = load.indices[len(outer) :]
+            sizes = self.sizes(load.tensor)
+            is_known = dims > 0 and all(index.is_constant for index in inner)
+            place = (outer, flat_place(inner, sizes)) if is_known else None
+            self.places[id(load)] = place
+        return self.places[id(load)]
+
+    def sizes(self, tensor: str) -> tuple[int, ...]:
+        """Those of its planes."""
+        extents = self.program.operand(tensor).extents
+        dims = known_dims(self.program, tensor)
+        return tuple(extent.constant for extent in extents[len(extents) - dims :])
 
     def loads(self, value: Scalar) -> Iterator[Load]:
         """The elements of tensors that a value depends on."""
@@ -237,10 +286,10 @@ class _Vectors:
         first = values[0]
         if isinstance(first, Result):
             return Total() if all(isinstance(value, Result) for value in values) else None
-        if not any(_results(value) for value in values):
-            if all(value == first for value in values):
+        if not any(self.parts(value).results for value in values):
+            if all(value is first or value == first for value in values):
                 return Same(first)
-            if not any(True for value in values for _ in self.loads(value)):
+            if not any(self.parts(value).loads for value in values):
                 return Each(tuple(values))
         if isinstance(first, Load):
             return self.picked(values)
@@ -267,18 +316,14 @@ class _Vectors:
             return None
         if not _is_generic(self.program, tensor):
             return None
-        dims = known_dims(self.program, tensor)
-        if dims == 0:
+        placed = [self.place(load) for load in loads]
+        outer = placed[0][0] if placed[0] is not None else ()
+        places = [each[1] for each in placed if each is not None and each[0] == outer]
+        if len(places) < len(loads):
             return None
-        rank = len(loads[0].indices)
-        if len({load.indices[: rank - dims] for load in loads}) != 1:
-            return None
-        sizes = [each.constant for each in self.program.operand(tensor).extents[rank - dims :]]
-        if any(not index.is_constant for load in loads for index in load.indices[rank - dims :]):
-            return None
-        places = tuple(flat_place(load.indices[rank - dims :], sizes) for load in loads)
-        first = Load(tensor, (*loads[0].indices[: rank - dims], *[poly(0)] * dims))
-        found = Picked(first, tuple(sizes), places)
+        sizes = self.sizes(tensor)
+        first = Load(tensor, (*outer, *[poly(0)] * len(sizes)))
+        found = Picked(first, sizes, tuple(places))
         return found if found.size < SMALL or len(sources(found)) <= MOST_SOURCES else None
 
     def steps(self, cells: Cells) -> int:

@@ -749,9 +749,11 @@ def _planes(shared: str, wide: str) -> Iterable[str]:
     yield "#if defined __AVX512BW__ && defined __AVX512VL__ \\"
     yield "    && (defined __clang__ || __GNUC__ >= 12)"
     yield f"#define HAVE_PLANES {int(wide == 'f32')}"
+    yield f"#define HAVE_NARROW_PLANES {int(wide == 'f32' and shared in ('f16', 'bf16'))}"
     yield f"#define HAVE_PLANES_OF_T {int(shared in _WORDS)}"
     yield "#else"
     yield "#define HAVE_PLANES 0"
+    yield "#define HAVE_NARROW_PLANES 0"
     yield "#define HAVE_PLANES_OF_T 0"
     yield "#endif"
     if shared in _WORDS:
