@@ -16,7 +16,7 @@ from opgen.emit.function import Function, is_replaced
 from opgen.emit.names import CNames
 from opgen.emit.planes import HAVE
 from opgen.emit.types import Types
-from opgen.ir.loops import Blocks, Finite, Kernel, Planes, Program, Short
+from opgen.ir.loops import Blocks, Elements, Finite, Kernel, Planes, Program, Short
 from opgen.ir.primitives import Level
 from opgen.ir.work import points, work
 
@@ -288,7 +288,10 @@ class _Writer:
                     value = " && ".join(["HAVE_MASKS", f"{row} <= {most}", *steps])
                 case Planes():
                     flag = self.scope.fresh("are_planes")
-                    value = " && ".join([HAVE[condition.elements], *self.plane_tests(condition)])
+                    tests = [HAVE[condition.elements], *self.plane_tests(condition)]
+                    if condition.elements is Elements.STORED and kernel.written in self.streams:
+                        tests.append(f"!{self.streams[kernel.written]}")  # blocks go past caches
+                    value = " && ".join(tests)
                 case unexpected:
                     assert_never(unexpected)
             self.flags[condition] = flag

@@ -273,7 +273,7 @@ class Elements(Enum):
 
     COMPUTED = "numbers as they are computed"
     NARROW = "numbers as they are computed, stored in 16 bits"
-    STORED = "elements as they are stored"
+    STORED = "elements as they are stored, in 16 bits"
 
 
 @dataclass(frozen=True, slots=True)

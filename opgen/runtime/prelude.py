@@ -740,26 +740,28 @@ def _masked_lanes(shared: str, wide: str) -> Iterable[str]:
     yield "#endif"
 
 
-_WORDS = {"f32": "uint32_t", "i32": "uint32_t", "f16": "uint16_t", "bf16": "uint16_t"}
-_WORDS |= {"i16": "uint16_t"}
+_HALVES = ("f16", "bf16", "i16")
 
 
 def _planes(shared: str, wide: str) -> Iterable[str]:
-    """Whether 16 elements are picked out of two vectors in one instruction, and how."""
+    """Whether 16 elements are picked out of two vectors in one instruction, and how.
+
+    Elements of 32 bits that stay as they are gain nothing: loops copy them as fast as memory goes.
+    """
+    is_narrow = shared in _HALVES
     yield "#if defined __AVX512BW__ && defined __AVX512VL__ \\"
     yield "    && (defined __clang__ || __GNUC__ >= 12)"
     yield f"#define HAVE_PLANES {int(wide == 'f32')}"
-    yield f"#define HAVE_NARROW_PLANES {int(wide == 'f32' and shared in ('f16', 'bf16'))}"
-    yield f"#define HAVE_PLANES_OF_T {int(shared in _WORDS)}"
+    yield f"#define HAVE_NARROW_PLANES {int(wide == 'f32' and is_narrow)}"
+    yield f"#define HAVE_PLANES_OF_T {int(is_narrow)}"
     yield "#else"
     yield "#define HAVE_PLANES 0"
     yield "#define HAVE_NARROW_PLANES 0"
     yield "#define HAVE_PLANES_OF_T 0"
     yield "#endif"
-    if shared in _WORDS:
-        word = _WORDS[shared]
-        given = f"vector_size(16 * sizeof({word})), aligned(sizeof({word})), may_alias"
-        yield f"typedef {word} stored_lanes __attribute__(({given}));"
+    if is_narrow:
+        given = "vector_size(16 * sizeof(uint16_t)), aligned(sizeof(uint16_t)), may_alias"
+        yield f"typedef uint16_t stored_lanes __attribute__(({given}));"
 
 
 _ALL_LANES = (
