@@ -41,6 +41,7 @@ from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
 from opgen.passes.masked_rows import with_masked_rows
 from opgen.passes.padded import with_padding
+from opgen.passes.planes import with_plane_kernels
 from opgen.passes.relayout import channels_last, relayout, with_temporaries, with_workspaces
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
@@ -318,6 +319,7 @@ def special_source(
     plain = schedule(op, gather(op))
     special = with_blocks(plain, with_padding(op, special))
     special = with_masked_rows(plain, special, facts_of(op))
+    special = with_plane_kernels(plain, special)
     return c_source(special, program, with_workspaces(orders, special.workspaces))
 
 

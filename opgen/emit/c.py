@@ -21,6 +21,7 @@ from opgen.ir.loops import (
     For,
     Kernel,
     Load,
+    Planes,
     Program,
     Scalar,
     Short,
@@ -126,6 +127,8 @@ def _task(
     if isinstance(kernel.only, Blocks | Short) and kernel.only.holds:
         given = [name for name in kernel.only.tensors if not called_as.operand(name).optional]
         return Task(function, arguments(dict.fromkeys(given, 1)), (), False)
+    if isinstance(kernel.only, Planes):
+        return Task(function, arguments({name: 1 for name, _ in kernel.only.tensors}), (), False)
     all_there = dict.fromkeys(names, 1)
     absent = {name: 0 for name in names if called_as.operand(name).optional}
     choices = [all_there, {**all_there, **absent}] if absent else [all_there]

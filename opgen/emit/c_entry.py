@@ -12,10 +12,11 @@ from opgen.algebra.poly import Poly, poly
 from opgen.emit import moves
 from opgen.emit.c_layout import broken, wrapped
 from opgen.emit.expression import Names, Printer, type_name
-from opgen.emit.function import Function
+from opgen.emit.function import Function, is_replaced
 from opgen.emit.names import CNames
+from opgen.emit.planes import HAVE
 from opgen.emit.types import Types
-from opgen.ir.loops import Blocks, Finite, Kernel, Program, Short
+from opgen.ir.loops import Blocks, Elements, Finite, Kernel, Planes, Program, Short
 from opgen.ir.primitives import Level
 from opgen.ir.work import points, work
 
@@ -160,7 +161,7 @@ class _Writer:
     scope: CNames
     lines: list[str] = field(default_factory=list)
     symbols: dict[str, str] = field(default_factory=dict)
-    flags: dict[Finite | Blocks | Short, str] = field(default_factory=dict)
+    flags: dict[Finite | Blocks | Short | Planes, str] = field(default_factory=dict)
     streams: dict[str, str] = field(default_factory=dict)  # whether results go past the caches
     arguments: str = "arguments"  # what `call` points to
 
@@ -195,7 +196,7 @@ class _Writer:
                     yield from self.program.operand(tensor).extents
                 case Blocks(extent=extent) | Short(extent=extent):
                     yield extent
-                case None:
+                case Planes() | None:
                     pass
                 case unexpected:
                     assert_never(unexpected)
@@ -276,12 +277,21 @@ class _Writer:
                     value = f"are_finite({arguments})"
                 case Blocks():
                     flag = self.scope.fresh("are_blocks")
-                    value = " && ".join(self.block_tests(condition))
+                    tests = list(self.block_tests(condition))
+                    if is_replaced(kernel) and kernel.unless is not None:
+                        tests.insert(0, f"!{HAVE[kernel.unless.elements]}")
+                    value = " && ".join(tests)
                 case Short(extent=extent, most=most):
                     flag = self.scope.fresh("is_short")
                     row = self.printer.poly(extent).at(Level.RELATIONAL)
                     steps = [f"n[{self.places(tensor)[-1]}] == 1" for tensor in condition.tensors]
                     value = " && ".join(["HAVE_MASKS", f"{row} <= {most}", *steps])
+                case Planes():
+                    flag = self.scope.fresh("are_planes")
+                    tests = [HAVE[condition.elements], *self.plane_tests(condition)]
+                    if condition.elements is Elements.STORED and kernel.written in self.streams:
+                        tests.append(f"!{self.streams[kernel.written]}")  # blocks go past caches
+                    value = " && ".join(tests)
                 case unexpected:
                     assert_never(unexpected)
             self.flags[condition] = flag
@@ -296,10 +306,21 @@ class _Writer:
             else:
                 yield f"{step} == 1"
 
+    def plane_tests(self, condition: Planes) -> Iterator[str]:
+        for tensor, dims in condition.tensors:
+            step = 1
+            extents = self.program.operand(tensor).extents
+            for at in range(1, dims + 1):
+                if extents[-at] != 1:
+                    yield f"n[{self.places(tensor)[-at]}] == {step}"
+                step *= extents[-at].constant
+
     def run(self, kernel: Kernel, function: Function, count: Poly, each: Poly) -> None:
         """Call a kernel, if it is one for this call."""
         if function.signature.streams or moves.has_moves(kernel):
             self.lines.append(f"{self.arguments}.streams = {self.streams[kernel.written]};")
+        if kernel.unless is not None:
+            self.lines.append(f"if (!{self.flags[kernel.unless]}) {{")
         if kernel.only is not None:
             flag = self.flags[replace(kernel.only, holds=True)]
             self.lines.append(f"if ({'' if kernel.only.holds else '!'}{flag})")
@@ -318,6 +339,8 @@ class _Writer:
             self.lines += broken(
                 f"{function.name}_task(0, {count_text}, call);  // points share cells"
             )
+        if kernel.unless is not None:
+            self.lines.append("}")
 
     def move(self, kernel: Kernel) -> None:
         """Try to make a copy by blocks, in front of the line that runs the kernel.

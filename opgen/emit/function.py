@@ -8,12 +8,15 @@ from opgen.algebra.poly import Poly
 from opgen.emit.c_layout import spec_comment, wrapped
 from opgen.emit.expression import Names, Printer, type_name
 from opgen.emit.names import CNames, function_name
+from opgen.emit.planes import HAVE
 from opgen.emit.statements import Emitter
 from opgen.emit.streams import streams
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import (
+    Blocks,
     Kernel,
     Operand,
+    Planes,
     Program,
     uses,
 )
@@ -37,7 +40,10 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """The text of one kernel. `lines` are indented by one level."""
+    """The text of one kernel. `lines` are indented by one level.
+
+    Where the macro `given` is 0, the kernel is never called, and its lines may not compile.
+    """
 
     name: str
     comment: tuple[str, ...]
@@ -46,6 +52,7 @@ class Function:
     lines: tuple[str, ...]
     points: Poly  # how many parallel points it has
     written: str
+    given: str = ""
 
 
 def print_function(
@@ -69,7 +76,22 @@ def print_function(
     spec = tuple(line for text in kernel.spec for line in spec_comment(text))
     lines = tuple(emitter.lines)
     name = function_name(kernel.name)
-    return Function(name, spec, signature, parameters, lines, points(kernel), kernel.written)
+    given = ""
+    if isinstance(kernel.only, Planes):
+        given = HAVE[kernel.only.elements]
+    elif is_replaced(kernel) and kernel.unless is not None:
+        given = f"!{HAVE[kernel.unless.elements]}"
+    count = points(kernel)
+    return Function(name, spec, signature, parameters, lines, count, kernel.written, given)
+
+
+def is_replaced(kernel: Kernel) -> bool:
+    """Whether a kernel is not made where there are instructions for one of whole planes.
+
+    Blocks take the compiler a second, and there few calls are left to them.
+    """
+    is_of_blocks = isinstance(kernel.only, Blocks) and kernel.only.holds
+    return is_of_blocks and kernel.unless is not None
 
 
 def signature_of(kernel: Kernel, program: Program) -> Signature:

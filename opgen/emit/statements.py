@@ -11,6 +11,7 @@ from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
 from opgen.emit.lanes import LaneEmitter
+from opgen.emit.planes import print_plane
 from opgen.emit.polynomial import Text
 from opgen.emit.vectors import VectorSum, vector_sum
 from opgen.ir.loops import (
@@ -103,6 +104,9 @@ class Emitter(LaneEmitter):
 
     def inner_body(self) -> None:
         """The body at one point."""
+        if self.kernel.plane is not None:
+            print_plane(self, self.kernel.plane)
+            return
         if isinstance(self.kernel.only, Short) and self.kernel.only.holds:
             self.write("NOT_A_VECTOR;")
         for row in self.kernel.stretched:

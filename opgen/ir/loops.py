@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, assert_never
 
 from opgen.algebra.condition import Condition
@@ -39,6 +40,7 @@ from opgen.ir.notation import DType, Reducer, Table
 
 if TYPE_CHECKING:
     from opgen.ir.contraction import Contraction
+    from opgen.ir.plane import Plane
 
 
 # ---------------------------------------------------------------------------- scalars and tests
@@ -266,6 +268,26 @@ class Short:
     holds: bool
 
 
+class Elements(Enum):
+    """Which elements of two vectors can be picked in any order."""
+
+    COMPUTED = "numbers as they are computed"
+    NARROW = "numbers as they are computed, stored in 16 bits"
+    STORED = "elements as they are stored, in 16 bits"
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """Whether the last dims of tensors, as many as stand beside them, lie one behind the other.
+
+    And whether there are instructions that pick `elements`.
+    """
+
+    tensors: tuple[tuple[str, int], ...]
+    elements: Elements
+    holds: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """A parallel index over `[0, extent)`."""
@@ -341,12 +363,13 @@ class Kernel:
     body has loops over its values, and accumulators are those of one cell of one row.
 
     `local` names unstored operands of constant extents of which every point has its own. A kernel
-    with `only` is passed over in calls where that is not so. With `Blocks` its passes over the row
-    may take several lanes at a time, with `Short` they take all of a stretch at once.
+    with `only` is passed over in calls where that is not so, one with `unless` where that is so.
+    With `Blocks` its passes over the row may take several lanes at a time, with `Short` they take
+    all of a stretch at once.
 
     `written` is the tensor it writes, `also` are others; `prologue` holds what is the same for
-    every point; `spec` are the spec lines it computes. A `contraction` and a `move` are other ways
-    to do the same.
+    every point; `spec` are the spec lines it computes. A `contraction`, a `move` and a `plane` are
+    other ways to do the same.
     """
 
     name: str
@@ -358,9 +381,11 @@ class Kernel:
     row: Row | None = None
     group: Row | None = None
     local: tuple[str, ...] = ()
-    only: Finite | Blocks | Short | None = None
+    only: Finite | Blocks | Short | Planes | None = None
+    unless: Planes | None = None
     contraction: Contraction | None = None
     move: Move | None = None
+    plane: Plane | None = None
     also: tuple[str, ...] = ()
 
     @property

@@ -32,10 +32,17 @@ def show_kernel(kernel: Kernel) -> str:
             lines.append(f"    only if {'there are' if holds else 'there are no'} blocks of lanes")
         case loops.Short(extent=extent, most=most, holds=holds):
             lines.append(f"    only if {extent} {'<=' if holds else '>'} {most}")
+        case loops.Planes(tensors=tensors):
+            lines.append(
+                f"    only if planes of {', '.join(name for name, _ in tensors)} are dense"
+            )
         case None:
             pass
         case unexpected:
             assert_never(unexpected)
+    if kernel.unless is not None:
+        names = ", ".join(name for name, _ in kernel.unless.tensors)
+        lines.append(f"    unless planes of {names} are dense")
     lines += [f"      local {name}" for name in kernel.local]
     if kernel.move is not None:
         axes = ", ".join(f"{axis.name} < {axis.extent}" for axis in kernel.move.axes)

@@ -692,6 +692,7 @@ def _lanes(shared: str, wide: str) -> Iterable[str]:
     yield "#define lanes_or_one(place, step) \\"
     yield "    ((step) == 1 ? lanes_from_T(place) : same_lanes(from_T(*(place))))"
     yield from _masked_lanes(shared, wide)
+    yield from _planes(shared, wide)
     yield "FUNCTION wide sum_of_lanes(wide_lanes values)"
     yield "{"
     yield "    wide total = 0;"
@@ -744,6 +745,30 @@ def _masked_lanes(shared: str, wide: str) -> Iterable[str]:
     yield "#else"
     yield from _ALL_LANES
     yield "#endif"
+
+
+_HALVES = ("f16", "bf16", "i16")
+
+
+def _planes(shared: str, wide: str) -> Iterable[str]:
+    """Whether 16 elements are picked out of two vectors in one instruction, and how.
+
+    Elements of 32 bits that stay as they are gain nothing: loops copy them as fast as memory goes.
+    """
+    is_narrow = shared in _HALVES
+    yield "#if defined __AVX512BW__ && defined __AVX512VL__ \\"
+    yield "    && (defined __clang__ || __GNUC__ >= 12)"
+    yield f"#define HAVE_PLANES {int(wide == 'f32')}"
+    yield f"#define HAVE_NARROW_PLANES {int(wide == 'f32' and is_narrow)}"
+    yield f"#define HAVE_PLANES_OF_T {int(is_narrow)}"
+    yield "#else"
+    yield "#define HAVE_PLANES 0"
+    yield "#define HAVE_NARROW_PLANES 0"
+    yield "#define HAVE_PLANES_OF_T 0"
+    yield "#endif"
+    if is_narrow:
+        given = "vector_size(16 * sizeof(uint16_t)), aligned(sizeof(uint16_t)), may_alias"
+        yield f"typedef uint16_t stored_lanes __attribute__(({given}));"
 
 
 _ALL_LANES = (

@@ -101,6 +101,8 @@ class _Runner:
                 values[define.name] = 0  # it has no meaning in this call, and is not used
         if kernel.only is not None and self.is_so(kernel.only, values) != kernel.only.holds:
             return
+        if kernel.unless is not None and self.is_so(kernel.unless, values):
+            return
         ranges = [range(self.integer(axis.extent, values)) for axis in kernel.axes]
         groups, stretches = (self.stretches(row, values) for row in (kernel.group, kernel.row))
         self.row = kernel.row
@@ -117,7 +119,9 @@ class _Runner:
             self.nodes(kernel.body, {**values, **at, **group, **stretch})
 
     def is_so(
-        self, condition: loops.Finite | loops.Blocks | loops.Short, values: Environment
+        self,
+        condition: loops.Finite | loops.Blocks | loops.Short | loops.Planes,
+        values: Environment,
     ) -> bool:
         """What a kernel is conditional on. Here all tensors are consecutive."""
         match condition:
@@ -127,6 +131,8 @@ class _Runner:
                 return self.integer(extent, values) >= LANES
             case loops.Short(extent=extent, most=most):
                 return self.integer(extent, values) <= most
+            case loops.Planes():
+                return True
             case unexpected:
                 assert_never(unexpected)
 

@@ -1,0 +1,190 @@
+"""Whole planes as vectors: what `passes.planes` arranged, in GNU C.
+
+    const wide_lanes x_0 = lanes_from_T(&x[n * x_s0 + c * x_s1]);
+    wide_lanes total = (wide_lanes){0};
+    total += factors * SHUFFLE(x_0, x_0, 0, 0, 1, 1, ...);
+    total = SHUFFLE(total, total + (wide)from_T(w[0]) * SHUFFLE(x_0, x_1, ...), 0, 17, ...);
+    lanes_to_T(&y[n * y_s0 + c * y_s1], total);
+
+What is loaded or written down for one vector serves all that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+from opgen.emit.emitter import ScopeEmitter
+from opgen.emit.polynomial import Text
+from opgen.ir.loops import Elements, Scalar
+from opgen.ir.plane import (
+    LANES,
+    Cells,
+    Each,
+    Joined,
+    Picked,
+    Plane,
+    Run,
+    Same,
+    Term,
+    Total,
+    Vector,
+    sources,
+)
+from opgen.ir.primitives import PRIMITIVES, Level
+
+HAVE: Final = {
+    Elements.COMPUTED: "HAVE_PLANES",
+    Elements.NARROW: "HAVE_NARROW_PLANES",
+    Elements.STORED: "HAVE_PLANES_OF_T",
+}
+"""The macros that are 1 where there are instructions that pick elements."""
+
+
+def print_plane(emitter: ScopeEmitter, plane: Plane) -> None:
+    """The cells of a point."""
+    printer = _PlanePrinter(emitter, plane.copies)
+    target = emitter.printer.cell(plane.target.tensor, plane.target.indices)
+    for run in plane.runs:
+        printer.run(run, target)
+
+
+@dataclass
+class _PlanePrinter:
+    """Prints the vectors of one point."""
+
+    emitter: ScopeEmitter
+    copies: bool  # whether elements stay as they are stored
+    known: dict[str, str] = field(default_factory=dict)  # vectors and numbers by their text
+    total: str = ""
+    round: str = ""  # the counter of a loop,
+    steps: Mapping[str, int] = field(default_factory=dict)  # and how far tensors go in one of it
+
+    def named(self, name: str, text: str, kind: str = "") -> str:
+        """The name of a constant with that value, a vector if nothing else is said."""
+        kind = kind or ("stored_lanes" if self.copies else "wide_lanes")
+        if text not in self.known:
+            self.known[text] = self.emitter.scope.fresh(name)
+            self.emitter.write(f"const {kind} {self.known[text]} = {text};")
+        return self.known[text]
+
+    def run(self, run: Run, target: str) -> None:
+        """Vectors of cells, in a loop if there are several rounds."""
+        if run.count == 1:
+            for cells in run.cells:
+                self.cells(cells, target)
+            return
+        inner = self.emitter.inner()
+        name = inner.scope.fresh("round")
+        self.emitter.write(f"for (int64_t {name} = 0; {name} < {run.count}; {name}++) {{")
+        inner.write("NOT_A_VECTOR;")
+        known, steps = dict(self.known), dict(run.steps)
+        printer = _PlanePrinter(inner, self.copies, known, round=name, steps=steps)
+        for cells in run.cells:
+            printer.cells(cells, target, run.step)
+        self.emitter.write("}")
+
+    def place(self, first: str, number: int, step: int) -> str:
+        """The address of an element of a plane in the round of a loop."""
+        moved = f" + {step} * {self.round}" if self.round and step else ""
+        return f"&{first}{f' + {number}' if number else ''}{moved}"
+
+    def cells(self, cells: Cells, target: str, step: int = 0) -> None:
+        """A vector of cells, from its terms to where it is stored."""
+        if cells.terms:
+            self.total = self.emitter.scope.fresh("total")
+            self.emitter.write(f"wide_lanes {self.total} = (wide_lanes){{0}};")
+        for term in cells.terms:
+            self.term(term)
+        value = self.lanes(cells.value)
+        place = self.place(target, cells.first, step)
+        if self.copies:
+            self.emitter.write(f"*(stored_lanes *)({place}) = {value};")
+            return
+        self.emitter.write(f"lanes_to_T({place}, {value});")
+
+    def term(self, term: Term) -> None:
+        value = self.lanes(term.value, Level.ADDITIVE)
+        if all(term.present):
+            self.emitter.write(f"{self.total} += {value};")
+            return
+        chosen = (at + LANES * is_there for at, is_there in enumerate(term.present))
+        numbers = ", ".join(map(str, chosen))
+        self.emitter.write(
+            f"{self.total} = SHUFFLE({self.total}, {self.total} + {value}, {numbers});"
+        )
+
+    def lanes(self, vector: Vector, level: Level = Level.PRIMARY) -> str:
+        """A vector, where one number for all lanes is not enough."""
+        if isinstance(vector, Same):
+            return f"same_lanes({self.scalar(vector.value)})"
+        return self.vector(vector).at(level)
+
+    def vector(self, vector: Vector) -> Text:
+        """A vector, or a number that vectors are joined with."""
+        match vector:
+            case Same(value=value):
+                return Text(f"(wide){self.number(value).at(Level.UNARY)}", Level.UNARY)
+            case Each(values=values):
+                texts = [self.named("factor", self.scalar(value), "wide") for value in values]
+                return Text(self.named("factors", f"(wide_lanes){{{', '.join(texts)}}}"))
+            case Picked():
+                return Text(self.picked(vector))
+            case Joined(primitive=primitive, arguments=arguments):
+                return self.joined(primitive, arguments)
+            case Total():
+                return Text(self.total)
+            case unexpected:
+                assert_never(unexpected)
+
+    def joined(self, primitive: str, arguments: Sequence[Vector]) -> Text:
+        spelling = PRIMITIVES[primitive].c
+        texts = [
+            self.vector(argument).at(level)
+            for argument, level in zip(arguments, spelling.arguments, strict=True)
+        ]
+        return Text(spelling.text.format(*texts, f="", t="real"), spelling.level)
+
+    def number(self, value: Scalar) -> Text:
+        return self.emitter.printer.scalar(value)
+
+    def scalar(self, value: Scalar) -> str:
+        return self.number(value).text
+
+    def picked(self, picked: Picked) -> str:
+        """Elements in the order of lanes."""
+        if picked.size < LANES:
+            return self.gathered(picked)
+        begins = sources(picked)
+        places = picked.places
+        own = [max(at for at, begin in enumerate(begins) if begin <= place) for place in places]
+        found = self.source(picked, begins[0])
+        if len(begins) == 1 and [place - begins[0] for place in places] == list(range(LANES)):
+            return found
+        for at in range(max(len(begins) - 1, 1)):
+            second = self.source(picked, begins[min(at + 1, len(begins) - 1)])
+            numbers = []
+            for lane, place in enumerate(places):
+                if own[lane] > at + 1:
+                    numbers.append(lane)  # it is picked later
+                elif own[lane] == at + 1:
+                    numbers.append(LANES + place - begins[at + 1])
+                else:
+                    numbers.append(place - begins[0] if at == 0 else lane)
+            found = self.named(
+                "picked", f"SHUFFLE({found}, {second}, {', '.join(map(str, numbers))})"
+            )
+        return found
+
+    def source(self, picked: Picked, begin: int) -> str:
+        """A vector of consecutive elements of a plane."""
+        cell = self.emitter.printer.cell(picked.first.tensor, picked.first.indices)
+        place = self.place(cell, begin, self.steps.get(picked.first.tensor, 0))
+        loaded = f"*(const stored_lanes *)({place})" if self.copies else f"lanes_from_T({place})"
+        return self.named(f"{picked.first.tensor}_{begin}", loaded)
+
+    def gathered(self, picked: Picked) -> str:
+        """Elements of a plane that is smaller than a vector, loaded one by one."""
+        numbers = [self.named(load.tensor, self.scalar(load), "wide") for load in picked.loads]
+        return self.named(picked.first.tensor, f"(wide_lanes){{{', '.join(numbers)}}}")
