@@ -15,6 +15,7 @@ from opgen.algebra.poly import Atom, Poly, poly
 from opgen.algebra.poly import Kind as AtomKind
 from opgen.emit.polynomial import Text, condition_text, sum_text
 from opgen.emit.types import GENERIC, Type, Types
+from opgen.emit.vectors import EVERY_SECOND, step_of
 from opgen.ir import loops
 from opgen.ir.loops import Operand, Program
 from opgen.ir.notation import DType, Table
@@ -162,9 +163,10 @@ class Printer:
             if not any(self.walking in index.symbols for index in indices[-1:]):
                 (axis,) = (at for at, i in enumerate(indices) if self.walking in i.symbols)
                 return Text(f"lanes_apart(&{cell}, {self.names.strides[name, axis]})")
-            if self.within:
-                return Text(f"lanes_within(&{cell}, {self.within})")
-            return Text(f"lanes_from_T(&{cell})")
+            function = "lanes_within" if self.within else "lanes_from_T"
+            if step_of(indices[-1], self.walking) == EVERY_SECOND:
+                function = "every_second_within" if self.within else "every_second"
+            return Text(f"{function}({', '.join((f'&{cell}', *filter(None, [self.within])))})")
         match self._tensor(name):
             case Table():
                 return Text(cell)

@@ -4,6 +4,9 @@ A sum in any order has a vector of partial sums beside its total. Where all tens
 walks through are consecutive in memory, whole vectors of terms are added to it; the rest of the
 loop adds to the total as always. Left to the compiler, every run of the innermost loop would end
 with the sum of a vector, which costs as much as a hundred terms.
+
+A tensor of which every second element is read, as by the gradient of the filter of a convolution
+with a stride of 2, is loaded in two vectors, and these elements are picked out of them.
 """
 
 from __future__ import annotations
@@ -35,10 +38,13 @@ from opgen.ir.notation import Reducer
 OPERATORS: Final = frozenset({"add", "sub", "mul", "div", "neg"})
 """Primitives that GNU C spells for vectors as for numbers."""
 
+EVERY_SECOND: Final = 2
+"""The step between elements that are picked out of two vectors."""
+
 
 @dataclass(frozen=True, slots=True)
 class VectorSum:
-    """The terms of a loop, and the tensors that it walks through one by one."""
+    """The terms of a loop, and the tensors that it walks through by one element or by two."""
 
     terms: tuple[Accumulate, ...]
     walked: tuple[str, ...]
@@ -79,7 +85,8 @@ def _walked(term: Accumulate, name: str, program: Program) -> dict[str, None] | 
             return None
         if any(name in index.symbols for index in load.indices[:-1]):
             return None
-        if not is_next(load.indices[-1], name):
+        step = step_of(load.indices[-1], name)
+        if step != 1 and (step != EVERY_SECOND or operand.optional):
             return None
         walked[load.tensor] = None
     return walked if walked and _is_arithmetic(term.value, name) else None
@@ -87,8 +94,15 @@ def _walked(term: Accumulate, name: str, program: Program) -> dict[str, None] | 
 
 def is_next(index: Poly, name: str) -> bool:
     """Whether the index grows by one with the value of that name."""
+    return step_of(index, name) == 1
+
+
+def step_of(index: Poly, name: str) -> int | None:
+    """By how much the index grows with the value of that name; None where that is no constant."""
     linear = index.linear_in(symbol_atom(name))
-    return linear is not None and linear[0] == 1 and name not in linear[1].symbols
+    if linear is None or not linear[0].is_constant or name in linear[1].symbols:
+        return None
+    return linear[0].constant
 
 
 def _is_arithmetic(value: Scalar, name: str) -> bool:

@@ -685,11 +685,36 @@ def _lanes(shared: str, wide: str) -> Iterable[str]:
     yield "#define lanes_or_one(place, step) \\"
     yield "    ((step) == 1 ? lanes_from_T(place) : same_lanes(from_T(*(place))))"
     yield from _masked_lanes(shared, wide)
+    yield from _every_second(_BYTES // _SIZES[wide])
     yield "FUNCTION wide sum_of_lanes(wide_lanes values)"
     yield "{"
     yield "    wide total = 0;"
     yield "    for (int lane = 0; lane < LANES; lane++) total += values[lane];"
     yield "    return total;"
+    yield "}"
+
+
+def _every_second(lanes: int) -> Iterable[str]:
+    """Vectors of every second element, of all lanes or up to a last one.
+
+    The second vector that is loaded ends with the last element: behind it memory may end.
+    """
+    picked = (*range(0, lanes, 2), *range(lanes + 1, 2 * lanes, 2))
+    yield f"#define EVERY_SECOND(a, b) SHUFFLE(a, b, {', '.join(map(str, picked))})"
+    yield "FUNCTION wide_lanes every_second(const T *place)"
+    yield "{"
+    yield "    const wide_lanes a = lanes_from_T(place), b = lanes_from_T(place + LANES - 1);"
+    yield "    return EVERY_SECOND(a, b);"
+    yield "}"
+    yield "FUNCTION wide_lanes every_second_within(const T *place, int first, int last)"
+    yield "{"
+    yield "    const int begin = 2 * first, end = 2 * last;"
+    yield "    wide_lanes a = {0}, b = {0};"
+    yield "    if (begin < LANES) a = lanes_within(place, begin, end < LANES ? end : LANES - 1);"
+    yield "    if (end >= LANES)"
+    yield "        b = lanes_within("
+    yield "            place + LANES - 1, begin < LANES ? 0 : begin - LANES + 1, end - LANES + 1);"
+    yield "    return EVERY_SECOND(a, b);"
     yield "}"
 
 
