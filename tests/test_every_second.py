@@ -1,10 +1,11 @@
-"""Sums over every second element of a row take these out of two vectors of it."""
+"""Sums over every second element of a row: picked out of two vectors, or two sums in one vector."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import mmap
+import re
 from typing import Any
 
 import pytest
@@ -22,6 +23,18 @@ op taps(x[C,N,W], g[C,N,V]) -> y[C,2]
   where V >= 2*W
   y[c,l] = sum(n,w) x[c,n,w] * g[c,n, 2*w + l]
 
+op lone(x[C,N,W], g[C,N,V]) -> y[C]
+  where V >= 2*W
+  y[c] = sum(n,w) x[c,n,w] * g[c,n, 2*w + 1]
+
+op three(x[C,N,W], g[C,N,V]) -> y[C,3]
+  where V >= 2*W + 1
+  y[c,l] = sum(n,w) x[c,n,w] * g[c,n, 2*w + l]
+
+op scaled(x[C,N,W], g[C,N,V], s[C] = 1) -> y[C,2]
+  where V >= 2*W
+  y[c,l] = sum(n,w) x[c,n,w] * g[c,n, 2*w + l] * s[c]
+
 op thirds(x[C,N,W], g[C,N,V]) -> y[C]
   where V >= 3*W
   y[c] = sum(n,w) x[c,n,w] * g[c,n, 3*w]
@@ -30,12 +43,12 @@ WIDTHS = [0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 50]
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
-def wanted(x: Tensor, g: Tensor) -> Tensor:
+def wanted(x: Tensor, g: Tensor, taps: int = 2) -> Tensor:
     """The taps by slices, in float64."""
     width = x.shape[-1]
     parts = [
         (x.double() * g[..., tap : tap + 2 * width : 2][..., :width].double()).sum((1, 2))
-        for tap in range(2)
+        for tap in range(taps)
     ]
     return torch.stack(parts, 1)
 
@@ -45,13 +58,28 @@ def ops() -> Any:
     return opgen.compile(OPS, "taps.op")
 
 
-def test_kernels_load_them_as_vectors() -> None:
+def functions_of(op: str) -> set[str]:
+    """What the kernel of an op loads vectors with."""
     text = stage_text(Source(OPS, "taps.op"), "c")
-    assert "every_second(&g[" in text
-    assert "every_second_within(&g[" in text
-    thirds = text[text.index("// thirds") :]
-    thirds = thirds[: thirds.index("// Called by opgen.runtime")]
-    assert "every_second" not in thirds
+    begin = text.index(f"// {op}\n")
+    end = text.index("// Called by opgen.runtime", begin)
+    return set(re.findall(r"(\w+)\(&[xg]\[", text[begin:end]))
+
+
+def test_what_vectors_are_loaded_with() -> None:
+    whole = {"lanes_from_T", "lanes_within"}
+    picked = {"every_second", "every_second_within"}
+    assert (
+        functions_of("taps")
+        == functions_of("scaled")
+        == whole
+        | {
+            "each_twice",
+            "each_twice_within",
+        }
+    )
+    assert functions_of("lone") == functions_of("three") == whole | picked
+    assert functions_of("thirds") == set()
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -63,6 +91,11 @@ def test_sums_of_every_width(dtype: torch.dtype, ops: Any) -> None:
         g = torch.randint(-2, 3, (3, n, 2 * width + more), generator=generator).to(dtype)
         expected = wanted(x, g).to(dtype)
         assert torch.equal(ops.taps(x, g), expected), (width, more, n)
+        assert torch.equal(ops.lone(x, g), expected[:, 1])
+        if more:
+            assert torch.equal(ops.three(x, g), wanted(x, g, 3).to(dtype))
+        assert torch.equal(ops.scaled(x, g), expected)
+        assert torch.equal(ops.scaled(x, g, 2 * torch.ones(3, dtype=dtype)), 2 * expected)
         apart = g.transpose(1, 2).contiguous().transpose(1, 2)
         assert torch.equal(ops.taps(x, apart), expected)
         wide = torch.stack([x, x + 1], -1).flatten(-2)[..., ::2]
@@ -94,6 +127,7 @@ def test_nothing_behind_the_last_element_is_read(dtype: torch.dtype, ops: Any) -
         other, _also = before_a_page(x)
         found = ops.taps(other, given)
         assert torch.equal(found, wanted(x, g).to(dtype))
+        assert torch.equal(ops.lone(other, given), found[:, 1])
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

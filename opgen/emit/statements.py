@@ -234,25 +234,30 @@ class Emitter(LaneEmitter):
         program = self.printer.program
         steps = [strides[tensor, program.operand(tensor).rank - 1] for tensor in vectors.walked]
         condition = " && ".join(f"{step} == 1" for step in steps)
+        terms, step, last = vectors.terms, "LANES", f"{end} - {name} - 1"
+        is_twice = all(term.accumulator in self.pairs for term in terms)
+        if is_twice:
+            terms = tuple(even for even, _ in vectors.pairs(node.name) or ())
+            step, last = "LANES / 2", f"2 * ({end} - {name}) - 1"
         inner = self.inner()
         inner.printer.names.symbols[node.name] = name
         self.write("{")
         inner.nodes([each for each in node.body if isinstance(each, Define)])
-        walking = replace(inner.printer, walking=node.name)
+        walking = replace(inner.printer, walking=node.name, twice=is_twice)
         inner.write(f"int64_t {name} = {lower};")
         inner.write(f"if ({condition}) {{")
-        head = f"for (; {name} + LANES <= {end}; {name} += LANES) {{"
+        head = f"for (; {name} + {step} <= {end}; {name} += {step}) {{"
         inner.write(f"    {head}")
-        for term in vectors.terms:
+        for term in terms:
             value = walking.scalar(term.value).text
             inner.write(f"        {self.vectors[term.accumulator]} += {value};")
         inner.write("    }")
         if not any(program.operand(tensor).optional for tensor in vectors.walked):
             inner.write(f"    if (HAVE_MASKS && {name} < {end}) {{")
             high = inner.scope.fresh("high")
-            inner.write(f"        const int {high} = {end} - {name} - 1;")
+            inner.write(f"        const int {high} = {last};")
             walking = replace(walking, within=f"0, {high}")
-            for term in vectors.terms:
+            for term in terms:
                 value = f"lanes_only({walking.scalar(term.value).text}, 0, {high})"
                 inner.write(f"        {self.vectors[term.accumulator]} += {value};")
             inner.write(f"        {name} = {end};")

@@ -686,6 +686,7 @@ def _lanes(shared: str, wide: str) -> Iterable[str]:
     yield "    ((step) == 1 ? lanes_from_T(place) : same_lanes(from_T(*(place))))"
     yield from _masked_lanes(shared, wide)
     yield from _every_second(_BYTES // _SIZES[wide])
+    yield from _each_twice(wide)
     yield "FUNCTION wide sum_of_lanes(wide_lanes values)"
     yield "{"
     yield "    wide total = 0;"
@@ -715,6 +716,35 @@ def _every_second(lanes: int) -> Iterable[str]:
     yield "        b = lanes_within("
     yield "            place + LANES - 1, begin < LANES ? 0 : begin - LANES + 1, end - LANES + 1);"
     yield "    return EVERY_SECOND(a, b);"
+    yield "}"
+
+
+def _each_twice(wide: str) -> Iterable[str]:
+    """Vectors of half as many elements, each in two lanes; sums of the even or the odd lanes."""
+    lanes = _BYTES // _SIZES[wide]
+    doubled = ", ".join(str(lane // 2) for lane in range(lanes))
+    yield f"#define EACH_TWICE(values) SHUFFLE(values, values, {doubled})"
+    yield "FUNCTION wide_lanes each_twice(const T *place)"
+    yield "{"
+    yield "    wide_lanes out;"
+    yield "    if (HAVE_MASKS) return EACH_TWICE(lanes_within(place, 0, LANES / 2 - 1));"
+    yield "    for (int lane = 0; lane < LANES; lane++) out[lane] = from_T(place[lane / 2]);"
+    yield "    return out;"
+    yield "}"
+    yield "FUNCTION wide_lanes each_twice_within(const T *place, int first, int last)"
+    yield "{"
+    yield "    return EACH_TWICE(lanes_within(place, first / 2, last / 2));"
+    yield "}"
+    yield "FUNCTION wide_lanes only_every_second(wide_lanes values, int first)"
+    yield "{"
+    yield "    for (int lane = 1 - first; lane < LANES; lane += 2) values[lane] = 0;"
+    yield "    return values;"
+    yield "}"
+    yield "FUNCTION wide sum_of_every_second(wide_lanes values, int first)"
+    yield "{"
+    yield "    wide total = 0;"
+    yield "    for (int lane = first; lane < LANES; lane += 2) total += values[lane];"
+    yield "    return total;"
     yield "}"
 
 
