@@ -45,6 +45,7 @@ class ScopeEmitter(ABC):
     members: dict[str, str] = field(default_factory=dict)  # of stretched axes: their names,
     parts: dict[str, str] = field(default_factory=dict)  # and the names of the stretches
     streams: str = ""  # the parameter that says whether results go past the caches
+    guest: str = ""  # the parameter for the call of a guest, 0 where none runs within
     places: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # cells of lines
 
     @property

@@ -11,6 +11,7 @@ from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
 from opgen.emit.lanes import LaneEmitter
+from opgen.emit.names import function_name
 from opgen.emit.polynomial import Text
 from opgen.emit.vectors import VectorSum, vector_sum
 from opgen.ir.loops import (
@@ -222,8 +223,20 @@ class Emitter(LaneEmitter):
             inner.around = None if any(each.is_constant for each in node.upper) else node.name
         if not self.printer.cuda and any(isinstance(each, Lanes) for each in walk(node.body)):
             inner.write("NOT_A_VECTOR;")
+        inner.run_guest(node)
         inner.nodes(node.body)
         self.write("}")
+
+    def run_guest(self, node: For) -> None:
+        """The points of a guest at a value of its host's loop, if this is that loop."""
+        guest = self.kernel.guest
+        if self.printer.cuda or guest is None or node not in self.kernel.body:
+            return
+        if guest.loop == node.name:
+            first, count = self.text(guest.first), self.printer.poly(guest.count)
+            points = f"{first}, {first} + {count.at(Level.ADDITIVE)}"
+            task = f"{function_name(guest.kernel)}_task"
+            self.write(f"if ({self.guest}) {task}({points}, {self.guest});")
 
     def vector_loop(self, node: For, vectors: VectorSum, name: str, lower: str, end: str) -> None:
         """Whole vectors of terms where memory is consecutive, then the terms that are left.

@@ -166,6 +166,7 @@ struct call {
     int64_t *fault;
     int streams;
     const struct move *move;
+    const struct call *guest;
 };
 typedef void (*task)(int64_t begin, int64_t end, const struct call *call);
 
@@ -196,7 +197,16 @@ static void take_chunks(void *data)
         const int64_t left = share->points - begin;
         share->run(begin, begin + (left < share->chunk ? left : share->chunk), share->call);
     }
-    if (share->call->streams) FENCE();
+    if (share->call->streams || share->call->guest) FENCE();
+}
+
+/* Whether a kernel with that many points runs those of another within them: each thread must have
+   enough of them. */
+FUNCTION int run_as_one(int64_t points, int64_t others)
+{
+    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
+    if (points <= 0) return 0;
+    return points >= others || points >= 4 * threads || threads <= 1 || is_child || !GOMP_parallel;
 }
 
 /* Points in chunks, taken as threads become free; small work is not worth waking a thread. */
@@ -207,7 +217,7 @@ static void in_parallel(task run, const struct call *call, int64_t points, int64
     if (points <= 0) return;
     if (threads <= 1 || is_child || !GOMP_parallel || points <= 2 * grain) {
         run(0, points, call);
-        if (call->streams) FENCE();
+        if (call->streams || call->guest) FENCE();
         return;
     }
     struct share share = {run, call, points, greatest(grain, points / (threads * 16)), 0};
