@@ -79,7 +79,7 @@ def test_near_misses(name: str) -> None:
     assert pair_of(program_of(name)) is None
 
 
-SIZES = [1, 2, 15, 16, 17, 33]
+SIZES = [1, 2, 3, 4, 5, 17]
 
 
 @pytest.mark.parametrize("name", ["both", "turned", "channels"])
@@ -216,9 +216,9 @@ def test_one_after_the_other_gives_the_same_bits() -> None:
     """Two threads have too few points of the host for the guest to run within it."""
     op = opgen.load(SPECS / "shift_sum.op").shift_sum_pinv
     generator = torch.Generator().manual_seed(1)
-    y = torch.randn(4, 1, 40, 94, generator=generator, requires_grad=True)
-    mask = torch.rand(1, 1, 40, 40, generator=generator).add(0.5).requires_grad_()
-    cotangent = torch.randn(4, 28, 40, 40, generator=generator)
+    y = torch.randn(4, 1, 20, 94, generator=generator, requires_grad=True)
+    mask = torch.rand(1, 1, 20, 40, generator=generator).add(0.5).requires_grad_()
+    cotangent = torch.randn(4, 28, 20, 40, generator=generator)
     before = torch.get_num_threads()
     found = []
     for threads in (1, 2):

@@ -9,6 +9,10 @@ Both stay what they were: the guest only runs its points at other times, so all 
 same. Its points at one value of the loop, and at one point of the host, must follow each other in
 its own order. A call with too few points of the host for its threads runs one after the other.
 
+What both read between two values of the loop must stay in the caches, so groups of rows are small:
+with groups of 16 rows and 512 channels of 256 by 256, a pair takes no less time than both alone,
+with 4 three quarters of it.
+
 It is done where more than a tenth of what both move is read by both. Sizes are not known here: all
 of them count as the same, so tensors compare by their number of dims.
 """
@@ -24,6 +28,9 @@ from typing import Final
 from opgen.algebra.poly import ZERO, Poly, poly, symbol
 from opgen.ir.loops import For, Guest, Kernel, Load, Program, loads_of, uses, walk
 
+ROWS: Final = 4
+"""The most rows of a group in a pair."""
+
 _USUAL_SIZE: Final = 64
 _LEAST_SPARED: Final = 10
 """One part in so many of what two kernels move must be spared."""
@@ -36,15 +43,23 @@ def with_guests(program: Program) -> Program:
     for name, other in itertools.permutations([kernel.name for kernel in kernels], 2):
         host, guest = (_named(program, each) for each in (name, other))
         if taken.isdisjoint({name, other}) and _may_swap(program, host, guest):
-            found = _guest(program, host, guest)
+            both = _small(host), _small(guest)
+            found = _guest(program, *both)
             if found is not None:
                 taken |= {name, other}
                 last = max(map(program.kernels.index, (host, guest)))
                 before = [k for k in program.kernels[:last] if k not in (host, guest)]
-                pair = guest, replace(host, guest=found)
+                pair = both[1], replace(both[0], guest=found)
                 kernels = (*before, *pair, *program.kernels[last + 1 :])
                 program = replace(program, kernels=kernels)
     return program
+
+
+def _small(kernel: Kernel) -> Kernel:
+    """The kernel with few rows in a group."""
+    if kernel.group is None:
+        return kernel
+    return replace(kernel, group=replace(kernel.group, width=min(kernel.group.width, ROWS)))
 
 
 def _named(program: Program, name: str) -> Kernel:
