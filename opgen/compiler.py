@@ -38,6 +38,7 @@ from opgen.passes.differentiate import derivative, tangent
 from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
+from opgen.passes.guests import with_guests
 from opgen.passes.independence import linear_inputs, parallel_axes
 from opgen.passes.masked_rows import with_masked_rows
 from opgen.passes.padded import with_padding
@@ -106,8 +107,7 @@ def stages(
     programs = tuple(map(schedule, (member.op for member in members), fibres))
     yield Stage("loops", programs, lambda: "\n".join(map(show_program, programs)))
     on_cpu = tuple(
-        rows(program, facts_of(member.op))
-        for program, member in zip(programs, members, strict=True)
+        _rows(member.op, program) for program, member in zip(programs, members, strict=True)
     )
     yield Stage("rows", on_cpu, lambda: "\n".join(map(show_program, on_cpu)))
     yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
@@ -133,6 +133,11 @@ def stages(
 
 def _rows(op: Op, program: Program) -> Program:
     """The loops of an op for the CPU."""
+    return with_guests(_plain_rows(op, program))
+
+
+def _plain_rows(op: Op, program: Program) -> Program:
+    """The same with each kernel by itself."""
     return rows(program, facts_of(op))
 
 
@@ -309,17 +314,17 @@ def special_source(
     `layout` says which tensors are in channels-last format, see `passes.relayout`.
     """
     op = _derived_op(text, name, path)
-    program = rows(schedule(op, gather(op)), facts_of(op))
+    program = _rows(op, schedule(op, gather(op)))
     orders = channels_last(op, layout)
     laid_out = relayout(op, orders)
-    special = _special(laid_out, program, values, _rows)
+    special = _special(laid_out, program, values, _plain_rows)
     if special is program:
         return c_source(program)
     op = specialise(laid_out, values)
     plain = schedule(op, gather(op))
     special = with_blocks(plain, with_padding(op, special))
     special = with_masked_rows(plain, special, facts_of(op))
-    special = with_plane_kernels(plain, special)
+    special = with_guests(with_plane_kernels(plain, special))
     return c_source(special, program, with_workspaces(orders, special.workspaces))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,3 +227,21 @@ def test_padding_has_no_terms_even_beside_infinity() -> None:
         assert got[:, 150, :-1, :-1].isinf().all()
         assert got[:, 150, -1].isfinite().all()
         assert got[:, :150].isfinite().all()
+
+
+STRIDED = """
+import sys, torch, opgen
+module, width = opgen.load(sys.argv[1]), int(sys.argv[2])
+generator = torch.Generator().manual_seed(0)
+x = torch.randint(-4, 5, (2, 128, width, width), generator=generator).float()
+w = torch.randint(-4, 5, (128, 1, 3, 3), generator=generator).float()
+wanted = torch.nn.functional.conv2d(x, w, stride=2, padding=1, groups=128)
+assert torch.equal(module.conv2d(x, w, stride=2, padding=1, groups=128), wanted)
+"""
+
+
+@pytest.mark.parametrize("width", [40, 56])
+def test_rows_that_begin_at_no_boundary(width: int) -> None:
+    """In a process of its own, which a load from there would end; optimised, unlike others."""
+    command = [sys.executable, "-c", STRIDED, str(SPECS / "conv.op"), str(width)]
+    subprocess.run(command, check=True, timeout=100, env={**os.environ, "OPGEN_CFLAGS": ""})

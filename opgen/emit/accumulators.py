@@ -10,7 +10,7 @@ from opgen.algebra.poly import Poly
 from opgen.emit.emitter import Argument, ScopeEmitter
 from opgen.emit.expression import type_name
 from opgen.emit.types import Type
-from opgen.emit.vectors import vector_sum
+from opgen.emit.vectors import vector_pairs, vector_sum
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -70,8 +70,13 @@ class AccumulatorEmitter(ScopeEmitter):
         for name in results_of((node,)):
             if name in self.vectors and name not in joined - own:
                 total, vector = self.printer.names.accumulators[name], self.vectors[name]
-                self.write(f"{total} += sum_of_lanes({vector});")
-                self.write(f"{vector} = (wide_lanes){{0}};")
+                if name not in self.pairs:
+                    self.write(f"{total} += sum_of_lanes({vector});")
+                    self.write(f"{vector} = (wide_lanes){{0}};")
+                    continue
+                first = self.pairs[name].index(name)
+                self.write(f"{total} += sum_of_every_second({vector}, {first});")
+                self.write(f"{vector} = only_every_second({vector}, {1 - first});")
 
     def declare_lane_accumulators(self) -> None:
         """Arrays for accumulators that live longer than one pass over the lanes."""
@@ -161,9 +166,19 @@ class AccumulatorEmitter(ScopeEmitter):
         for (kind, name), value in zip(names.declared, values, strict=True):
             self.write(f"{'' if is_array else f'{kind} '}{name} = {value};")
         if not self.printer.cuda and self.adds_vectors(node.accumulator):
-            vector = self.scope.fresh(f"{names.total}_lanes")
-            self.vectors[node.accumulator] = vector
-            self.write(f"wide_lanes {vector} = {{0}};")
+            self.start_vector(node.accumulator, names.total)
+
+    def start_vector(self, accumulator: str, total: str) -> None:
+        """Begin the vector of partial sums of an accumulator, or that of its pair."""
+        if accumulator in self.waiting:
+            self.vectors[accumulator] = self.waiting.pop(accumulator)
+            return
+        vector = self.vectors[accumulator] = self.scope.fresh(f"{total}_lanes")
+        self.write(f"wide_lanes {vector} = {{0}};")
+        pair = vector_pairs(self.kernel.body, self.printer.program).get(accumulator)
+        if pair is not None:
+            self.pairs |= dict.fromkeys(pair, pair)
+            self.waiting |= {name: vector for name in pair if name != accumulator}
 
     def adds_vectors(self, accumulator: str) -> bool:
         """Whether some loop adds vectors of terms to the accumulator."""

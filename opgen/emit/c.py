@@ -121,7 +121,8 @@ def _task(
         numbers = [f"call->numbers[{called_as.numbers.index(name)}]" for name in signature.numbers]
         faults = ["call->fault"] if signature.faults else []
         streaming = [streams] if signature.streams else []
-        return (*lines, *wrapped([*integers, *numbers, *faults, *streaming]), "begin, end")
+        guest = ["call->guest"] if kernel.guest is not None else []
+        return (*lines, *wrapped([*integers, *numbers, *faults, *streaming, *guest]), "begin, end")
 
     names = [name for name in signature.tensors if name in walked]
     if isinstance(kernel.only, Blocks | Short) and kernel.only.holds:

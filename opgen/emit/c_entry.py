@@ -145,10 +145,30 @@ def print_entry(
     )
     copies = writer.copy_inputs()
     writer.look_at_inputs()
+    hosts = {
+        kernel.guest.kernel: (kernel, count)
+        for kernel, (count, _) in zip(program.kernels, counts, strict=True)
+        if kernel.guest is not None
+    }
     for kernel, function, (count, each) in zip(program.kernels, functions, counts, strict=True):
-        writer.run(kernel, function, count, each)
+        if kernel.name in hosts:
+            writer.invite(kernel, function, count, each, *hosts[kernel.name])
+        else:
+            writer.run(kernel, function, count, each)
     writer.lines += [f"free({copy});" for copy in copies]
     return Entry(entry_name(program), tuple(writer.lines))
+
+
+@dataclass(frozen=True, slots=True)
+class _Guest:
+    """Variables of a kernel that may run within another one.
+
+    They say whether it does, how it is called, and its work at a point of the other one.
+    """
+
+    flag: str
+    call: str
+    work: str
 
 
 @dataclass
@@ -163,6 +183,7 @@ class _Writer:
     symbols: dict[str, str] = field(default_factory=dict)
     flags: dict[Finite | Blocks | Short | Planes, str] = field(default_factory=dict)
     streams: dict[str, str] = field(default_factory=dict)  # whether results go past the caches
+    guests: dict[str, _Guest] = field(default_factory=dict)  # by their names
     arguments: str = "arguments"  # what `call` points to
 
     @property
@@ -332,7 +353,16 @@ class _Writer:
         if moves.has_moves(kernel) and kernel.only is None:
             self.move(kernel)
         count_text, work_text = self.printer.poly(count).text, self.printer.poly(each).text
-        if kernel.is_deterministic:
+        if kernel.name in self.guests:
+            guest = self.guests[kernel.name]
+            self.lines += [f"const struct call {guest.call} = *call;", f"if (!{guest.flag})"]
+        if kernel.guest is not None:
+            guest = self.guests[kernel.guest.kernel]
+            self.lines.append(f"{self.arguments}.guest = {guest.flag} ? &{guest.call} : 0;")
+            both = f"{work_text} + {guest.flag} * {guest.work}"
+            self.lines += broken(f"in_parallel({function.name}_task, call, {count_text}, {both});")
+            self.lines.append(f"{self.arguments}.guest = 0;")
+        elif kernel.is_deterministic:
             arguments = f"{function.name}_task, call, {count_text}, {work_text}"
             self.lines += broken(f"in_parallel({arguments});")
         else:
@@ -341,6 +371,30 @@ class _Writer:
             )
         if kernel.unless is not None:
             self.lines.append("}")
+
+    def invite(
+        self,
+        kernel: Kernel,
+        function: Function,
+        count: Poly,
+        each: Poly,
+        host: Kernel,
+        points_of_host: Poly,
+    ) -> None:
+        """Call a kernel if it does not run within the next one, and remember its call."""
+        flag, call = (self.scope.fresh(f"{kernel.written}_{end}") for end in ("is_guest", "call"))
+        texts = [self.printer.poly(value).text for value in (points_of_host, count)]
+        tests = [f"run_as_one({', '.join(texts)})"]
+        if host.row is not None and not host.row.stretches.is_constant:
+            # Points of further stretches would run it again.
+            stretches = self.printer.poly(host.row.stretches).at(Level.RELATIONAL)
+            tests.insert(0, f"{stretches} == 1")
+        self.lines += broken(f"const int {flag} = {' && '.join(tests)};")
+        whole = self.printer.poly(count * each).at(Level.MULTIPLICATIVE)
+        work = self.scope.fresh(f"{kernel.written}_work")
+        self.lines += broken(f"const int64_t {work} = {whole} / greatest(1, {texts[0]});")
+        self.guests[kernel.name] = _Guest(flag, call, work)
+        self.run(kernel, function, count, each)
 
     def move(self, kernel: Kernel) -> None:
         """Try to make a copy by blocks, in front of the line that runs the kernel.

@@ -36,13 +36,16 @@ class ScopeEmitter(ABC):
     kinds: dict[str, Type] = field(default_factory=dict)
     states: dict[str, Argument] = field(default_factory=dict)
     arrays: set[str] = field(default_factory=set)  # accumulators that are arrays over the lanes
-    vectors: dict[str, str] = field(default_factory=dict)  # vectors of partial sums
+    vectors: dict[str, str] = field(default_factory=dict)  # vectors of partial sums,
+    pairs: dict[str, tuple[str, str]] = field(default_factory=dict)  # who share one,
+    waiting: dict[str, str] = field(default_factory=dict)  # and for whom it is there already
     around: str | None = None  # the innermost loop around, if it may be long
     blocks: bool = False  # whether numbers are vectors of several lanes,
     whole: bool = True  # and whether all cells of the row have a lane
     members: dict[str, str] = field(default_factory=dict)  # of stretched axes: their names,
     parts: dict[str, str] = field(default_factory=dict)  # and the names of the stretches
     streams: str = ""  # the parameter that says whether results go past the caches
+    guest: str = ""  # the parameter for the call of a guest, 0 where none runs within
     places: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # cells of lines
 
     @property

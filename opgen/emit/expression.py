@@ -15,6 +15,7 @@ from opgen.algebra.poly import Atom, Poly, poly
 from opgen.algebra.poly import Kind as AtomKind
 from opgen.emit.polynomial import Text, condition_text, sum_text
 from opgen.emit.types import GENERIC, Type, Types
+from opgen.emit.vectors import EVERY_SECOND, step_of
 from opgen.ir import loops
 from opgen.ir.loops import Operand, Program
 from opgen.ir.notation import DType, Table
@@ -62,7 +63,8 @@ class Printer:
     helpers: dict[tuple[str, Type], None] = field(default_factory=dict)
     bounded: set[tuple[Poly, Poly]] = field(default_factory=set)
     walking: str = ""  # the index along which whole vectors are loaded,
-    within: str = ""  # and the first and last lane of them that do something, if not all
+    within: str = ""  # the first and last lane of them that do something, if not all,
+    twice: bool = False  # and whether every value of the index has two lanes
     columns: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # loaded ones
 
     # ------------------------------------------------------------ polynomials
@@ -162,9 +164,12 @@ class Printer:
             if not any(self.walking in index.symbols for index in indices[-1:]):
                 (axis,) = (at for at, i in enumerate(indices) if self.walking in i.symbols)
                 return Text(f"lanes_apart(&{cell}, {self.names.strides[name, axis]})")
+            function = "lanes_from_T"
+            if (step_of(indices[-1], self.walking) == EVERY_SECOND) != self.twice:
+                function = "each_twice" if self.twice else "every_second"
             if self.within:
-                return Text(f"lanes_within(&{cell}, {self.within})")
-            return Text(f"lanes_from_T(&{cell})")
+                return Text(f"{function.removesuffix('_from_T')}_within(&{cell}, {self.within})")
+            return Text(f"{function}(&{cell})")
         match self._tensor(name):
             case Table():
                 return Text(cell)

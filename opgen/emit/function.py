@@ -70,6 +70,9 @@ def print_function(
     if signature.streams:
         emitter.streams = scope.fresh("streams")
         parameters = (*parameters, f"int {emitter.streams}")
+    if kernel.guest is not None:
+        emitter.guest = scope.fresh("guest")
+        parameters = (*parameters, f"const struct call *{emitter.guest}")
     parameters = (*parameters, "int64_t begin, int64_t end")
     emitter.prologue()
     emitter.points("begin", "end")

@@ -31,8 +31,10 @@ quotient aligned load_run store_run multiply_add tile_places copy_in copy_out
 access_of vector_of line_part parts bits word_lanes float_lanes wide_lanes lane_numbers load_columns
 half_lanes integer_lanes single_lanes words_from_T AS_ROUNDED_NOW
 store_words same_lanes sum_of_lanes team_sum team_sums atomicAdd
+EVERY_SECOND every_second every_second_within only_every_second sum_of_every_second
+EACH_TWICE each_twice each_twice_within
 call tensors integers numbers arguments task share stream is_of_lines will_be_written
-find_largest_cache watch_forks take_chunks stored_T masked_lanes stored_lanes
+run_as_one find_largest_cache watch_forks take_chunks stored_T masked_lanes stored_lanes
 """
 _FUNCTIONS: Final = """
 abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh div erf erfc exp exp2 expm1

@@ -11,6 +11,7 @@ from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
 from opgen.emit.lanes import LaneEmitter
+from opgen.emit.names import function_name
 from opgen.emit.planes import print_plane
 from opgen.emit.polynomial import Text
 from opgen.emit.vectors import VectorSum, vector_sum
@@ -132,14 +133,19 @@ class Emitter(LaneEmitter):
         self.nodes(self.kernel.body)
 
     def declare_local(self, name: str) -> None:
-        """An array for a tensor of which every point has its own."""
+        """An array for a tensor of which every point has its own.
+
+        It begins at a boundary, and says so: otherwise gcc 12.2 loads some rows of it as if they
+        began at one as well, which ends the process (a stride of 2 over rows of 40 to 64).
+        """
         operand = self.printer.program.operand(name)
         sizes = [extent.constant for extent in operand.extents]
         own = self.scope.fresh(name)
         self.printer.names.tensors[name] = own
         for axis in range(operand.rank):
             self.printer.names.strides[name, axis] = str(math.prod(sizes[axis + 1 :]))
-        self.write(f"{type_name(operand)} {own}[{math.prod(sizes)}];")
+        aligned = "" if self.printer.cuda else " __attribute__((aligned(LANE_BYTES)))"
+        self.write(f"{type_name(operand)} {own}[{math.prod(sizes)}]{aligned};")
 
     # ------------------------------------------------------------ nodes
     def nodes(self, nodes: Sequence[Node]) -> None:
@@ -226,8 +232,20 @@ class Emitter(LaneEmitter):
             inner.around = None if any(each.is_constant for each in node.upper) else node.name
         if not self.printer.cuda and any(isinstance(each, Lanes) for each in walk(node.body)):
             inner.write("NOT_A_VECTOR;")
+        inner.run_guest(node)
         inner.nodes(node.body)
         self.write("}")
+
+    def run_guest(self, node: For) -> None:
+        """The points of a guest at a value of its host's loop, if this is that loop."""
+        guest = self.kernel.guest
+        if self.printer.cuda or guest is None or node not in self.kernel.body:
+            return
+        if guest.loop == node.name:
+            first, count = self.text(guest.first), self.printer.poly(guest.count)
+            points = f"{first}, {first} + {count.at(Level.ADDITIVE)}"
+            task = f"{function_name(guest.kernel)}_task"
+            self.write(f"if ({self.guest}) {task}({points}, {self.guest});")
 
     def vector_loop(self, node: For, vectors: VectorSum, name: str, lower: str, end: str) -> None:
         """Whole vectors of terms where memory is consecutive, then the terms that are left.
@@ -238,25 +256,30 @@ class Emitter(LaneEmitter):
         program = self.printer.program
         steps = [strides[tensor, program.operand(tensor).rank - 1] for tensor in vectors.walked]
         condition = " && ".join(f"{step} == 1" for step in steps)
+        terms, step, last = vectors.terms, "LANES", f"{end} - {name} - 1"
+        is_twice = all(term.accumulator in self.pairs for term in terms)
+        if is_twice:
+            terms = tuple(even for even, _ in vectors.pairs(node.name) or ())
+            step, last = "LANES / 2", f"2 * ({end} - {name}) - 1"
         inner = self.inner()
         inner.printer.names.symbols[node.name] = name
         self.write("{")
         inner.nodes([each for each in node.body if isinstance(each, Define)])
-        walking = replace(inner.printer, walking=node.name)
+        walking = replace(inner.printer, walking=node.name, twice=is_twice)
         inner.write(f"int64_t {name} = {lower};")
         inner.write(f"if ({condition}) {{")
-        head = f"for (; {name} + LANES <= {end}; {name} += LANES) {{"
+        head = f"for (; {name} + {step} <= {end}; {name} += {step}) {{"
         inner.write(f"    {head}")
-        for term in vectors.terms:
+        for term in terms:
             value = walking.scalar(term.value).text
             inner.write(f"        {self.vectors[term.accumulator]} += {value};")
         inner.write("    }")
         if not any(program.operand(tensor).optional for tensor in vectors.walked):
             inner.write(f"    if (HAVE_MASKS && {name} < {end}) {{")
             high = inner.scope.fresh("high")
-            inner.write(f"        const int {high} = {end} - {name} - 1;")
+            inner.write(f"        const int {high} = {last};")
             walking = replace(walking, within=f"0, {high}")
-            for term in vectors.terms:
+            for term in terms:
                 value = f"lanes_only({walking.scalar(term.value).text}, 0, {high})"
                 inner.write(f"        {self.vectors[term.accumulator]} += {value};")
             inner.write(f"        {name} = {end};")

@@ -4,12 +4,18 @@ A sum in any order has a vector of partial sums beside its total. Where all tens
 walks through are consecutive in memory, whole vectors of terms are added to it; the rest of the
 loop adds to the total as always. Left to the compiler, every run of the innermost loop would end
 with the sum of a vector, which costs as much as a hundred terms.
+
+A tensor of which every second element is read, as by the gradient of the filter of a convolution
+with a stride of 2, is loaded in two vectors, and these elements are picked out of them. Where
+another sum takes the elements between them, as for windows that do not overlap, nothing is picked
+out: both sums share a vector, with the terms of one in its even lanes and those of the other in its
+odd ones, and what both multiply stands in it twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, symbol_atom
@@ -21,27 +27,51 @@ from opgen.ir.loops import (
     Call,
     Define,
     For,
+    If,
     Integer,
+    Lanes,
     Load,
     Node,
     Number,
     Program,
     Scalar,
+    Start,
     visit,
     walk,
 )
+from opgen.ir.map_loops import map_loads
 from opgen.ir.notation import Reducer
 
 OPERATORS: Final = frozenset({"add", "sub", "mul", "div", "neg"})
 """Primitives that GNU C spells for vectors as for numbers."""
 
+EVERY_SECOND: Final = 2
+"""The step between elements that are picked out of two vectors."""
+
 
 @dataclass(frozen=True, slots=True)
 class VectorSum:
-    """The terms of a loop, and the tensors that it walks through one by one."""
+    """The terms of a loop, and the tensors that it walks through by one element or by two."""
 
     terms: tuple[Accumulate, ...]
     walked: tuple[str, ...]
+
+    def pairs(self, name: str) -> tuple[tuple[Accumulate, Accumulate], ...] | None:
+        """The terms in pairs that share a vector, `name` being the loop's; None if some has none.
+
+        The second one of a pair takes the elements behind those of the first one.
+        """
+        found: list[tuple[Accumulate, Accumulate]] = []
+        rest = list(self.terms)
+        while rest:
+            even = rest.pop(0)
+            odd = _behind(even, name)
+            partners = [term for term in rest if term.value == odd]
+            if odd is None or not partners or partners[0].accumulator == even.accumulator:
+                return None
+            rest.remove(partners[0])
+            found.append((even, partners[0]))
+        return tuple(found)
 
 
 def vector_sum(node: For, program: Program) -> VectorSum | None:
@@ -79,16 +109,39 @@ def _walked(term: Accumulate, name: str, program: Program) -> dict[str, None] | 
             return None
         if any(name in index.symbols for index in load.indices[:-1]):
             return None
-        if not is_next(load.indices[-1], name):
+        step = step_of(load.indices[-1], name)
+        if step != 1 and (step != EVERY_SECOND or operand.optional):
             return None
         walked[load.tensor] = None
     return walked if walked and _is_arithmetic(term.value, name) else None
 
 
+def _behind(term: Accumulate, name: str) -> Scalar | None:
+    """The value one element further on where every second one is read; None if that is nowhere."""
+    moved: list[Load] = []
+
+    def change(load: Load) -> Load:
+        if not load.indices or step_of(load.indices[-1], name) != EVERY_SECOND:
+            return load
+        moved.append(load)
+        return replace(load, indices=(*load.indices[:-1], load.indices[-1] + 1))
+
+    (changed,) = map_loads((term,), change)
+    assert isinstance(changed, Accumulate)
+    return changed.value if moved else None
+
+
 def is_next(index: Poly, name: str) -> bool:
     """Whether the index grows by one with the value of that name."""
+    return step_of(index, name) == 1
+
+
+def step_of(index: Poly, name: str) -> int | None:
+    """By how much the index grows with the value of that name; None where that is no constant."""
     linear = index.linear_in(symbol_atom(name))
-    return linear is not None and linear[0] == 1 and name not in linear[1].symbols
+    if linear is None or not linear[0].is_constant or name in linear[1].symbols:
+        return None
+    return linear[0].constant
 
 
 def _is_arithmetic(value: Scalar, name: str) -> bool:
@@ -115,6 +168,40 @@ def _loads(value: Scalar) -> Iterator[Load | None]:
             return
         case _:
             yield None
+
+
+def vector_pairs(body: tuple[Node, ...], program: Program) -> dict[str, tuple[str, str]]:
+    """The accumulators that share vectors, each with both of its pair, the even one first.
+
+    They do so in all loops, and wherever one begins, the other one begins beside it.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    alone: set[str] = set()
+    for node in walk(body):
+        if not isinstance(node, For):
+            continue
+        vectors = vector_sum(node, program)
+        if vectors is None:
+            continue
+        is_there = not any(program.operand(tensor).optional for tensor in vectors.walked)
+        pairs = vectors.pairs(node.name) if is_there else None
+        if pairs is None:
+            alone.update(term.accumulator for term in vectors.terms)
+            continue
+        for even, odd in pairs:
+            pair = even.accumulator, odd.accumulator
+            if any(found.setdefault(name, pair) != pair for name in pair):
+                alone.update(pair)
+    inner = [node.body for node in walk(body) if isinstance(node, For | If | Lanes)]
+    starts = [
+        {node.accumulator for node in nodes if isinstance(node, Start)} for nodes in (body, *inner)
+    ]
+    return {
+        name: pair
+        for name, pair in found.items()
+        if alone.isdisjoint(pair)
+        and all((pair[0] in names) == (pair[1] in names) for names in starts)
+    }
 
 
 def row_loads(body: tuple[Node, ...], lane: str, loop: str) -> tuple[Load, ...]:

@@ -356,6 +356,21 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Guest:
+    """When the points of another kernel may run: within a loop of this one.
+
+    The loop is one of the nodes of the body. At each of its values, `count` points of `kernel` from
+    `first` on run before its own body does; `first` is a formula of the index, and of the axes and
+    the ends of stretches of this kernel. All points run once where the row is a single stretch.
+    """
+
+    kernel: str
+    loop: str
+    first: Poly
+    count: Poly
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """One pass over the points of its axes, and of its row if it has one.
 
@@ -369,7 +384,8 @@ class Kernel:
 
     `written` is the tensor it writes, `also` are others; `prologue` holds what is the same for
     every point; `spec` are the spec lines it computes. A `contraction`, a `move` and a `plane` are
-    other ways to do the same.
+    other ways to do the same. A `guest` is the kernel right before this one, which may run within
+    it instead.
     """
 
     name: str
@@ -387,6 +403,7 @@ class Kernel:
     move: Move | None = None
     plane: Plane | None = None
     also: tuple[str, ...] = ()
+    guest: Guest | None = None
 
     @property
     def all_written(self) -> tuple[str, ...]:
@@ -674,6 +691,9 @@ def uses(kernel: Kernel) -> Uses:
         on_poly(axis.extent)
     for define in kernel.prologue:
         on_poly(define.value)
+    if kernel.guest is not None:
+        on_poly(kernel.guest.first)
+        on_poly(kernel.guest.count)
     for node in walk(kernel.body):
         visit(node, on_scalar, on_test, on_poly)
         match node:

@@ -43,6 +43,10 @@ def show_kernel(kernel: Kernel) -> str:
     if kernel.unless is not None:
         names = ", ".join(name for name, _ in kernel.unless.tensors)
         lines.append(f"    unless planes of {names} are dense")
+    if kernel.guest is not None:
+        guest = kernel.guest
+        run = f"{guest.count} points of {guest.kernel} from {guest.first}"
+        lines.append(f"    at every {guest.loop}, {run}")
     lines += [f"      local {name}" for name in kernel.local]
     if kernel.move is not None:
         axes = ", ".join(f"{axis.name} < {axis.extent}" for axis in kernel.move.axes)

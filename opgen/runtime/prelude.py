@@ -166,6 +166,7 @@ struct call {
     int64_t *fault;
     int streams;
     const struct move *move;
+    const struct call *guest;
 };
 typedef void (*task)(int64_t begin, int64_t end, const struct call *call);
 """
@@ -201,7 +202,16 @@ static void take_chunks(void *data)
         const int64_t left = share->points - begin;
         share->run(begin, begin + (left < share->chunk ? left : share->chunk), share->call);
     }
-    if (share->call->streams) FENCE();
+    if (share->call->streams || share->call->guest) FENCE();
+}
+
+/* Whether a kernel with that many points runs those of another within them: each thread must have
+   enough of them. */
+FUNCTION int run_as_one(int64_t points, int64_t others)
+{
+    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
+    if (points <= 0) return 0;
+    return points >= others || points >= 4 * threads || threads <= 1 || is_child || !GOMP_parallel;
 }
 
 /* Points in chunks, taken as threads become free; small work is not worth waking a thread. */
@@ -212,7 +222,7 @@ static void in_parallel(task run, const struct call *call, int64_t points, int64
     if (points <= 0) return;
     if (threads <= 1 || is_child || !GOMP_parallel || points <= 2 * grain) {
         run(0, points, call);
-        if (call->streams) FENCE();
+        if (call->streams || call->guest) FENCE();
         return;
     }
     struct share share = {run, call, points, greatest(grain, points / (threads * 16)), 0};
@@ -693,10 +703,65 @@ def _lanes(shared: str, wide: str) -> Iterable[str]:
     yield "    ((step) == 1 ? lanes_from_T(place) : same_lanes(from_T(*(place))))"
     yield from _masked_lanes(shared, wide)
     yield from _planes(shared, wide)
+    yield from _every_second(_BYTES // _SIZES[wide])
+    yield from _each_twice(wide)
     yield "FUNCTION wide sum_of_lanes(wide_lanes values)"
     yield "{"
     yield "    wide total = 0;"
     yield "    for (int lane = 0; lane < LANES; lane++) total += values[lane];"
+    yield "    return total;"
+    yield "}"
+
+
+def _every_second(lanes: int) -> Iterable[str]:
+    """Vectors of every second element, of all lanes or up to a last one.
+
+    The second vector that is loaded ends with the last element: behind it memory may end.
+    """
+    picked = (*range(0, lanes, 2), *range(lanes + 1, 2 * lanes, 2))
+    yield f"#define EVERY_SECOND(a, b) SHUFFLE(a, b, {', '.join(map(str, picked))})"
+    yield "FUNCTION wide_lanes every_second(const T *place)"
+    yield "{"
+    yield "    const wide_lanes a = lanes_from_T(place), b = lanes_from_T(place + LANES - 1);"
+    yield "    return EVERY_SECOND(a, b);"
+    yield "}"
+    yield "FUNCTION wide_lanes every_second_within(const T *place, int first, int last)"
+    yield "{"
+    yield "    const int begin = 2 * first, end = 2 * last;"
+    yield "    wide_lanes a = {0}, b = {0};"
+    yield "    if (begin < LANES) a = lanes_within(place, begin, end < LANES ? end : LANES - 1);"
+    yield "    if (end >= LANES)"
+    yield "        b = lanes_within("
+    yield "            place + LANES - 1, begin < LANES ? 0 : begin - LANES + 1, end - LANES + 1);"
+    yield "    return EVERY_SECOND(a, b);"
+    yield "}"
+
+
+def _each_twice(wide: str) -> Iterable[str]:
+    """Vectors of half as many elements, each in two lanes; sums of the even or the odd lanes."""
+    lanes = _BYTES // _SIZES[wide]
+    doubled = ", ".join(str(lane // 2) for lane in range(lanes))
+    yield f"#define EACH_TWICE(values) SHUFFLE(values, values, {doubled})"
+    yield "FUNCTION wide_lanes each_twice(const T *place)"
+    yield "{"
+    yield "    wide_lanes out;"
+    yield "    if (HAVE_MASKS) return EACH_TWICE(lanes_within(place, 0, LANES / 2 - 1));"
+    yield "    for (int lane = 0; lane < LANES; lane++) out[lane] = from_T(place[lane / 2]);"
+    yield "    return out;"
+    yield "}"
+    yield "FUNCTION wide_lanes each_twice_within(const T *place, int first, int last)"
+    yield "{"
+    yield "    return EACH_TWICE(lanes_within(place, first / 2, last / 2));"
+    yield "}"
+    yield "FUNCTION wide_lanes only_every_second(wide_lanes values, int first)"
+    yield "{"
+    yield "    for (int lane = 1 - first; lane < LANES; lane += 2) values[lane] = 0;"
+    yield "    return values;"
+    yield "}"
+    yield "FUNCTION wide sum_of_every_second(wide_lanes values, int first)"
+    yield "{"
+    yield "    wide total = 0;"
+    yield "    for (int lane = first; lane < LANES; lane += 2) total += values[lane];"
     yield "    return total;"
     yield "}"
 

@@ -1,0 +1,205 @@
+"""Kernels that read the same large tensor part by part, one within the other.
+
+Before: the gradients of an op for several of its inputs are kernels of their own, each of which
+reads the gradient of the result from memory. After: a kernel with a long outer loop, say over
+images, is the host of another kernel, whose points run image by image, each time right before the
+host reads the same part of that tensor. The second one finds it in the caches.
+
+Both stay what they were: the guest only runs its points at other times, so all numbers are the
+same. Its points at one value of the loop, and at one point of the host, must follow each other in
+its own order. A call with too few points of the host for its threads runs one after the other.
+
+What both read between two values of the loop must stay in the caches, so groups of rows are small:
+with groups of 16 rows and 512 channels of 256 by 256, a pair takes no less time than both alone,
+with 4 three quarters of it.
+
+It is done where more than a tenth of what both move is read by both. Sizes are not known here: all
+of them count as the same, so tensors compare by their number of dims.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from opgen.algebra.poly import ZERO, Poly, poly, symbol
+from opgen.ir.loops import For, Guest, Kernel, Load, Program, loads_of, uses, walk
+
+ROWS: Final = 4
+"""The most rows of a group in a pair."""
+
+_USUAL_SIZE: Final = 64
+_LEAST_SPARED: Final = 10
+"""One part in so many of what two kernels move must be spared."""
+
+
+def with_guests(program: Program) -> Program:
+    """The program with hosts right behind their guests, which know when these run."""
+    kernels = program.kernels
+    taken: set[str] = set()
+    for name, other in itertools.permutations([kernel.name for kernel in kernels], 2):
+        host, guest = (_named(program, each) for each in (name, other))
+        if taken.isdisjoint({name, other}) and _may_swap(program, host, guest):
+            both = _small(host), _small(guest)
+            found = _guest(program, *both)
+            if found is not None:
+                taken |= {name, other}
+                last = max(map(program.kernels.index, (host, guest)))
+                before = [k for k in program.kernels[:last] if k not in (host, guest)]
+                pair = both[1], replace(both[0], guest=found)
+                kernels = (*before, *pair, *program.kernels[last + 1 :])
+                program = replace(program, kernels=kernels)
+    return program
+
+
+def _small(kernel: Kernel) -> Kernel:
+    """The kernel with few rows in a group."""
+    if kernel.group is None:
+        return kernel
+    return replace(kernel, group=replace(kernel.group, width=min(kernel.group.width, ROWS)))
+
+
+def _named(program: Program, name: str) -> Kernel:
+    return next(kernel for kernel in program.kernels if kernel.name == name)
+
+
+# ---------------------------------------------------------------------------- order
+def _may_swap(program: Program, *both: Kernel) -> bool:
+    """Whether kernels may run at once, where the later one is."""
+    own = {tensor for kernel in both for tensor in kernel.all_written}
+    wide = {name for each in program.workspaces for name in (each.name, each.output)}
+    first, last = sorted(map(program.kernels.index, both))
+    between = program.kernels[first + 1 : last]
+    moved = program.kernels[first]
+    return (
+        all(map(_is_plain, both))
+        and wide.isdisjoint(own)
+        and all(own.isdisjoint(_read(kernel)) for kernel in both)
+        and len(own) == sum(len(kernel.all_written) for kernel in both)
+        and all(own.isdisjoint(uses(kernel).tensors) for kernel in between)
+        and all(_read(moved).isdisjoint(kernel.all_written) for kernel in between)
+    )
+
+
+def _is_plain(kernel: Kernel) -> bool:
+    """Whether a kernel always runs, in one way, and the same in any order of its points."""
+    return (
+        kernel.is_deterministic
+        and kernel.only is None
+        and kernel.unless is None
+        and kernel.move is None
+        and kernel.contraction is None
+        and not uses(kernel).faults
+    )
+
+
+def _read(kernel: Kernel) -> frozenset[str]:
+    loads = (load.tensor for load in loads_of(walk(kernel.body)))
+    return uses(kernel).loaded.union(loads)
+
+
+# ---------------------------------------------------------------------------- points
+@dataclass(frozen=True, slots=True)
+class _Digit:
+    """One of the counters of a kernel's points: of an axis, or of stretches of one.
+
+    `index` is what counts, `value` what the counter is then.
+    """
+
+    index: str
+    extent: Poly
+    count: Poly
+    width: int
+    value: Poly
+
+
+def _digits(kernel: Kernel) -> list[_Digit]:
+    """The counters of a kernel's points without those of its row."""
+    found = [
+        _Digit(axis.name, axis.extent, axis.extent, 1, symbol(axis.name)) for axis in kernel.axes
+    ]
+    group = kernel.group
+    if group is not None:
+        value = symbol(group.first) // group.width
+        axis = group.axis
+        found.append(_Digit(axis.name, axis.extent, group.stretches, group.width, value))
+    return found
+
+
+def _guest(program: Program, host: Kernel, other: Kernel) -> Guest | None:
+    """How the points of another kernel run within the host; None where that is not possible."""
+    if not _is_worth_it(program, host, other):
+        return None
+    own = _digits(host)
+    rows = () if other.row is None else (other.row.stretches,)
+    digits = _digits(other)
+    outer, inner = digits[: len(own) + 1], digits[len(own) + 1 :]
+    if len(outer) != len(own) + 1:
+        return None
+    for loop in _whole_loops(host):
+        counted = _Digit(loop.name, loop.upper[0] + 1, loop.upper[0] + 1, 1, symbol(loop.name))
+        for mine, theirs in _shared_loads(host, other):
+            places = _same_places(mine, theirs, (*own, counted), outer)
+            if places is not None:
+                first = ZERO
+                for digit in outer:
+                    first = first * digit.count + places[digit.index]
+                count = math.prod((*(each.count for each in inner), *rows), start=poly(1))
+                return Guest(other.name, loop.name, first * count, count)
+    return None
+
+
+def _whole_loops(host: Kernel) -> Iterator[For]:
+    """The loops around everything that the host adds up, from 0 up to an extent."""
+    names = {name for row in host.stretched for name in (row.axis.name, row.first, row.last)}
+    names |= {axis.name for axis in host.axes}
+    for node in host.body:
+        if isinstance(node, For) and node.lower == (ZERO,) and len(node.upper) == 1:
+            is_outermost = any(isinstance(each, For) for each in walk(node.body))
+            if is_outermost and names.isdisjoint((node.name, *node.upper[0].symbols)):
+                yield node
+
+
+def _shared_loads(host: Kernel, other: Kernel) -> Iterator[tuple[Load, Load]]:
+    for mine in dict.fromkeys(loads_of(walk(host.body))):
+        for theirs in dict.fromkeys(loads_of(walk(other.body))):
+            if mine.tensor == theirs.tensor:
+                yield mine, theirs
+
+
+def _same_places(
+    mine: Load, theirs: Load, own: Sequence[_Digit], others: Sequence[_Digit]
+) -> Mapping[str, Poly] | None:
+    """What the other's counters are in the host, if they choose the same part of the tensor."""
+    by_index = {digit.index: digit for digit in own}
+    found: dict[str, Poly] = {}
+    for digit in others:
+        at = [place for place, index in enumerate(theirs.indices) if index == symbol(digit.index)]
+        pair = by_index.pop(mine.indices[at[0]].symbol or "", None) if len(at) == 1 else None
+        if pair is None or (pair.extent, pair.width) != (digit.extent, digit.width):
+            return None
+        found[digit.index] = pair.value
+    return found
+
+
+# ---------------------------------------------------------------------------- worth
+def _is_worth_it(program: Program, host: Kernel, other: Kernel) -> bool:
+    """Whether more than a tenth is spared of what both kernels move."""
+    read = [_read(kernel) for kernel in (host, other)]
+    shared = read[0] & read[1]
+    moved = [*read[0], *read[1], *host.all_written, *other.all_written]
+    spared = sum(_elements(program, name) for name in sorted(shared))
+    return spared * _LEAST_SPARED > sum(_elements(program, name) for name in moved)
+
+
+def _elements(program: Program, name: str) -> int:
+    """How many elements a tensor has, all sizes taken for the same; none for a table."""
+    operands = {each.name: each for each in (*program.operands, *program.unstored)}
+    if name not in operands:
+        return 0
+    return math.prod(
+        extent.constant if extent.is_constant else _USUAL_SIZE for extent in operands[name].extents
+    )

@@ -1,0 +1,155 @@
+"""Sums over every second element of a row: picked out of two vectors, or two sums in one vector."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opgen
+from catalogue import SPECS
+from opgen.compiler import stage_text
+from opgen.errors import Source
+
+OPS = """
+op taps(x[C,N,W], g[C,N,V]) -> y[C,2]
+  where V >= 2*W
+  y[c,l] = sum(n,w) x[c,n,w] * g[c,n, 2*w + l]
+
+op lone(x[C,N,W], g[C,N,V]) -> y[C]
+  where V >= 2*W
+  y[c] = sum(n,w) x[c,n,w] * g[c,n, 2*w + 1]
+
+op three(x[C,N,W], g[C,N,V]) -> y[C,3]
+  where V >= 2*W + 1
+  y[c,l] = sum(n,w) x[c,n,w] * g[c,n, 2*w + l]
+
+op scaled(x[C,N,W], g[C,N,V], s[C] = 1) -> y[C,2]
+  where V >= 2*W
+  y[c,l] = sum(n,w) x[c,n,w] * g[c,n, 2*w + l] * s[c]
+
+op thirds(x[C,N,W], g[C,N,V]) -> y[C]
+  where V >= 3*W
+  y[c] = sum(n,w) x[c,n,w] * g[c,n, 3*w]
+"""
+WIDTHS = [0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 50]
+TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def wanted(x: Tensor, g: Tensor, taps: int = 2) -> Tensor:
+    """The taps by slices, in float64."""
+    width = x.shape[-1]
+    parts = [
+        (x.double() * g[..., tap : tap + 2 * width : 2][..., :width].double()).sum((1, 2))
+        for tap in range(taps)
+    ]
+    return torch.stack(parts, 1)
+
+
+@pytest.fixture(scope="module")
+def ops() -> Any:
+    return opgen.compile(OPS, "taps.op")
+
+
+def functions_of(op: str) -> set[str]:
+    """What the kernel of an op loads vectors with."""
+    text = stage_text(Source(OPS, "taps.op"), "c")
+    begin = text.index(f"// {op}\n")
+    end = text.index("// Called by opgen.runtime", begin)
+    return set(re.findall(r"(\w+)\(&[xg]\[", text[begin:end]))
+
+
+def test_what_vectors_are_loaded_with() -> None:
+    whole = {"lanes_from_T", "lanes_within"}
+    picked = {"every_second", "every_second_within"}
+    assert (
+        functions_of("taps")
+        == functions_of("scaled")
+        == whole
+        | {
+            "each_twice",
+            "each_twice_within",
+        }
+    )
+    assert functions_of("lone") == functions_of("three") == whole | picked
+    assert functions_of("thirds") == set()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_sums_of_every_width(dtype: torch.dtype, ops: Any) -> None:
+    """Integers, which all types add exactly."""
+    generator = torch.Generator().manual_seed(5)
+    for width, more, n in itertools.product(WIDTHS, (0, 1), (0, 1, 3)):
+        x = torch.randint(-2, 3, (3, n, width), generator=generator).to(dtype)
+        g = torch.randint(-2, 3, (3, n, 2 * width + more), generator=generator).to(dtype)
+        expected = wanted(x, g).to(dtype)
+        assert torch.equal(ops.taps(x, g), expected), (width, more, n)
+        assert torch.equal(ops.lone(x, g), expected[:, 1])
+        if more:
+            assert torch.equal(ops.three(x, g), wanted(x, g, 3).to(dtype))
+        assert torch.equal(ops.scaled(x, g), expected)
+        assert torch.equal(ops.scaled(x, g, 2 * torch.ones(3, dtype=dtype)), 2 * expected)
+        apart = g.transpose(1, 2).contiguous().transpose(1, 2)
+        assert torch.equal(ops.taps(x, apart), expected)
+        wide = torch.stack([x, x + 1], -1).flatten(-2)[..., ::2]
+        assert torch.equal(ops.taps(wide, g), expected)
+
+
+def before_a_page(tensor: Tensor) -> tuple[Tensor, mmap.mmap]:
+    """A copy whose last element is the last one before memory that may not be read."""
+    page = mmap.PAGESIZE
+    size = tensor.numel() * tensor.element_size()
+    room = -(-size // page) * page
+    memory = mmap.mmap(-1, room + page)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    assert protect(whole.data_ptr() + room, page, 0) == 0
+    copy = whole[room - size : room].view(tensor.dtype).view(tensor.shape)
+    copy.copy_(tensor)
+    return copy, memory
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_nothing_behind_the_last_element_is_read(dtype: torch.dtype, ops: Any) -> None:
+    """A read behind the end would end this process."""
+    for width in WIDTHS[1:]:
+        x = torch.ones(2, 3, width, dtype=dtype)
+        g = torch.arange(2 * 3 * 2 * width).remainder(3).view(2, 3, 2 * width).to(dtype)
+        given, _keep = before_a_page(g)
+        other, _also = before_a_page(x)
+        found = ops.taps(other, given)
+        assert torch.equal(found, wanted(x, g).to(dtype))
+        assert torch.equal(ops.lone(other, given), found[:, 1])
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("n", "width"), [(1, 8), (3, 5), (2, 16), (2, 21)])
+def test_filters_of_strided_convolutions(dtype: torch.dtype, n: int, width: int) -> None:
+    """Those of a transposed one, whose windows do not meet, and of one whose windows do."""
+    generator = torch.Generator().manual_seed(n)
+    transposed = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
+    plain = opgen.load(SPECS / "conv.op").conv2d
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 1e-2)
+    for stride, kernel, op, reference in (
+        (2, 2, transposed, F.conv_transpose2d),
+        (2, 3, transposed, F.conv_transpose2d),
+        (2, 3, plain, F.conv2d),
+    ):
+        x = torch.randn(n, 4, 6, width, generator=generator).to(dtype)
+        weight = torch.randn(4, 1, kernel, kernel, generator=generator).to(dtype)
+        found, exact = weight.clone().requires_grad_(), weight.double().requires_grad_()
+        result = op(x, found, stride=stride, groups=4)
+        precise = reference(x.double(), exact, stride=stride, groups=4)
+        cotangent = torch.randn(result.shape, generator=generator).to(dtype)
+        (own,) = torch.autograd.grad(result, found, cotangent)
+        (other,) = torch.autograd.grad(precise, exact, cotangent.double())
+        scale = other.abs().max().item()
+        torch.testing.assert_close(own.double(), other, atol=tolerance * scale, rtol=0)
