@@ -17,6 +17,7 @@ from opgen.ir.loops import (
     Accumulate,
     Always,
     AtomicAdd,
+    Blocks,
     Define,
     For,
     If,
@@ -113,8 +114,8 @@ class Emitter(LaneEmitter):
             part = self.parts[row.axis.name]
             extent = self.printer.poly(row.axis.extent)
             last = f"least({{0}} + {row.width}, {extent.text}) - 1"
-            if row.takes_rest:
-                is_last = f"{extent.text} - {{0}} < {2 * row.width}"
+            if row.least > 1:
+                is_last = f"{extent.text} - {{0}} < {row.width + row.least}"
                 last = f"({is_last} ? {extent.text} : {{0}} + {row.width}) - 1"
             for name, value in ((row.first, f"{part} * {row.width}"), (row.last, last)):
                 own = self.scope.fresh(name)
@@ -135,7 +136,10 @@ class Emitter(LaneEmitter):
         self.printer.names.tensors[name] = own
         for axis in range(operand.rank):
             self.printer.names.strides[name, axis] = str(math.prod(sizes[axis + 1 :]))
-        self.write(f"{type_name(operand)} {own}[{math.prod(sizes)}];")
+        kind = type_name(operand)
+        if isinstance(self.kernel.only, Blocks):
+            kind = f"__attribute__((aligned(LANE_BYTES))) {kind}"
+        self.write(f"{kind} {own}[{math.prod(sizes)}];")
 
     # ------------------------------------------------------------ nodes
     def nodes(self, nodes: Sequence[Node]) -> None:

@@ -278,22 +278,21 @@ class Axis:
 class Row:
     """An axis that parallel points share out in stretches of at most `width` consecutive values.
 
-    `first` and `last` are the names of the ends of a stretch, both included. If the last one
-    `takes_rest`, no stretch has less than `width` values, unless the axis has: it has more instead.
+    `first` and `last` are the names of the ends of a stretch, both included. No stretch has less
+    than `least` values, unless the axis has: the last one has more than `width` instead.
     """
 
     axis: Axis
     first: str
     last: str
     width: int
-    takes_rest: bool = False
+    least: int = 1
 
     @property
     def stretches(self) -> Poly:
         """How many stretches there are."""
-        if self.takes_rest:
-            return maximum(self.axis.extent // self.width, poly(1))
-        return (self.axis.extent + self.width - 1) // self.width
+        count = (self.axis.extent + self.width - self.least) // self.width
+        return count if self.least == 1 else maximum(count, poly(1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -664,6 +664,8 @@ def _lanes(shared: str, wide: str) -> Iterable[str]:
         given = f"{size}, aligned(sizeof({element})), may_alias"
         yield f"typedef {element} {name} __attribute__(({given}));"
     yield "#define lanes_of(values) __builtin_convertvector(values, wide_lanes)"
+    yield "#define lanes_from_wide(place) (*(const wide_lanes *)(place))"
+    yield "#define lanes_to_wide(place, values) (*(wide_lanes *)(place) = (values))"
     if shared == "bf16":
         yield from bf16_lanes(wide)
     elif shared == "f16":
