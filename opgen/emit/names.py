@@ -32,7 +32,7 @@ access_of vector_of line_part parts bits word_lanes float_lanes wide_lanes lane_
 half_lanes integer_lanes single_lanes words_from_T AS_ROUNDED_NOW
 store_words same_lanes sum_of_lanes team_sum team_sums atomicAdd
 call tensors integers numbers arguments task share stream is_of_lines will_be_written
-find_largest_cache watch_forks take_chunks stored_T masked_lanes
+find_largest_cache watch_forks take_chunks stored_T stored_bits masked_lanes
 """
 _FUNCTIONS: Final = """
 abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh div erf erfc exp exp2 expm1
