@@ -319,11 +319,12 @@ class Move:
     """A copy: `store` for every point of the axes. Its value is a load of the same element type.
 
     All indices are linear in the axes, so that what a step along one of them adds to an address is
-    the same everywhere.
+    the same everywhere. It is one only in calls where all `conditions` hold.
     """
 
     axes: tuple[Axis, ...]
     store: Store
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def load(self) -> Load:
@@ -344,7 +345,7 @@ class Kernel:
     may take several lanes at a time, with `Short` they take all of a stretch at once.
 
     `written` is the tensor it writes, `also` are others; `prologue` holds what is the same for
-    every point; `spec` are the spec lines it computes. A `contraction` and a `move` are other ways
+    every point; `spec` are the spec lines it computes. A `contraction` and `moves` are other ways
     to do the same.
     """
 
@@ -359,7 +360,7 @@ class Kernel:
     local: tuple[str, ...] = ()
     only: Finite | Blocks | Short | None = None
     contraction: Contraction | None = None
-    move: Move | None = None
+    moves: tuple[Move, ...] = ()
     also: tuple[str, ...] = ()
 
     @property
