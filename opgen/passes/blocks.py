@@ -8,6 +8,8 @@ borders of an image, the cells of a short axis have a body for each block of the
 axis so have pairs of cells at the border, if that is not too much; else they go one by one, with
 the range of the loop found at run time.
 
+What cells with large windows load, a point copies first: see `passes.nearby`.
+
 Such a kernel comes beside the one along rows, which serves calls whose tensors are not consecutive
 along the row, and rows that no block fits into.
 """
