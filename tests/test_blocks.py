@@ -155,11 +155,12 @@ def spoiled(
     """Whether a wrong load in the kernel of blocks is seen: else the comparison says nothing."""
     at = next(i for i, k in enumerate(program.kernels) if isinstance(k.only, Blocks))
     kernel = program.kernels[at]
-    first = next(load for load in loads_of(walk(kernel.body)) if len(load.indices) == 4)
-    other = next(
-        load
-        for load in loads_of(walk(kernel.body))
-        if load.tensor == first.tensor and load != first
+    loads = loads_of(walk(kernel.body))
+    first, other = next(
+        (one, other)
+        for one in loads
+        for other in loads
+        if len(one.indices) > 2 and one.tensor == other.tensor and one != other
     )
 
     def change(load: Load) -> Load:

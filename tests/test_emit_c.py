@@ -467,11 +467,29 @@ def test_a_wrong_cuda_kernel_is_reported() -> None:
     assert torch.allclose(operation.call(x, w), x - w)
 
 
-def test_what_is_only_copied_is_not_converted() -> None:
-    """A NaN keeps its bits, which a conversion from bfloat16 and back would not."""
-    bits = torch.tensor([0x7FC1, 0x7F81, 0x3F80, 1], dtype=torch.int16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_is_only_copied_is_not_converted(dtype: torch.dtype) -> None:
+    """A NaN keeps its bits, which a conversion from 16 bits and back would not."""
+    bits = torch.arange(-(2**15), 2**15).to(torch.int16)
     module = opgen.compile("op f(x[N]) -> y[N]\n  y[n] = x[n]")
-    assert torch.equal(module.f(bits.view(torch.bfloat16)).view(torch.int16), bits)
+    assert torch.equal(module.f(bits.view(dtype)).view(torch.int16), bits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1, 5, 33, 70])
+def test_interleaved_copies_keep_their_bits(
+    dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all optimisations: compilers shuffle vectors of them."""
+    monkeypatch.delenv("OPGEN_CFLAGS", raising=False)
+    op = f"zip_{size}_{str(dtype).removeprefix('torch.')}"
+    module = opgen.compile(f"op {op}(x[C,4,W]) -> y[C,(W 4)]\n  y[c,(w j)] = x[c,j,w]")
+    bits = torch.arange(-(2**15), 2**15).to(torch.int16).repeat(2)[: 3 * 4 * size].view(3, 4, size)
+    for x in (bits, bits.flip(2).transpose(1, 2).contiguous().transpose(1, 2)):
+        found = getattr(module, op)(
+            x.view(dtype) if x.is_contiguous() else x.transpose(1, 2).view(dtype).transpose(1, 2)
+        )
+        assert torch.equal(found.view(torch.int16), x.transpose(1, 2).reshape(3, -1))
 
 
 @pytest.mark.parametrize(

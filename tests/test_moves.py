@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import opgen
+from catalogue import SPECS
 from opgen.compiler import check_source
 from opgen.emit import moves
 from opgen.errors import Source
@@ -316,4 +317,123 @@ def test_images_with_channels_last(dtype: torch.dtype, mode: str) -> None:
 def test_kernels_that_are_moves(name: str, is_move: bool) -> None:
     (op,) = (each for each in check_source(Source(OPS, "moves.op")) if each.name == name)
     program = rows(schedule(op, gather(op)), facts_of(op))
-    assert [kernel.move is not None for kernel in program.kernels] == [is_move]
+    assert [bool(kernel.moves) for kernel in program.kernels] == [is_move]
+
+
+def shuffled(x: torch.Tensor, r: int, mode: str) -> torch.Tensor:
+    """Blocks of channels as blocks of pixels, by PyTorch."""
+    if mode == "CRD":
+        return F.pixel_shuffle(x, r)
+    n, c, h, w = x.shape
+    blocks = x.reshape(n, r, r, c // (r * r), h, w).permute(0, 3, 4, 1, 5, 2)
+    return blocks.reshape(n, c // (r * r), h * r, w * r)
+
+
+SHUFFLES = (SPECS / "depth_to_space.op").read_text()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_kernels_for_all_modes_are_moves(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every mode is another copy, which a call finds by its value."""
+    monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "0")
+    monkeypatch.setattr(prelude, "C", ALWAYS)
+    ops = opgen.compile(SHUFFLES, f"modes_{str(dtype).removeprefix('torch.')}.op")
+    generator = torch.Generator().manual_seed(3)
+    for r, c, mode in itertools.product((1, 2, 3, 4), (1, 3, 8), ("CRD", "DCR")):
+        shape = (2, c * r * r, 5, 7)
+        for x in layouts(torch.randint(0, 99, shape, generator=generator).to(dtype)):
+            y = shuffled(x, r, mode)
+            assert torch.equal(ops.depth_to_space(x, r=r, mode=mode), y)
+            for image in layouts(y):
+                assert torch.equal(ops.space_to_depth(image, r=r, mode=mode), x)
+    for shape in ((0, 4, 5, 7), (2, 0, 5, 7), (2, 4, 0, 7)):
+        empty = torch.zeros(shape, dtype=dtype)
+        assert torch.equal(ops.depth_to_space(empty, r=2), F.pixel_shuffle(empty, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_gradients_for_all_modes_are_moves(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "0")
+    monkeypatch.setattr(prelude, "C", ALWAYS)
+    ops = opgen.compile(SHUFFLES, f"gradients_{str(dtype).removeprefix('torch.')}.op")
+    torch.manual_seed(4)
+    for r, mode in itertools.product((2, 3), ("CRD", "DCR")):
+        for x in layouts(torch.randn(2, 5 * r * r, 6, 9).to(dtype)):
+            x = x.detach().requires_grad_()
+            y = ops.depth_to_space(x, r=r, mode=mode)
+            seed = torch.randn_like(y)
+            (found,) = torch.autograd.grad(y, x, seed)
+            (wanted,) = torch.autograd.grad(shuffled(x, r, mode), x, seed)
+            assert torch.equal(found, wanted)
+            image = shuffled(x, r, mode).detach().requires_grad_()
+            seed = torch.randn_like(x)
+            z = ops.space_to_depth(image, r=r, mode=mode)
+            (found,) = torch.autograd.grad(z, image, seed)
+            assert torch.equal(found, shuffled(seed, r, mode))
+
+
+def test_a_move_that_is_not_made_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what is compared above might be the work of loops."""
+    line = "in_parallel(move_task, call, plan.points, plan.block * plan.together);"
+    helpers = moves.helpers()
+    assert line in helpers
+    monkeypatch.setattr(moves, "helpers", lambda: helpers.replace(line, ""))
+    monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "0")
+    monkeypatch.setattr(prelude, "C", ALWAYS)
+    ops = opgen.compile(SHUFFLES, "no_moves.op")
+    x = torch.randn(2, 8, 6, 33)
+    for mode in ("CRD", "DCR"):
+        assert not torch.equal(ops.depth_to_space(x, r=2, mode=mode), shuffled(x, 2, mode))
+
+
+CONDITIONAL = """
+op each(x[N,C]; mode = 0) -> y[C,N]
+  y[c,n] = x[n,c]  if mode == 0
+  y[c,n] = x[n, C - 1 - c]  if mode == 1
+
+op overlapping(x[N,C]; mode = 0, other = 0) -> y[C,N]
+  y[c,n] += x[n,c]  if mode == 0
+  y[c,n] += x[n, C - 1 - c]  if other == 1
+
+op unequal(x[N,C]; mode = 0) -> y[C,N]
+  y[c,n] += x[n,c]  if mode >= 0
+  y[c,n] += x[n, C - 1 - c]  if mode <= 3
+
+op of_cells(x[N,C]; mode = 0) -> y[C,N]
+  y[c,n] += x[n,c]  if n >= mode
+  y[c,n] += x[n, C - 1 - c]  if mode == 1
+
+op doubled(x[N,C]; mode = 0) -> y[C,N]
+  y[c,n] += 2 * x[n,c]  if mode == 0
+  y[c,n] += x[n, C - 1 - c]  if mode == 1
+
+op greatest(x[N,C]; mode = 0) -> y[C,N]
+  y[c,n] max= x[n,c]  if mode == 0
+  y[c,n] max= x[n, C - 1 - c]  if mode == 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("each", 2), *((n, 0) for n in ("overlapping", "unequal", "of_cells", "doubled", "greatest"))],
+)
+def test_conditions_of_moves_exclude_each_other(name: str, count: int) -> None:
+    (op,) = (o for o in check_source(Source(CONDITIONAL, "conditional.op")) if o.name == name)
+    program = rows(schedule(op, gather(op)), facts_of(op))
+    assert sum(len(kernel.moves) for kernel in program.kernels) == count
+
+
+def test_a_call_of_no_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is copied where no condition holds: cells have what they have without a term."""
+    monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "0")
+    monkeypatch.setattr(prelude, "C", ALWAYS)
+    ops = opgen.compile(CONDITIONAL, "modes_of_none.op")
+    x = torch.randn(40, 50)
+    assert torch.equal(ops.each(x, mode=0), x.T)
+    assert torch.equal(ops.each(x, mode=1), x.flip(1).T)
+    assert torch.equal(ops.overlapping(x, mode=0, other=1), x.T + x.flip(1).T)
+    assert torch.equal(ops.overlapping(x, mode=7), torch.zeros(50, 40))

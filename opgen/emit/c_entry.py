@@ -401,16 +401,20 @@ class _Writer:
 
         Small ones are not worth a look at their axes.
         """
-        assert kernel.move is not None
-        name, moved = (self.scope.fresh(f"{kernel.written}_{each}") for each in ("move", "moved"))
-        cells = self.printer.poly(moves.cells(kernel.move)).at(Level.RELATIONAL)
-        self.lines += [f"int {moved} = 0;", *broken(f"if ({cells} >= MOVE_FEWEST) {{")]
+        moved = self.scope.fresh(f"{kernel.written}_moved")
+        self.lines.append(f"int {moved} = 0;")
+        for move in kernel.moves:
+            name = self.scope.fresh(f"{kernel.written}_move")
+            texts = [self.printer.condition(each).at(Level.EQUALITY) for each in move.conditions]
+            cells = self.printer.poly(moves.cells(move)).at(Level.RELATIONAL)
+            test = " && ".join([*texts, f"{cells} >= MOVE_FEWEST"])
+            self.lines += broken(f"if ({test}) {{")
 
-        def stride(tensor: str, axis: int) -> str:
-            return f"n[{self.places(tensor)[axis]}]"
+            def stride(tensor: str, axis: int) -> str:
+                return f"n[{self.places(tensor)[axis]}]"
 
-        declared = moves.declaration(name, kernel.move, self.printer.poly, self.tensor, stride)
-        self.lines += broken(f"    {declared}")
-        row = moves.row(kernel, self.printer.poly)
-        self.lines += [f"    {moved} = move_made(&{name}, {row}, &{self.arguments});", "}"]
+            declared = moves.declaration(name, move, self.printer.poly, self.tensor, stride)
+            self.lines += broken(f"    {declared}")
+            row = moves.row(kernel, move, self.printer.poly)
+            self.lines += [f"    {moved} = move_made(&{name}, {row}, &{self.arguments});", "}"]
         self.lines.append(f"if (!{moved})")

@@ -158,6 +158,8 @@ class Printer:
         cell = self.cell(name, indices)
         if self.walking and any(self.walking in index.symbols for index in indices):
             tensor = self._tensor(name)
+            if isinstance(tensor, Operand) and tensor.widened:
+                return Text(f"lanes_from_wide(&{cell})")
             if isinstance(tensor, Operand) and tensor.optional:
                 step = self.names.strides[name, tensor.rank - 1]
                 return Text(f"lanes_or_one(&{cell}, {step})")

@@ -210,7 +210,9 @@ class LaneEmitter(AccumulatorEmitter):
                 cell = self.printer.cell(node.tensor, node.indices)
                 self.write(f"lanes_to_T_within(&{cell}, {values}, {self.printer.within});")
                 return
-            self.write(f"lanes_to_T(&{self.printer.cell(node.tensor, node.indices)}, {values});")
+            kind = "wide" if self.printer.program.operand(node.tensor).widened else "T"
+            cell = self.printer.cell(node.tensor, node.indices)
+            self.write(f"lanes_to_{kind}(&{cell}, {values});")
             return
         inner = self.inner()
         number, cells = inner.scope.fresh("lane"), inner.scope.fresh("cells")

@@ -35,7 +35,9 @@ MOST_AXES: Final = 12
 
 def has_moves(kernel: Kernel) -> bool:
     """Whether a call of the kernel may be a move."""
-    return kernel.move is not None and len(kernel.move.axes) <= MOST_AXES and not _is_long(kernel)
+    if any(len(move.axes) > MOST_AXES for move in kernel.moves):
+        return False
+    return bool(kernel.moves) and not _is_long(kernel)
 
 
 def _is_long(kernel: Kernel) -> bool:
@@ -46,14 +48,16 @@ def _is_long(kernel: Kernel) -> bool:
 
 
 def sizes(kernel: Kernel) -> Iterator[Poly]:
-    """The formulas that `declaration` and `row` print."""
-    assert kernel.move is not None
-    for index in (*kernel.move.store.indices, *kernel.move.load.indices):
-        yield index.substitute(dict.fromkeys((axis.name for axis in kernel.move.axes), poly(0)))
-    for axis in kernel.move.axes:
-        yield axis.extent
-        for index in (*kernel.move.store.indices, *kernel.move.load.indices):
-            yield _step(index, axis)
+    """The formulas that `declaration`, `row` and conditions print."""
+    for move in kernel.moves:
+        indices = (*move.store.indices, *move.load.indices)
+        for index in indices:
+            yield index.substitute(dict.fromkeys((axis.name for axis in move.axes), poly(0)))
+        for axis in move.axes:
+            yield axis.extent
+            for index in indices:
+                yield _step(index, axis)
+        yield from (condition.value for condition in move.conditions)
     if kernel.row is not None:
         yield kernel.row.axis.extent
 
@@ -65,15 +69,15 @@ def _step(index: Poly, axis: Axis) -> Poly:
     return linear[0]
 
 
-def row(kernel: Kernel, text: Callable[[Poly], Text]) -> str:
+def row(kernel: Kernel, move: Move, text: Callable[[Poly], Text]) -> str:
     """The number of the row that a move is compared with among the axes, and its extent.
 
-    The number is -1 where the row counts otherwise, the extent 1 where there is none.
+    The number is -1 where the row counts otherwise, the extent 1 where there is none. A kernel that
+    is a copy in some calls alone has steps that are not known, and no good loop along its row.
     """
-    assert kernel.move is not None
-    if kernel.row is None:
+    if kernel.row is None or move.conditions:
         return "-1, 1"
-    axes = [axis.name for axis in kernel.move.axes]
+    axes = [axis.name for axis in move.axes]
     name = kernel.row.axis.name
     number = axes.index(name) if name in axes else -1
     return f"{number}, {text(kernel.row.axis.extent).text}"

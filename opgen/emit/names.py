@@ -34,7 +34,8 @@ store_words same_lanes sum_of_lanes team_sum team_sums atomicAdd
 EVERY_SECOND every_second every_second_within only_every_second sum_of_every_second
 EACH_TWICE each_twice each_twice_within
 call tensors integers numbers arguments task share stream is_of_lines will_be_written
-run_as_one find_largest_cache watch_forks take_chunks stored_T masked_lanes stored_lanes
+run_as_one find_largest_cache watch_forks take_chunks stored_T stored_bits masked_lanes
+stored_lanes
 """
 _FUNCTIONS: Final = """
 abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh div erf erfc exp exp2 expm1

@@ -118,8 +118,8 @@ class Emitter(LaneEmitter):
             part = self.parts[row.axis.name]
             extent = self.printer.poly(row.axis.extent)
             last = f"least({{0}} + {row.width}, {extent.text}) - 1"
-            if row.takes_rest:
-                is_last = f"{extent.text} - {{0}} < {2 * row.width}"
+            if row.least > 1:
+                is_last = f"{extent.text} - {{0}} < {row.width + row.least}"
                 last = f"({is_last} ? {extent.text} : {{0}} + {row.width}) - 1"
             for name, value in ((row.first, f"{part} * {row.width}"), (row.last, last)):
                 own = self.scope.fresh(name)

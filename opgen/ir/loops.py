@@ -300,22 +300,21 @@ class Axis:
 class Row:
     """An axis that parallel points share out in stretches of at most `width` consecutive values.
 
-    `first` and `last` are the names of the ends of a stretch, both included. If the last one
-    `takes_rest`, no stretch has less than `width` values, unless the axis has: it has more instead.
+    `first` and `last` are the names of the ends of a stretch, both included. No stretch has less
+    than `least` values, unless the axis has: the last one has more than `width` instead.
     """
 
     axis: Axis
     first: str
     last: str
     width: int
-    takes_rest: bool = False
+    least: int = 1
 
     @property
     def stretches(self) -> Poly:
         """How many stretches there are."""
-        if self.takes_rest:
-            return maximum(self.axis.extent // self.width, poly(1))
-        return (self.axis.extent + self.width - 1) // self.width
+        count = (self.axis.extent + self.width - self.least) // self.width
+        return count if self.least == 1 else maximum(count, poly(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,11 +341,12 @@ class Move:
     """A copy: `store` for every point of the axes. Its value is a load of the same element type.
 
     All indices are linear in the axes, so that what a step along one of them adds to an address is
-    the same everywhere.
+    the same everywhere. It is one only in calls where all `conditions` hold.
     """
 
     axes: tuple[Axis, ...]
     store: Store
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def load(self) -> Load:
@@ -383,7 +383,7 @@ class Kernel:
     all of a stretch at once.
 
     `written` is the tensor it writes, `also` are others; `prologue` holds what is the same for
-    every point; `spec` are the spec lines it computes. A `contraction`, a `move` and a `plane` are
+    every point; `spec` are the spec lines it computes. A `contraction`, `moves` and a `plane` are
     other ways to do the same. A `guest` is the kernel right before this one, which may run within
     it instead.
     """
@@ -400,7 +400,7 @@ class Kernel:
     only: Finite | Blocks | Short | Planes | None = None
     unless: Planes | None = None
     contraction: Contraction | None = None
-    move: Move | None = None
+    moves: tuple[Move, ...] = ()
     plane: Plane | None = None
     also: tuple[str, ...] = ()
     guest: Guest | None = None

@@ -48,9 +48,10 @@ def show_kernel(kernel: Kernel) -> str:
         run = f"{guest.count} points of {guest.kernel} from {guest.first}"
         lines.append(f"    at every {guest.loop}, {run}")
     lines += [f"      local {name}" for name in kernel.local]
-    if kernel.move is not None:
-        axes = ", ".join(f"{axis.name} < {axis.extent}" for axis in kernel.move.axes)
-        lines.append(f"    or as a copy along {axes}")
+    for move in kernel.moves:
+        axes = ", ".join(f"{axis.name} < {axis.extent}" for axis in move.axes)
+        where = " and ".join(map(str, move.conditions))
+        lines.append(f"    or as a copy along {axes}" + (f" if {where}" if where else ""))
     if kernel.contraction is not None:
         lines += _contraction(kernel.contraction)
     lines += _nodes(kernel.body, "      ")

@@ -63,7 +63,7 @@ def with_passes(kernel: Kernel) -> Kernel:
     passes = _passes(body, least)
     if not any(isinstance(node, For) for node in passes):
         return kernel
-    return replace(kernel, body=passes, row=replace(kernel.row, width=WIDTH))
+    return replace(kernel, body=passes, row=replace(kernel.row, width=WIDTH, least=WIDTH))
 
 
 def _all_move(nodes: Iterable[Node], lane: str) -> bool:

@@ -8,6 +8,8 @@ borders of an image, the cells of a short axis have a body for each block of the
 axis so have pairs of cells at the border, if that is not too much; else they go one by one, with
 the range of the loop found at run time.
 
+What cells with large windows load, a point copies first: see `passes.nearby`.
+
 Such a kernel comes beside the one along rows, which serves calls whose tensors are not consecutive
 along the row, and rows that no block fits into.
 """
@@ -36,6 +38,7 @@ from opgen.ir.loops import (
     Lanes,
     Load,
     Node,
+    Operand,
     Program,
     Result,
     Row,
@@ -55,6 +58,7 @@ from opgen.passes.lane_choice import Way, choose
 from opgen.passes.load_order import by_load
 from opgen.passes.merge import MOST_TERMS as MERGED_TERMS
 from opgen.passes.merge import Body, at, constant_range, merged, terms_of
+from opgen.passes.nearby import Nearby, Step, nearby
 from opgen.passes.rows import direct
 from opgen.passes.tile import shares_loads
 
@@ -95,20 +99,24 @@ def with_blocks(plain: Program, program: Program) -> Program:
     if program.faults or program.workspaces or len(plain.kernels) != len(program.kernels):
         return program
     kernels: list[Kernel] = []
+    local: list[Operand] = []
     for cells, rowed in zip(plain.kernels, program.kernels, strict=True):
-        kernel = None if rowed.only is not None else blocked(cells, program)
-        if kernel is None and rowed.only is None and _lanes_go_alone(rowed):
-            kernel = blocked_across(cells, program)
-        if kernel is None or kernel.only is None:
+        known = replace(program, unstored=(*program.unstored, *local))
+        found = None if rowed.only is not None else blocked(cells, known)
+        if found is None and rowed.only is None and _lanes_go_alone(rowed):
+            found = blocked_across(cells, known)
+        kernel = None if found is None else found.kernel
+        if found is None or kernel is None or kernel.only is None:
             kernels.append(rowed)
             continue
+        local += found.local
         names = {each.name for each in (*program.kernels, *kernels)}
         kernels.append(replace(kernel, name=fresh_name(f"{kernel.name}_blocks", names)))
         kernels.append(replace(rowed, only=replace(kernel.only, holds=False)))
-    return replace(program, kernels=tuple(kernels))
+    return replace(program, kernels=tuple(kernels), unstored=(*program.unstored, *local))
 
 
-def blocked(kernel: Kernel, program: Program) -> Kernel | None:
+def blocked(kernel: Kernel, program: Program) -> Nearby | None:
     """A kernel with one point for each cell as one of blocks; None where it gains nothing by it."""
     if not kernel.is_deterministic or not kernel.axes or kernel.row is not None:
         return None
@@ -118,10 +126,10 @@ def blocked(kernel: Kernel, program: Program) -> Kernel | None:
         return None
     (axis,) = (each for each in kernel.axes if each.name == choice.name)
     walked = _walked(kernel, axis.name, program)
-    return None if walked is None else _along(kernel, axis, walked)
+    return None if walked is None else _along(kernel, axis, walked, program)
 
 
-def blocked_across(kernel: Kernel, program: Program) -> Kernel | None:
+def blocked_across(kernel: Kernel, program: Program) -> Nearby | None:
     """The same along another axis, with elements gathered one by one: for short rows of planes.
 
     That takes as long as to load them one by one, but what is computed of them is vectors.
@@ -137,7 +145,7 @@ def blocked_across(kernel: Kernel, program: Program) -> Kernel | None:
                 return None
             continue
         walked = _walked(kernel, axis.name, program, is_spread=True)
-        return None if walked is None else _along(kernel, axis, walked)
+        return None if walked is None else _along(kernel, axis, walked, program)
     return None
 
 
@@ -147,7 +155,7 @@ def _lanes_go_alone(kernel: Kernel) -> bool:
     return any(isinstance(node, For) for each in passes for node in walk(each.body))
 
 
-def _along(kernel: Kernel, axis: Axis, walked: tuple[str, ...]) -> Kernel | None:
+def _along(kernel: Kernel, axis: Axis, walked: tuple[str, ...], program: Program) -> Nearby | None:
     """The kernel with blocks along an axis, in which all cells have the same terms."""
     tiling = _Tiling.of(kernel, axis)
     body = None if tiling is None else tiling.body()
@@ -157,15 +165,15 @@ def _along(kernel: Kernel, axis: Axis, walked: tuple[str, ...]) -> Kernel | None
     if tiling is None or body is None:
         return None
     first, last = (fresh_name(f"{axis.name}_{end}", tiling.taken) for end in ("first", "last"))
-    return with_passes(
-        replace(
-            kernel,
-            axes=tiling.axes(axis),
-            body=body,
-            row=Row(axis, first, last, WIDTH, takes_rest=True),
-            only=Blocks(axis.extent, walked, True),
-        )
+    blocks = replace(
+        kernel,
+        axes=tiling.axes(axis),
+        body=body,
+        row=Row(axis, first, last, WIDTH, least=WIDTH),
+        only=Blocks(axis.extent, walked, True),
     )
+    found = nearby(blocks, kernel, tiling.steps, program)
+    return found if found.local else Nearby(with_passes(blocks))
 
 
 # ---------------------------------------------------------------------------- what a vector can do
@@ -328,6 +336,16 @@ class _Tiling:
             blocks[self.outer.name] = self.outer_block
         left = (blocks.get(each.name, each) for each in self.kernel.axes if each is not row)
         return tuple(each for each in left if each is not None)
+
+    @property
+    def steps(self) -> dict[str, Step]:
+        """The axes that are cut, by the name of what they were."""
+        found = {}
+        if self.inner_block is not None:
+            found[self.inner.name] = Step(self.inner_block.name, len(self.parts[0].cells))
+        if self.outer is not None and self.outer_block is not None:
+            found[self.outer.name] = Step(self.outer_block.name, 2)
+        return found
 
     @property
     def inner_alone(self) -> _Tiling:

@@ -90,7 +90,7 @@ def _is_plain(kernel: Kernel) -> bool:
         kernel.is_deterministic
         and kernel.only is None
         and kernel.unless is None
-        and kernel.move is None
+        and not kernel.moves
         and kernel.contraction is None
         and not uses(kernel).faults
     )

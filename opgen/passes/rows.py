@@ -58,7 +58,7 @@ from opgen.passes.jam import copies_along, jammed
 from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solve
 from opgen.passes.lane_choice import Choice, Way, choose
 from opgen.passes.lane_passes import fused
-from opgen.passes.moves import move_of
+from opgen.passes.moves import moves_of
 from opgen.passes.pairs import paired
 from opgen.passes.peel import Peeling
 from opgen.passes.short_rows import with_planes
@@ -90,7 +90,7 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
     if not kernel.is_deterministic or not kernel.axes:
         return kernel
     kernel = replace(kernel, body=direct(kernel.body))
-    kernel = replace(kernel, move=move_of(kernel, program))
+    kernel = replace(kernel, moves=moves_of(kernel, program))
     match choose(kernel):
         case Choice(way=Way.ROW, name=name):
             return with_planes(along_row(kernel, name, facts))

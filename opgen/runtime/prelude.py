@@ -671,8 +671,12 @@ def _load_columns(lanes: int) -> Iterable[str]:
 
 def _lanes(shared: str, wide: str) -> Iterable[str]:
     """Vectors of `wide`, and how elements of T become one."""
-    bits = ".bits" if shared == "bf16" else ""
-    yield f"#define stored_T(cell) (cell){bits}"
+    if shared in _SIXTEEN:
+        # GCC 12 copies floating-point numbers of 16 bits one by one where it shuffles integers.
+        yield "typedef uint16_t stored_bits __attribute__((may_alias));"
+        yield "#define stored_T(cell) (*(stored_bits *)&(cell))"
+    else:
+        yield "#define stored_T(cell) (cell)"
     yield "enum { LANES = LANE_BYTES / sizeof(wide) };"
     number = f"int{8 * _SIZES[wide]}_t"
     yield f"typedef {number} lane_numbers __attribute__((vector_size(LANE_BYTES)));"
@@ -681,6 +685,8 @@ def _lanes(shared: str, wide: str) -> Iterable[str]:
         given = f"{size}, aligned(sizeof({element})), may_alias"
         yield f"typedef {element} {name} __attribute__(({given}));"
     yield "#define lanes_of(values) __builtin_convertvector(values, wide_lanes)"
+    yield "#define lanes_from_wide(place) (*(const wide_lanes *)(place))"
+    yield "#define lanes_to_wide(place, values) (*(wide_lanes *)(place) = (values))"
     if shared == "bf16":
         yield from bf16_lanes(wide)
     elif shared == "f16":
@@ -841,6 +847,9 @@ _ALL_LANES = (
     "#define lanes_to_T_within(place, values, first, last) lanes_to_T(place, values)",
     "#define lanes_only(values, first, last) (values)",
 )
+
+_SIXTEEN = frozenset({"bf16", "f16"})
+"""Element types that are copied as integers."""
 
 _STORED = {"bf16": "uint16_t", "bool": "b8"}
 """Element types of vectors where that is not the type of the elements."""

@@ -152,7 +152,7 @@ class _Runner:
             return [{}]
         extent = self.integer(row.axis.extent, values)
         ends = [min(first + row.width, extent) for first in range(0, extent, row.width)]
-        if row.takes_rest and len(ends) > 1 and extent % row.width:
+        if len(ends) > 1 and 0 < extent % row.width < row.least:
             del ends[-2]
         return [
             {row.first: first, row.last: end - 1}
