@@ -19,7 +19,7 @@ from torch import Tensor
 
 import opgen.bench.growth
 from opgen.__main__ import main
-from opgen.bench import agreement, limits, report, statistics, tables, timing, trace
+from opgen.bench import agreement, limits, recycle, report, statistics, tables, timing, trace
 from opgen.bench.calls import OPGEN, calls_of
 from opgen.bench.faults import BenchError, DisagreementError
 from opgen.bench.growth import grown, growth
@@ -564,6 +564,20 @@ def test_faults_are_one_kind() -> None:
     assert issubclass(DisagreementError, BenchError)
 
 
+def test_calls_are_made_until_they_bring_no_new_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = iter([5000, 300, 20, 0, 0])
+    pages = [0]
+    called: list[str] = []
+
+    def first() -> None:
+        called.append("first")
+        pages[0] += next(fresh)
+
+    monkeypatch.setattr(recycle, "_pages", lambda: pages[0])
+    recycle.settle([first, lambda: called.append("second")])
+    assert called == ["first", "second"] * 3
+
+
 # ---------------------------------------------------------------------------- growth and memory
 def test_sizes_that_grow() -> None:
     def shapes(*shape: int) -> tuple[Shape, ...]:
@@ -658,7 +672,7 @@ def test_growth_has_its_own_place(tmp_path: Path) -> None:
 def test_files_are_looked_at_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody wants to hear after 24 minutes that the figures have no place."""
+    """Nobody wants to hear after 40 minutes that the figures have no place."""
     (tmp_path / "other.md").write_text("no marks")
     for option, path, message in (
         ("--write-readme", tmp_path / "other.md", "no place for the figures"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from opgen.bench import agreement, compiler, limits, statistics, timing
+from opgen.bench import agreement, compiler, limits, recycle, statistics, timing
 from opgen.bench.calls import OPGEN, calls_of, result_like
 from opgen.bench.precision import in_tf32
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload
@@ -164,10 +164,8 @@ def recycled(result: Result, device: torch.device, budget: float) -> Result:
         contenders.append(known[result.best])
     calls: dict[str, timing.Call] = {}
     calls.update(calls_of(workload, contenders, result.direction))
-    for _ in range(2):
-        for call in calls.values():
-            call()
     calls[COPY] = limits.copies(result.moved, device).recycled
+    recycle.settle(calls.values())
     rounds = timing.in_turn(calls, timing.clock_of(device), budget, {OPGEN}, {COPY})
     times = {name: statistics.median(rounds.seconds(name)) for name in calls}
     return replace(result, recycled=times)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable, Collection
 from typing import Final
 
 _TRIM_THRESHOLD: Final = -1
@@ -29,3 +30,27 @@ def keep_freed_memory() -> bool:
         return False  # another C library than glibc
     # Large blocks from the heap, which then never shrinks, rather than from mmap.
     return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
+
+
+_MOST_CALLS: Final = 20
+_FEW_PAGES: Final = 64
+"""Of a round in which nothing large was new."""
+
+
+def settle(calls: Collection[Callable[[], object]]) -> None:
+    """Make all calls in turn until they bring no new pages: pieces of memory find their places."""
+    for _ in range(_MOST_CALLS):
+        before = _pages()
+        for call in calls:
+            call()
+        if _pages() - before < _FEW_PAGES:
+            return
+
+
+def _pages() -> int:
+    """How many pages this process has been given so far; 0 where the system does not tell."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -24,7 +24,7 @@ from opgen.bench.run import Outcome, Plan, Refused, by_turns, chosen, run_growth
 from opgen.bench.run import run as run_plan
 from opgen.cli.console import errors, output
 
-MINUTES: Final = 24.0
+MINUTES: Final = 40.0
 QUICK_MINUTES: Final = 1.7
 
 
