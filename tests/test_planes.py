@@ -407,6 +407,34 @@ def test_convolutions_give_what_pytorch_gives(size: tuple[int, int], dtype: torc
             agree(gradient, other, dtype, 10)
 
 
+SHIFTED = """
+op down(x: float[N,C,H,W], s: float[C]) -> y[N,C,H,W]
+  y[n,c,h,w] = s[c] + sum(k in 2) x[n,c, h + k + 4 ?0, W-1-w] * s[c]
+
+op up(x: float[N,C,H,W], s: float[C]) -> y[N,C,H,W]
+  y[n,c,h,w] = s[c] + sum(k in 2) x[n,c, h + k - 5 ?0, W-1-w] * s[c]
+"""
+
+
+@pytest.mark.usefixtures("processor")
+def test_vectors_of_cells_without_terms() -> None:
+    """Their sums are zero, not those of the vector before."""
+    ops = opgen.compile(SHIFTED, "shifted.op")
+    x, s = torch.randn(2, 512, 8, 8), torch.randn(512)
+    turned = x.double().flip(-1)
+    factor = s.double()[:, None, None]
+    for found, padding in ((ops.down(x, s), (0, 0, 0, 5)), (ops.up(x, s), (0, 0, 5, 0))):
+        rows = F.pad(turned, padding)
+        rows = rows[..., -9:, :] if padding[3] else rows[..., :9, :]
+        wanted = factor + (rows[..., :-1, :] + rows[..., 1:, :]) * factor
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    weight = torch.randn(512, 1, 3, 3)
+    found = conv(x, weight, s, padding=5, groups=512)
+    wanted = F.conv2d(x, weight, s, padding=5, groups=512)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.usefixtures("processor")
 def test_a_zero_of_the_padding_has_no_term_beside_infinity() -> None:
     conv = opgen.load(SPECS / "conv.op").conv2d

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import notation_strategies
+import opgen
 from catalogue import CATALOGUE, Entry
 from notation_strategies import Call
 from opgen.ir.binding import bind
@@ -251,3 +253,18 @@ def test_points_that_guards_leave_out_are_no_cells() -> None:
     for size in (2, 3, 5):
         call = Call({"J": size}, {"x": np.arange(1.0, size + 1)}, {})
         assert not differences(op, call, scheduled(op, specialise(op, {"J": size})))
+
+
+def test_sums_of_cells_that_only_some_lanes_have() -> None:
+    """A lane computes two cells; the last one has the first of them alone in rows of odd length."""
+    text = """
+op halves(x[W], w[2]) -> y[W]
+  y[j] = sum(l in 2) x[(j + l)//2 ?(1)] * w[l]
+"""
+    own = opgen.compile(text, "halves.op").halves
+    for width in (0, 1, 2, 3, 40, 41):
+        x, w = torch.randn(width), torch.randn(2)
+        padded = torch.cat([x, torch.ones(1)])
+        at = torch.arange(width)
+        wanted = padded[at // 2] * w[0] + padded[(at + 1) // 2] * w[1]
+        torch.testing.assert_close(own(x, w), wanted)

@@ -251,3 +251,25 @@ def test_a_window_that_an_attribute_gives_is_one_in_the_gradient_as_well() -> No
     assert gradient.special.windows == ("K", "L")
     at = len(gradient.special.names)
     assert {(2, 2), (3, 3)} <= {values[at : at + 2] for _, values in gradient.compiled}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cells_without_terms_load_nothing(dtype: torch.dtype) -> None:
+    """The first row of `x` is in no window: its loop has bounds that exclude each other."""
+    text = """
+op below(x: float[N,H,W], w: float[3]) -> y[N,U,W]
+  let U = H + 1
+  y[n,i,j] = sum(k) x[n, 2*i + k + 1 ?0, j - 1 ?0] * w[k]
+"""
+    own = opgen.compile(text, "below.op").below
+    x = torch.randn(600, 8, 8, dtype=dtype, requires_grad=True)
+    w = torch.randn(3, dtype=dtype)
+    exact = x.detach().double().requires_grad_()
+    rows = torch.nn.functional.pad(exact, (1, 0, 0, 13))[..., 1:, :-1]
+    wanted = sum(rows[:, k : k + 17 : 2] * w.double()[k] for k in range(3))
+    found = own(x, w)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=0)
+    cotangent = torch.randn_like(found)
+    (gradient,) = torch.autograd.grad(found, x, cotangent)
+    (expected,) = torch.autograd.grad(wanted, exact, cotangent.double())
+    torch.testing.assert_close(gradient.double(), expected, atol=1e-5, rtol=0)

@@ -57,7 +57,7 @@ class _PlanePrinter:
     emitter: ScopeEmitter
     copies: bool  # whether elements stay as they are stored
     known: dict[str, str] = field(default_factory=dict)  # vectors and numbers by their text
-    total: str = ""
+    total: str = ""  # the sum of the cells at hand, once it has begun
     round: str = ""  # the counter of a loop,
     steps: Mapping[str, int] = field(default_factory=dict)  # and how far tensors go in one of it
 
@@ -92,9 +92,7 @@ class _PlanePrinter:
 
     def cells(self, cells: Cells, target: str, step: int = 0) -> None:
         """A vector of cells, from its terms to where it is stored."""
-        if cells.terms:
-            self.total = self.emitter.scope.fresh("total")
-            self.emitter.write(f"wide_lanes {self.total} = (wide_lanes){{0}};")
+        self.total = ""
         for term in cells.terms:
             self.term(term)
         value = self.lanes(cells.value)
@@ -104,16 +102,21 @@ class _PlanePrinter:
             return
         self.emitter.write(f"lanes_to_T({place}, {value});")
 
+    def begun(self) -> str:
+        """The sum of the cells, which is zero where none of them has a term."""
+        if not self.total:
+            self.total = self.emitter.scope.fresh("total")
+            self.emitter.write(f"wide_lanes {self.total} = (wide_lanes){{0}};")
+        return self.total
+
     def term(self, term: Term) -> None:
-        value = self.lanes(term.value, Level.ADDITIVE)
+        total, value = self.begun(), self.lanes(term.value, Level.ADDITIVE)
         if all(term.present):
-            self.emitter.write(f"{self.total} += {value};")
+            self.emitter.write(f"{total} += {value};")
             return
         chosen = (at + LANES * is_there for at, is_there in enumerate(term.present))
         numbers = ", ".join(map(str, chosen))
-        self.emitter.write(
-            f"{self.total} = SHUFFLE({self.total}, {self.total} + {value}, {numbers});"
-        )
+        self.emitter.write(f"{total} = SHUFFLE({total}, {total} + {value}, {numbers});")
 
     def lanes(self, vector: Vector, level: Level = Level.PRIMARY) -> str:
         """A vector, where one number for all lanes is not enough."""
@@ -134,7 +137,7 @@ class _PlanePrinter:
             case Joined(primitive=primitive, arguments=arguments):
                 return self.joined(primitive, arguments)
             case Total():
-                return Text(self.total)
+                return Text(self.begun())
             case unexpected:
                 assert_never(unexpected)
 

@@ -133,6 +133,8 @@ def _guest(program: Program, host: Kernel, other: Kernel) -> Guest | None:
     """How the points of another kernel run within the host; None where that is not possible."""
     if not _is_worth_it(program, host, other):
         return None
+    if host.row is not None and host.row.stretches.is_constant and host.row.stretches != 1:
+        return None  # points of each stretch would run all of them again
     own = _digits(host)
     rows = () if other.row is None else (other.row.stretches,)
     digits = _digits(other)

@@ -102,9 +102,11 @@ def short_range(node: For) -> range | None:
 
 
 def _at(node: For, body: tuple[Node, ...], value: Poly, suffix: str) -> tuple[Node, ...]:
-    """The body at one value, where the loop's other bounds allow it."""
+    """The body at one value, where the other bounds allow it; nothing if they never do."""
     conditions = [Condition(value - bound) for bound in node.lower if bound != value]
     conditions += [Condition(bound - value) for bound in node.upper if bound != value]
+    if any(each.value.is_constant and each.value.constant < 0 for each in conditions):
+        return ()
     conditions = [each for each in conditions if not each.value.is_constant]
     here: dict[str, Poly] = {node.name: value}
     # Definitions at different values end up in one scope.
