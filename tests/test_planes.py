@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,7 +192,14 @@ WITHOUT = {
 """Copies along rows that are long, planes too small for a vector, and one with too many steps."""
 
 
-@pytest.mark.parametrize("size", [(8, 8), (4, 4), (5, 7), (7, 3), (2, 16), (16, 16), (12, 9)])
+def slow(size: tuple[int, int]) -> Any:
+    """A size for the longer tiers."""
+    return pytest.param(size, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "size", [(8, 8), (4, 4), (5, 7), (7, 3), (2, 16), *(slow(each) for each in [(16, 16), (12, 9)])]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_vectors_are_made_of_the_terms_of_their_cells(name: str, size: tuple[int, int]) -> None:
     op, values = CASES[name]
@@ -354,7 +362,7 @@ def test_calls_with_dense_planes_run_them(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [(8, 8), (5, 7), (16, 16)])
+@pytest.mark.parametrize("size", [(8, 8), slow((5, 7)), slow((16, 16))])
 @pytest.mark.usefixtures("processor", "threads")
 def test_upsampling_gives_what_pytorch_gives(size: tuple[int, int], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -380,7 +388,7 @@ def test_upsampling_gives_what_pytorch_gives(size: tuple[int, int], dtype: torch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [(8, 8), (7, 5)])
+@pytest.mark.parametrize("size", [(8, 8), slow((7, 5))])
 @pytest.mark.usefixtures("processor", "threads")
 def test_convolutions_give_what_pytorch_gives(size: tuple[int, int], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
