@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import mmap
 import re
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
+from guarded_memory import before_a_page
 from opgen.compiler import stage_text
 from opgen.errors import Source
 
@@ -100,21 +99,6 @@ def test_sums_of_every_width(dtype: torch.dtype, ops: Any) -> None:
         assert torch.equal(ops.taps(x, apart), expected)
         wide = torch.stack([x, x + 1], -1).flatten(-2)[..., ::2]
         assert torch.equal(ops.taps(wide, g), expected)
-
-
-def before_a_page(tensor: Tensor) -> tuple[Tensor, mmap.mmap]:
-    """A copy whose last element is the last one before memory that may not be read."""
-    page = mmap.PAGESIZE
-    size = tensor.numel() * tensor.element_size()
-    room = -(-size // page) * page
-    memory = mmap.mmap(-1, room + page)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    protect = ctypes.CDLL(None, use_errno=True).mprotect
-    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    assert protect(whole.data_ptr() + room, page, 0) == 0
-    copy = whole[room - size : room].view(tensor.dtype).view(tensor.shape)
-    copy.copy_(tensor)
-    return copy, memory
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

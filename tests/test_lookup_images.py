@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import mmap
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
+from guarded_memory import before_a_page
 from opgen.runtime import build, library, library_call, lookup_images
 
 INSTRUCTIONS = {16: "", 8: "#undef __AVX512F__\n", 4: "#undef __AVX512F__\n#undef __AVX__\n"}
@@ -72,18 +72,11 @@ def test_threads_share_the_work(lanes: int, dtype: torch.dtype, threads: int) ->
 @every_type
 def test_nothing_behind_the_last_cell_is_read(lanes: int, dtype: torch.dtype) -> None:
     """It ends where memory does: what reads on ends the process."""
-    libc = ctypes.CDLL(None)
-    page = mmap.PAGESIZE
-    memory = mmap.mmap(-1, 4 * page)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    assert libc.mprotect(ctypes.c_void_p(start + 3 * page), ctypes.c_size_t(page), 0) == 0
     for rows, columns in itertools.product((1, 3, 10, 16, 17, 33), repeat=2):
-        given = torch.randint(-999, 999, (2, rows, columns), dtype=dtype)
-        size = given.numel() * given.element_size()
-        source = start + 3 * page - size
-        ctypes.memmove(source, given.data_ptr(), size)
+        given, _keep = before_a_page(torch.randint(-999, 999, (2, rows, columns), dtype=dtype))
         got = torch.zeros(2, columns, rows, dtype=dtype)
-        transpose(lanes)(source, got.data_ptr(), 2, rows, columns, given.element_size())
+        words = (2, rows, columns, given.element_size())
+        transpose(lanes)(given.data_ptr(), got.data_ptr(), *words)
         assert torch.equal(got, given.transpose(1, 2))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +11,7 @@ import torch.nn.functional as F
 
 import opgen
 from catalogue import SPECS
+from guarded_memory import before_a_page
 from opgen.compiler import check_source, read_source
 from opgen.errors import Source
 from opgen.ir.cells import to_array
@@ -156,16 +155,7 @@ def test_what_lies_outside_is_neither_read_nor_written_nor_multiplied(
     """The tensors end where memory does; a zero of the padding has no term beside infinity."""
     monkeypatch.setattr(special, "MOST_SIZES", 0)
     conv = opgen.compile((SPECS / "conv.op").read_text()).conv2d
-    shape = (1, 1024, 5, 7)
-    count = 4 * 1024 * 5 * 7
-    pages = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, pages + mmap.PAGESIZE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    protect = ctypes.CDLL(None, use_errno=True).mprotect
-    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    assert protect(whole.data_ptr() + pages, mmap.PAGESIZE, 0) == 0
-    x = whole[pages - count : pages].view(torch.float32).view(shape)
-    x.copy_(torch.ones(shape))
+    x, _keep = before_a_page(torch.ones(1, 1024, 5, 7))
     weight = torch.ones(1024, 1, 3, 3, requires_grad=True)
     y = conv(x, weight, padding=1, groups=1024)
     (gradient,) = torch.autograd.grad(y.sum(), weight)
