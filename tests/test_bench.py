@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import math
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -576,6 +578,51 @@ def test_calls_are_made_until_they_bring_no_new_pages(monkeypatch: pytest.Monkey
     monkeypatch.setattr(recycle, "_pages", lambda: pages[0])
     recycle.settle([first, lambda: called.append("second")])
     assert called == ["first", "second"] * 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PyTorch's allocator is replaced on Linux only")
+def test_freed_memory_is_given_out_again() -> None:
+    cells = 1 << 20
+    before = torch.ones(cells)
+    with recycle.freed_memory_kept():
+        del before  # of the allocator that was there before
+        places = set()
+        for step in range(4):
+            result = torch.full((cells,), step, dtype=torch.float32)
+            assert result.sum() == step * cells
+            places.add(result.data_ptr())
+            del result
+        assert len(places) == 1
+        kept, second = torch.ones(cells), torch.ones(cells)
+        assert kept.data_ptr() in places
+        assert second.data_ptr() not in places
+        assert torch.ones(1000).data_ptr() not in places
+        assert torch.ones(0).sum() == 0
+        threads = [threading.Thread(target=lambda: torch.randn(5000).sort()) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        del second
+    with recycle.freed_memory_kept():
+        assert kept.sum() == cells
+        del kept
+
+
+def test_rows_count_where_memory_cannot_be_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    @contextlib.contextmanager
+    def refuse() -> Iterator[None]:
+        raise BenchError("there is no compiler here")
+        yield
+
+    monkeypatch.setattr(recycle, "freed_memory_kept", refuse)
+    path = tmp_path / "rows.json"
+    row = "nearest [8,2048,8,8]"
+    assert main(["bench", "--tiny", "--forward", "--rows", row, "--json", str(path)]) == 0
+    assert "outputs recycled: not measured: there is no compiler here" in capsys.readouterr().err
+    assert all(not found["recycled"] for found in json.loads(path.read_text())["rows"])
 
 
 # ---------------------------------------------------------------------------- growth and memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import time
@@ -120,21 +121,19 @@ def run(plan: Plan, measured: Callable[..., Result] = measure) -> Iterator[Outco
 
 
 def run_recycled(plan: Plan, outcomes: Sequence[Outcome]) -> Iterator[Result]:
-    """The rows that only move data, once more, with outputs recycled; none where that cannot be.
-
-    From then on this process keeps the memory that it frees.
-    """
+    """The rows that only move data, once more, with outputs recycled; BenchError if none can be."""
     moving = [o for o in outcomes if isinstance(o, Result) and o.row.moves]
-    if not moving or (plan.device.type == "cpu" and not recycle.keep_freed_memory()):
-        return
     end = time.perf_counter() + 60 * plan.minutes * _RECYCLED
     for at, result in enumerate(moving):
         left = end - time.perf_counter()
         if left <= 0:
             return
         budget = 0 if plan.tiny else min(_MOST, _TIMED * left / (len(moving) - at))
-        yield recycled(result, plan.device, budget)
-        gc.collect()
+        on_cpu = plan.device.type == "cpu"  # on a GPU PyTorch's allocator keeps what is freed
+        with recycle.freed_memory_kept() if on_cpu else contextlib.nullcontext():
+            found = recycled(result, plan.device, budget)
+            gc.collect()
+        yield found
 
 
 def run_growth(plan: Plan) -> Iterator[Growth | Refused | Omitted]:

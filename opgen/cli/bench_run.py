@@ -173,13 +173,24 @@ def _measured(plan: Plan, console: Console) -> list[Outcome]:
             console.print(report.line(outcome))
         else:
             errors().print(f"opgen: {report.problem(outcome)}")
-    again: dict[tuple[str, Direction], Result] = {}
-    for result in run_recycled(plan, outcomes):
-        if not again:
-            console.print("with outputs recycled", style="bold")
-        console.print(report.recycled(result))
-        again[result.row.name, result.direction] = result
+    again = _recycled(plan, outcomes, console)
     return [again.get((o.row.name, o.direction), o) for o in outcomes]
+
+
+def _recycled(
+    plan: Plan, outcomes: Sequence[Outcome], console: Console
+) -> dict[tuple[str, Direction], Result]:
+    """Results with the times that outputs recycled take, printed as they come."""
+    again: dict[tuple[str, Direction], Result] = {}
+    try:
+        for result in run_recycled(plan, outcomes):
+            if not again:
+                console.print("with outputs recycled", style="bold")
+            console.print(report.recycled(result))
+            again[result.row.name, result.direction] = result
+    except BenchError as error:
+        errors().print(f"opgen: with outputs recycled: not measured: {error}")
+    return again
 
 
 def _grown(plan: Plan, console: Console) -> list[Growth]:
