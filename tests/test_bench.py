@@ -141,6 +141,20 @@ def test_a_late_first_call_is_not_a_slow_contender() -> None:
     assert len(rounds.seconds("late")) == len(rounds.seconds("a")) > 1
 
 
+def test_a_late_first_call_is_repeated_within_a_sample_like_others() -> None:
+    clock = Script({"a": [Sample(1e-4)], "late": [Sample(3e-3)] * 2 + [Sample(1e-4)]})
+    repeats: list[int] = []
+
+    def counted(call: Callable[[], object], times: int) -> Sample:
+        repeats.append(times)
+        return clock(call, times)
+
+    timing.in_turn(clock.calls(), counted, budget=0)
+    before = 2 * (1 + timing.SHORT_CALLS)
+    assert set(repeats[:before]) == {1}
+    assert set(repeats[before:]) == {round(timing.SAMPLE / 1e-4)}
+
+
 def test_a_slow_call_of_seconds_is_not_made_again() -> None:
     clock = Script({OPGEN: [Sample(0.1)], "a": [Sample(0.2)], "long": [Sample(3.0), Sample(9.0)]})
     rounds = timing.in_turn(clock.calls(), clock, budget=1, always={OPGEN})
@@ -171,7 +185,8 @@ def test_a_copy_makes_nobody_slow() -> None:
 
 def test_disturbed_rounds_are_run_again() -> None:
     calm, late = Sample(0.01), Sample(0.05, switches=3)
-    clock = Script({"a": [calm] * 3 + [late] + [calm], "b": [calm]})
+    before = 1 + timing.SHORT_CALLS
+    clock = Script({"a": [calm] * (before + 2) + [late] + [calm], "b": [calm]})
     rounds = timing.in_turn(clock.calls(), clock, budget=0.05)
     assert rounds.repeated == 1 and not rounds.noisy
     assert set(rounds.seconds("a")) == {0.01}
