@@ -31,7 +31,7 @@ from opgen.bench.precision import in_tf32, tf32
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload
 from opgen.bench.rows import QUICKLY_COMPILED, every_row, pyinn
 from opgen.bench.rows.nets import forward as net
-from opgen.bench.run import Omitted, Plan, Refused, chosen, run
+from opgen.bench.run import Omitted, Plan, Refused, chosen, run, run_again
 from opgen.bench.timing import Sample
 from opgen.cli.bench_run import _command
 from opgen.testing.cuda_on_cpu import RawKernel
@@ -622,6 +622,32 @@ def test_freed_memory_is_given_out_again() -> None:
     with recycle.freed_memory_kept():
         assert kept.sum() == cells
         del kept
+
+
+def test_disturbed_rows_are_measured_again() -> None:
+    """Calm ones are not, whoever was faster in them, and what is disturbed twice is not better."""
+    names = ("calm", "once", "calm and behind", "twice")
+    rows = {
+        n: dataclasses.replace(small(double, Contender("sum", lambda x: x + x)), name=n)
+        for n in names
+    }
+    results = {n: measure(row, Direction.FORWARD, CPU, budget=0) for n, row in rows.items()}
+    first = [
+        dataclasses.replace(results["calm"], noisy=False),
+        dataclasses.replace(results["once"], noisy=True),
+        dataclasses.replace(with_ratio(results["calm and behind"], 0.5, 0.4, 0.6), noisy=False),
+        dataclasses.replace(results["twice"], noisy=True),
+    ]
+    asked: list[str] = []
+
+    def measured(row: Row, direction: Direction, device: torch.device, **_: object) -> Result:
+        asked.append(row.name)
+        return dataclasses.replace(results[row.name], noisy=row.name == "twice")
+
+    plan = Plan(tuple(rows.values()), (Direction.FORWARD,), CPU, minutes=1)
+    assert [found.row.name for found in run_again(plan, first, measured)] == ["once"]
+    assert asked == ["once", "twice"]
+    assert not list(run_again(dataclasses.replace(plan, minutes=0), first, measured))
 
 
 def test_rows_count_where_memory_cannot_be_kept(

@@ -7,11 +7,12 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from opgen.bench import machine, own, plot, report, tables
 from opgen.bench.document import Document, document
@@ -20,7 +21,16 @@ from opgen.bench.growth import Growth
 from opgen.bench.measure import Result
 from opgen.bench.row import Direction, Row
 from opgen.bench.rows import QUICKLY_COMPILED, every_row
-from opgen.bench.run import Outcome, Plan, Refused, by_turns, chosen, run_growth, run_recycled
+from opgen.bench.run import (
+    Outcome,
+    Plan,
+    Refused,
+    by_turns,
+    chosen,
+    run_again,
+    run_growth,
+    run_recycled,
+)
 from opgen.bench.run import run as run_plan
 from opgen.cli.console import errors, output
 
@@ -173,24 +183,31 @@ def _measured(plan: Plan, console: Console) -> list[Outcome]:
             console.print(report.line(outcome))
         else:
             errors().print(f"opgen: {report.problem(outcome)}")
-    again = _recycled(plan, outcomes, console)
-    return [again.get((o.row.name, o.direction), o) for o in outcomes]
-
-
-def _recycled(
-    plan: Plan, outcomes: Sequence[Outcome], console: Console
-) -> dict[tuple[str, Direction], Result]:
-    """Results with the times that outputs recycled take, printed as they come."""
-    again: dict[tuple[str, Direction], Result] = {}
+    again = run_again(plan, outcomes)
+    outcomes = _replaced(outcomes, again, console, "disturbed rows again", report.line)
+    kept = run_recycled(plan, outcomes)
     try:
-        for result in run_recycled(plan, outcomes):
-            if not again:
-                console.print("with outputs recycled", style="bold")
-            console.print(report.recycled(result))
-            again[result.row.name, result.direction] = result
+        return _replaced(outcomes, kept, console, "with outputs recycled", report.recycled)
     except BenchError as error:
         errors().print(f"opgen: with outputs recycled: not measured: {error}")
-    return again
+        return outcomes
+
+
+def _replaced(
+    outcomes: Sequence[Outcome],
+    results: Iterable[Result],
+    console: Console,
+    title: str,
+    line: Callable[[Result], Text | str],
+) -> list[Outcome]:
+    """The outcomes with some of them measured once more, which are printed as they come."""
+    found: dict[tuple[str, Direction], Result] = {}
+    for result in results:
+        if not found:
+            console.print(title, style="bold")
+        console.print(line(result))
+        found[result.row.name, result.direction] = result
+    return [found.get((o.row.name, o.direction), o) for o in outcomes]
 
 
 def _grown(plan: Plan, console: Console) -> list[Growth]:
