@@ -31,7 +31,7 @@ from opgen.bench.precision import in_tf32, tf32
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload
 from opgen.bench.rows import QUICKLY_COMPILED, every_row, pyinn
 from opgen.bench.rows.nets import forward as net
-from opgen.bench.run import Omitted, Plan, Refused, chosen, run, run_again
+from opgen.bench.run import Omitted, Plan, Refused, chosen, run, run_again, run_growth
 from opgen.bench.timing import Sample
 from opgen.cli.bench_run import _command
 from opgen.testing.cuda_on_cpu import RawKernel
@@ -675,6 +675,19 @@ def test_sizes_that_grow() -> None:
     assert shapes(1, 3, 40) == ((1, 3, 10), (1, 3, 20), (1, 3, 40))
     with pytest.raises(BenchError, match="can be divided by 4"):
         shapes(1, 3, 3)
+
+
+def test_a_larger_size_of_another_row_has_no_growth_of_its_own() -> None:
+    nets = [row for row in every_row() if row.kind == "nets"]
+    named = {row.name for row in nets if not row.grows}
+    assert named == {
+        "EDSR-like net [1,3,720,1280]",
+        "EDSR-like net [1,3,720,1280] channels_last",
+    }
+    assert all(row.grows for row in every_row() if row.name not in named)
+    row = dataclasses.replace(small(double, Contender("sum", lambda x: x + x)), grows=False)
+    plan = Plan((row,), (Direction.FORWARD,), CPU, minutes=1, tiny=True)
+    assert not list(run_growth(plan))
 
 
 def test_growth_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,8 @@ class Row:
     directions: tuple[Direction, ...] = tuple(Direction)
     traced: bool = False
     """Whether copies that change a layout are counted in it."""
+    grows: bool = True
+    """Whether it is measured at three sizes; one that is another row at a larger size is not."""
     omitted: tuple[str, ...] = ()
     """Contenders that the row does without, each with the reason."""
 

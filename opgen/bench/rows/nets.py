@@ -40,6 +40,7 @@ def rows() -> Iterator[Row]:
                 brief=(1, 3, 45, 80),
                 directions=directions,
                 traced=True,
+                grows=len(directions) > 1,
             )
 
 
