@@ -1,216 +1,32 @@
-"""The runner of `opgen bench`: its statistics, its checks, and every row at a tiny size."""
+"""The runner of `opgen bench`: its checks, and every row at a tiny size."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import json
 import math
-import sys
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import opgen.bench.growth
+from bench_rows import CPU, double, small, with_ratio
 from opgen.__main__ import main
-from opgen.bench import agreement, limits, recycle, report, statistics, tables, timing, trace
+from opgen.bench import agreement, limits, report, trace
 from opgen.bench.calls import OPGEN, calls_of
 from opgen.bench.faults import BenchError, DisagreementError
-from opgen.bench.growth import grown, growth
 from opgen.bench.measure import COPY_OP, Result, measure
-from opgen.bench.memory import peak
 from opgen.bench.precision import in_tf32, tf32
-from opgen.bench.row import Contender, Direction, Row, Shape, Workload
+from opgen.bench.row import Contender, Direction, Row, Workload
 from opgen.bench.rows import QUICKLY_COMPILED, every_row, pyinn
 from opgen.bench.rows.nets import forward as net
-from opgen.bench.run import Omitted, Plan, Refused, chosen, run, run_again, run_growth
-from opgen.bench.timing import Sample
-from opgen.cli.bench_run import _command
+from opgen.bench.run import Omitted, Plan, Refused, chosen, run, run_again
 from opgen.testing.cuda_on_cpu import RawKernel
 from opgen.testing.references import references_path
 
-CPU = torch.device("cpu")
 ROWS = {row.name: row for row in every_row()}
-
-
-# ---------------------------------------------------------------------------- statistics
-def test_medians_and_spreads_by_hand() -> None:
-    assert statistics.median([3, 1, 2]) == 2
-    assert statistics.median([4, 1, 2, 3]) == 2.5
-    # The quartiles of 1, 2, 3, 4, 5 are 2 and 4.
-    assert statistics.spread([5, 1, 4, 2, 3]) == pytest.approx((4 - 2) / 3)
-    assert statistics.spread([7]) == 0
-
-
-def test_ratios_are_paired() -> None:
-    """Each round twice as slow as the one before: pairs are alike all the same."""
-    below = [1.0, 2.0, 4.0, 8.0, 16.0]
-    ratio = statistics.paired_ratio([3 * t for t in below], below)
-    assert (ratio.median, ratio.low, ratio.high) == pytest.approx((3, 3, 3))
-
-
-def test_interval_holds_the_median_and_narrows() -> None:
-    few = statistics.paired_ratio([1.0, 1.1, 0.9, 1.05, 0.95], [1.0] * 5)
-    many = statistics.paired_ratio([1.0, 1.1, 0.9, 1.05, 0.95] * 8, [1.0] * 40)
-    for ratio in (few, many):
-        assert 0.9 <= ratio.low <= ratio.median == 1.0 <= ratio.high <= 1.1
-    assert many.high - many.low < few.high - few.low
-    # With one round in five late, the bootstrap's interval still reaches it: 5 draws have three or
-    # more late rounds with probability 0.058 > 0.025.
-    assert statistics.paired_ratio([1.0, 1.0, 1.0, 1.0, 9.0], [1.0] * 5).high == 9
-    assert statistics.paired_ratio([1.0] * 19 + [9.0], [1.0] * 20).high == 1
-
-
-def test_intervals_start_alike() -> None:
-    once, again = (statistics.paired_ratio([1.0, 2.0, 4.0], [1.0] * 3) for _ in range(2))
-    assert once == again
-
-
-def test_a_ratio_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one round"):
-        statistics.paired_ratio([], [])
-
-
-def test_means_and_exponents_by_hand() -> None:
-    assert statistics.geometric_mean([1, 4, 2]) == pytest.approx(2)
-    assert math.isnan(statistics.geometric_mean([]))
-    assert statistics.exponent([1, 2, 4], [5, 10, 20]) == pytest.approx(1)
-    assert statistics.exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
-    assert statistics.exponent([1, 10], [7, 7]) == pytest.approx(0)
-    with pytest.raises(ValueError, match="two sizes"):
-        statistics.exponent([2, 2], [1, 1])
-
-
-# ---------------------------------------------------------------------------- timing
-class Script:
-    """A clock that tells what was written down for each call."""
-
-    def __init__(self, samples: dict[str, list[Sample]]) -> None:
-        self.samples = {name: list(found) for name, found in samples.items()}
-        self.order: list[str] = []
-
-    def calls(self) -> dict[str, Callable[[], object]]:
-        return {name: lambda name=name: name for name in self.samples}  # type: ignore[misc]
-
-    def __call__(self, call: Callable[[], object], repeats: int) -> Sample:
-        name = str(call())
-        self.order.append(name)
-        found = self.samples[name]
-        return found.pop(0) if len(found) > 1 else found[0]
-
-
-def test_rounds_turn() -> None:
-    clock = Script({"a": [Sample(1.0)], "b": [Sample(1.0)], "c": [Sample(1.0)]})
-    rounds = timing.in_turn(clock.calls(), clock, budget=0)
-    turns = [tuple(clock.order[at : at + 3]) for at in range(3, 12, 3)]
-    assert len(set(turns)) == 3 and all(sorted(turn) == ["a", "b", "c"] for turn in turns)
-    assert len(rounds.taken) == timing.FEW_ROUNDS and not rounds.noisy
-
-
-@pytest.mark.parametrize("count", range(2, 9))
-def test_no_call_always_follows_the_same_one(count: int) -> None:
-    orders = timing.orders(count)
-    assert all(sorted(order) == list(range(count)) for order in orders)
-    after = Counter(pair for order in orders for pair in itertools.pairwise(order))
-    assert len(after) == count * (count - 1) and len(set(after.values())) == 1
-
-
-def test_slow_contenders_are_timed_less_often() -> None:
-    times = {"a": 0.01, "slow": 0.1, "slower": 1.0, OPGEN: 1.0}
-    clock = Script({name: [Sample(seconds)] for name, seconds in times.items()})
-    rounds = timing.in_turn(clock.calls(), clock, budget=0.4, always={OPGEN})
-    assert len(rounds.seconds("a")) > timing.FEW_ROUNDS
-    assert len(rounds.seconds("slow")) == timing.FEW_ROUNDS
-    assert len(rounds.seconds("slower")) == 1
-    assert len(rounds.seconds(OPGEN)) == len(rounds.seconds("a"))
-    above, below = rounds.pairs("slow", "a")
-    assert len(above) == len(below) == timing.FEW_ROUNDS
-
-
-def test_a_late_first_call_is_not_a_slow_contender() -> None:
-    clock = Script({"a": [Sample(0.01)], "late": [Sample(1.0), Sample(0.01)]})
-    rounds = timing.in_turn(clock.calls(), clock, budget=0)
-    assert len(rounds.seconds("late")) == len(rounds.seconds("a")) > 1
-
-
-def test_a_late_first_call_is_repeated_within_a_sample_like_others() -> None:
-    clock = Script({"a": [Sample(1e-4)], "late": [Sample(3e-3)] * 2 + [Sample(1e-4)]})
-    repeats: list[int] = []
-
-    def counted(call: Callable[[], object], times: int) -> Sample:
-        repeats.append(times)
-        return clock(call, times)
-
-    timing.in_turn(clock.calls(), counted, budget=0)
-    before = 2 * (1 + timing.SHORT_CALLS)
-    assert set(repeats[:before]) == {1}
-    assert set(repeats[before:]) == {round(timing.SAMPLE / 1e-4)}
-
-
-def test_a_slow_call_of_seconds_is_not_made_again() -> None:
-    clock = Script({OPGEN: [Sample(0.1)], "a": [Sample(0.2)], "long": [Sample(3.0), Sample(9.0)]})
-    rounds = timing.in_turn(clock.calls(), clock, budget=1, always={OPGEN})
-    assert rounds.seconds("long") == [3.0]
-    assert rounds.pairs("long", OPGEN) == ([3.0], [0.1])
-    assert len(rounds.seconds("a")) >= timing.LEAST_ROUNDS
-
-
-def test_the_best_rival_is_not_slow_beside_opgen() -> None:
-    clock = Script({OPGEN: [Sample(0.001)], "best": [Sample(0.1)], "other": [Sample(0.2)]})
-    rounds = timing.in_turn(clock.calls(), clock, budget=1, always={OPGEN})
-    assert len(rounds.seconds("best")) == len(rounds.seconds(OPGEN)) > timing.FEW_ROUNDS
-
-
-def test_slowness_is_reconsidered() -> None:
-    """Late twice before the rounds begin, and as fast as the other in the first one."""
-    late = [Sample(1.0), Sample(1.0), Sample(0.01)]
-    clock = Script({"a": [Sample(0.01)], "late": late})
-    rounds = timing.in_turn(clock.calls(), clock, budget=0)
-    assert len(rounds.seconds("late")) > timing.FEW_ROUNDS
-
-
-def test_a_copy_makes_nobody_slow() -> None:
-    clock = Script({"copy_": [Sample(1e-3)], "a": [Sample(0.1)], "b": [Sample(0.1)]})
-    rounds = timing.in_turn(clock.calls(), clock, budget=0.5, references={"copy_"})
-    assert len(rounds.seconds("b")) == len(rounds.seconds("copy_")) > timing.FEW_ROUNDS
-
-
-def test_disturbed_rounds_are_run_again() -> None:
-    calm, late = Sample(0.01), Sample(0.05, switches=3)
-    before = 1 + timing.SHORT_CALLS
-    clock = Script({"a": [calm] * (before + 2) + [late] + [calm], "b": [calm]})
-    rounds = timing.in_turn(clock.calls(), clock, budget=0.05)
-    assert rounds.repeated == 1 and not rounds.noisy
-    assert set(rounds.seconds("a")) == {0.01}
-
-
-def test_interrupted_calls_that_are_in_time_count() -> None:
-    clock = Script({"a": [Sample(0.01, switches=2)], "b": [Sample(0.01)]})
-    rounds = timing.in_turn(clock.calls(), clock, budget=0.05)
-    assert rounds.repeated == 0 and not rounds.noisy
-
-
-def test_what_is_always_disturbed_is_marked() -> None:
-    samples = [Sample(0.01), Sample(0.05, switches=1)] * 40
-    clock = Script({"a": samples, "b": list(reversed(samples))})
-    assert timing.in_turn(clock.calls(), clock, budget=0).noisy
-
-
-def test_clocks_tell_seconds() -> None:
-    def work() -> None:
-        sum(range(200_000))
-
-    by_wall, by_processor = timing.on_cpu(work, 3).seconds, timing.on_one_thread(work, 3).seconds
-    assert 1e-4 < by_processor < 1
-    assert by_wall > 0.5 * by_processor
 
 
 # ---------------------------------------------------------------------------- agreement
@@ -272,20 +88,7 @@ def test_multiplications_of_gradients() -> None:
 
 
 # ---------------------------------------------------------------------------- rows
-def small(opgen: Callable[..., Tensor], *contenders: Contender, **others: object) -> Row:
-    """A row of five numbers."""
-
-    def make(shape: Shape, device: torch.device) -> Workload:
-        x = torch.randn(shape, device=device)
-        return Workload((x,), opgen, contenders, points=x.numel(), **others)  # type: ignore[arg-type]
-
-    return Row("small", (5,), (5,), make, "test")
-
-
-def double(x: Tensor) -> Tensor:
-    return x * 2
-
-
+# ---------------------------------------------------------------------------- rows
 def test_rows_have_names_of_their_own() -> None:
     assert len(ROWS) == len(list(every_row())) > 150
     assert set(QUICKLY_COMPILED) <= {name for name, row in ROWS.items() if row.quick}
@@ -571,57 +374,8 @@ def test_lines_and_summary() -> None:
     assert "0.50x" in report.line(behind).plain and "sum" in report.line(behind).plain
 
 
-def with_ratio(result: Result, median: float, low: float, high: float) -> Result:
-    """The result with another ratio to its only contender."""
-    ratio = statistics.Ratio(median, low, high)
-    return dataclasses.replace(result, ratios=dict.fromkeys(result.ratios, ratio), noisy=False)
-
-
 def test_faults_are_one_kind() -> None:
     assert issubclass(DisagreementError, BenchError)
-
-
-def test_calls_are_made_until_they_bring_no_new_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh = iter([5000, 300, 20, 0, 0])
-    pages = [0]
-    called: list[str] = []
-
-    def first() -> None:
-        called.append("first")
-        pages[0] += next(fresh)
-
-    monkeypatch.setattr(recycle, "_pages", lambda: pages[0])
-    recycle.settle([first, lambda: called.append("second")])
-    assert called == ["first", "second"] * 3
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="PyTorch's allocator is replaced on Linux only")
-def test_freed_memory_is_given_out_again() -> None:
-    cells = 1 << 20
-    before = torch.ones(cells)
-    with recycle.freed_memory_kept():
-        del before  # of the allocator that was there before
-        places = set()
-        for step in range(4):
-            result = torch.full((cells,), step, dtype=torch.float32)
-            assert result.sum() == step * cells
-            places.add(result.data_ptr())
-            del result
-        assert len(places) == 1
-        kept, second = torch.ones(cells), torch.ones(cells)
-        assert kept.data_ptr() in places
-        assert second.data_ptr() not in places
-        assert torch.ones(1000).data_ptr() not in places
-        assert torch.ones(0).sum() == 0
-        threads = [threading.Thread(target=lambda: torch.randn(5000).sort()) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        del second
-    with recycle.freed_memory_kept():
-        assert kept.sum() == cells
-        del kept
 
 
 def test_disturbed_rows_are_measured_again() -> None:
@@ -648,198 +402,6 @@ def test_disturbed_rows_are_measured_again() -> None:
     assert [found.row.name for found in run_again(plan, first, measured)] == ["once"]
     assert asked == ["once", "twice"]
     assert not list(run_again(dataclasses.replace(plan, minutes=0), first, measured))
-
-
-def test_rows_count_where_memory_cannot_be_kept(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    @contextlib.contextmanager
-    def refuse() -> Iterator[None]:
-        raise BenchError("there is no compiler here")
-        yield
-
-    monkeypatch.setattr(recycle, "freed_memory_kept", refuse)
-    path = tmp_path / "rows.json"
-    row = "nearest [8,2048,8,8]"
-    assert main(["bench", "--tiny", "--forward", "--rows", row, "--json", str(path)]) == 0
-    assert "outputs recycled: not measured: there is no compiler here" in capsys.readouterr().err
-    assert all(not found["recycled"] for found in json.loads(path.read_text())["rows"])
-
-
-# ---------------------------------------------------------------------------- growth and memory
-def test_sizes_that_grow() -> None:
-    def shapes(*shape: int) -> tuple[Shape, ...]:
-        return grown(dataclasses.replace(small(double), shape=shape), shape)
-
-    assert shapes(8, 3, 5) == ((2, 3, 5), (4, 3, 5), (8, 3, 5))
-    assert shapes(1, 3, 40) == ((1, 3, 10), (1, 3, 20), (1, 3, 40))
-    with pytest.raises(BenchError, match="can be divided by 4"):
-        shapes(1, 3, 3)
-
-
-def test_a_larger_size_of_another_row_has_no_growth_of_its_own() -> None:
-    nets = [row for row in every_row() if row.kind == "nets"]
-    named = {row.name for row in nets if not row.grows}
-    assert named == {
-        "EDSR-like net [1,3,720,1280]",
-        "EDSR-like net [1,3,720,1280] channels_last",
-    }
-    assert all(row.grows for row in every_row() if row.name not in named)
-    row = dataclasses.replace(small(double, Contender("sum", lambda x: x + x)), grows=False)
-    plan = Plan((row,), (Direction.FORWARD,), CPU, minutes=1, tiny=True)
-    assert not list(run_growth(plan))
-
-
-def test_growth_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock for which everything takes the square of the cells."""
-
-    def clock(call: Callable[[], object], repeats: int) -> Sample:
-        made = call()
-        result = made[0] if isinstance(made, tuple) else made
-        assert isinstance(result, Tensor)
-        return Sample(float(result.numel() ** 2))
-
-    monkeypatch.setattr(timing, "clock_of", lambda device: clock)
-    row = small(double, Contender("sum", lambda x: x + x))
-    found = growth(row, Direction.FORWARD, CPU, (12,), budget=0)
-    assert [result.times[OPGEN] for result in found.results] == [9, 36, 144]
-    assert [result.moved for result in found.results] == [2 * 4 * n for n in (3, 6, 12)]
-    assert found.exponents == pytest.approx({OPGEN: 2, "sum": 2})
-
-
-def test_memory_is_measured_once_for_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[str] = []
-
-    def peak(contender: Contender, workload: Workload) -> int:
-        measured.append(contender.name)
-        return len(measured)
-
-    monkeypatch.setattr(opgen.bench.growth, "peak", peak)
-    row, known = small(double, Contender("sum", lambda x: x + x)), {}
-    found = [growth(row, direction, CPU, (12,), 0, known).peaks for direction in Direction]
-    assert measured == [OPGEN, "sum"]
-    assert found == [{OPGEN: 1, "sum": 2}] * 2
-
-
-def test_peak_memory() -> None:
-    """Twelve times the input held at once, and nothing but the results."""
-    x = torch.randn(4 << 20)
-    size = x.numel() * x.element_size()
-    workload = Workload((x,), double, (), points=x.numel())
-    lean = peak(Contender("lean", double), workload)
-    wasteful = peak(Contender("wasteful", lambda x: torch.stack([x] * 12).sum(0)), workload)
-    if sys.platform.startswith("linux"):
-        assert lean is not None and wasteful is not None
-        assert 1.9 * size < lean < 6 * size
-        assert 11 * size < wasteful
-
-
-# ---------------------------------------------------------------------------- files
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bench")
-    readme = folder / "README.md"
-    begin, end = tables.marks(tables.ROWS)
-    growth = "\n".join(tables.marks(tables.GROWTH))
-    readme.write_text(f"before\n{begin}\nold figures\n{end}\n{growth}\nafter\n")
-    files = ("--json", folder / "b.json", "--plot", folder / "b.svg", "--write-readme", readme)
-    arguments = ["bench", "--tiny", "--rows", "bilinear [[]8,2048,8,8]", *map(str, files)]
-    assert main(arguments) == 0
-    return folder
-
-
-def test_tables_are_written_between_the_marks(written: Path) -> None:
-    text = (written / "README.md").read_text()
-    begin, end = tables.marks(tables.ROWS)
-    growth = "\n".join(tables.marks(tables.GROWTH))
-    assert text.startswith(f"before\n{begin}\n* date: ") and "old figures" not in text
-    assert text.endswith(f"\n{end}\n{growth}\nafter\n")
-    lines = [line for line in text.splitlines() if line.startswith("| bilinear")]
-    assert len(lines) == 2
-    columns = next(line for line in text.splitlines() if line.startswith("| row |")).count("|")
-    assert {line.count("|") for line in lines} == {columns}
-
-
-def test_growth_has_its_own_place(tmp_path: Path) -> None:
-    path = tmp_path / "README.md"
-    rows = "\n".join(tables.marks(tables.ROWS))
-    path.write_text("\n".join([rows, *tables.marks(tables.GROWTH)]))
-    arguments = ["bench", "--growth", "--tiny", "--forward", "--rows", "shift_sum A, 28*"]
-    assert main([*arguments, "--write-readme", str(path)]) == 0
-    text = path.read_text()
-    assert text.startswith(rows) and text.count("| shift_sum A, 28 channels | forward |") == 1
-
-
-def test_files_are_looked_at_before_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nobody wants to hear after 40 minutes that the figures have no place."""
-    (tmp_path / "other.md").write_text("no marks")
-    for option, path, message in (
-        ("--write-readme", tmp_path / "other.md", "no place for the figures"),
-        ("--json", tmp_path / "none" / "b.json", "does not exist"),
-        ("--plot", tmp_path / "none" / "b.svg", "does not exist"),
-    ):
-        assert main(["bench", "--rows", "unfold 3x3*", option, str(path)]) == 2
-        said = capsys.readouterr()
-        assert message in said.err and not said.out
-
-
-def test_the_readme_has_its_marks() -> None:
-    path = Path(__file__).parent.parent / "benchmarks" / "README.md"
-    for part in (tables.ROWS, tables.GROWTH):
-        tables.split(path, part)
-
-
-def test_a_row_that_fails_does_not_end_the_run() -> None:
-    def failing(x: Tensor) -> Tensor:
-        raise RuntimeError("not enough memory")
-
-    rows = (small(double, Contender("failing", failing)), small(double, Contender("same", double)))
-    first, second = run(Plan(rows, (Direction.FORWARD,), CPU, minutes=1, tiny=True))
-    assert isinstance(first, Refused) and first.reason == "RuntimeError: not enough memory"
-    assert isinstance(second, Result)
-
-
-def test_what_limits_a_row() -> None:
-    row = {
-        "times": {OPGEN: 1.0},
-        "limit": 0.9,
-        "dispatched": False,
-        "copy": {"copy_": 0.9, "empty + copy_": 0.95},
-    }
-    assert tables.limited_by(row) == "memory"
-    assert tables.limited_by({**row, "copy": {"copy_": 0.1}}) == "multiplications"
-    assert tables.limited_by({**row, "limit": 0.5}) == "fresh pages of the output"
-    cold = {**row, "limit": 0.5, "copy": {"copy_": 0.5, "empty + copy_": 0.6}}
-    assert tables.limited_by(cold) == "its instructions"
-    assert tables.limited_by({**row, "dispatched": True}) == "the library it is dispatched to"
-
-
-def test_the_plot_has_a_dot_for_every_row(written: Path) -> None:
-    picture = ElementTree.parse(written / "b.svg").getroot()
-    dots = picture.findall(".//{http://www.w3.org/2000/svg}circle")
-    assert len(dots) == 2
-    titles = [dot[0].text for dot in dots]
-    assert all(title is not None and title.startswith("bilinear") for title in titles)
-
-
-@pytest.mark.slow
-def test_growth_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "growth.json"
-    arguments = ["bench", "--growth", "--tiny", "--rows", "shift_sum A, 28*"]
-    assert main([*arguments, "--json", str(path)]) == 0
-    first, second = json.loads(path.read_text())["growth"]
-    assert first["shapes"] == [[2, 5, 4, 4], [2, 5, 4, 8], [2, 5, 4, 16]]
-    # x, the mask, and y, which is 8 columns wider.
-    assert first["bytes"] == [4 * 4 * (2 * 5 * w + w + 2 * (w + 8)) for w in (4, 8, 16)]
-    assert second["direction"] == "backward"
-    assert "peak MB" in capsys.readouterr().out
-
-
-def test_the_command_in_the_tables_names_no_file_of_this_machine() -> None:
-    given = ["bench", "--quick", "--json", "/some/where.json", "--rows", "a b", "--plot=b.svg"]
-    assert _command(given) == "opgen bench --quick --rows 'a b'"
 
 
 # ---------------------------------------------------------------------------- kernels of others

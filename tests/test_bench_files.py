@@ -1,0 +1,126 @@
+"""What `opgen bench` writes: tables, growth, the plot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from torch import Tensor
+
+from bench_rows import CPU, double, small
+from opgen.__main__ import main
+from opgen.bench import tables
+from opgen.bench.calls import OPGEN
+from opgen.bench.measure import Result
+from opgen.bench.row import Contender, Direction
+from opgen.bench.run import Plan, Refused, run
+from opgen.cli.bench_run import _command
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench")
+    readme = folder / "README.md"
+    begin, end = tables.marks(tables.ROWS)
+    growth = "\n".join(tables.marks(tables.GROWTH))
+    readme.write_text(f"before\n{begin}\nold figures\n{end}\n{growth}\nafter\n")
+    files = ("--json", folder / "b.json", "--plot", folder / "b.svg", "--write-readme", readme)
+    arguments = ["bench", "--tiny", "--rows", "bilinear [[]8,2048,8,8]", *map(str, files)]
+    assert main(arguments) == 0
+    return folder
+
+
+def test_tables_are_written_between_the_marks(written: Path) -> None:
+    text = (written / "README.md").read_text()
+    begin, end = tables.marks(tables.ROWS)
+    growth = "\n".join(tables.marks(tables.GROWTH))
+    assert text.startswith(f"before\n{begin}\n* date: ") and "old figures" not in text
+    assert text.endswith(f"\n{end}\n{growth}\nafter\n")
+    lines = [line for line in text.splitlines() if line.startswith("| bilinear")]
+    assert len(lines) == 2
+    columns = next(line for line in text.splitlines() if line.startswith("| row |")).count("|")
+    assert {line.count("|") for line in lines} == {columns}
+
+
+def test_growth_has_its_own_place(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    rows = "\n".join(tables.marks(tables.ROWS))
+    path.write_text("\n".join([rows, *tables.marks(tables.GROWTH)]))
+    arguments = ["bench", "--growth", "--tiny", "--forward", "--rows", "shift_sum A, 28*"]
+    assert main([*arguments, "--write-readme", str(path)]) == 0
+    text = path.read_text()
+    assert text.startswith(rows) and text.count("| shift_sum A, 28 channels | forward |") == 1
+
+
+def test_files_are_looked_at_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody wants to hear after 40 minutes that the figures have no place."""
+    (tmp_path / "other.md").write_text("no marks")
+    for option, path, message in (
+        ("--write-readme", tmp_path / "other.md", "no place for the figures"),
+        ("--json", tmp_path / "none" / "b.json", "does not exist"),
+        ("--plot", tmp_path / "none" / "b.svg", "does not exist"),
+    ):
+        assert main(["bench", "--rows", "unfold 3x3*", option, str(path)]) == 2
+        said = capsys.readouterr()
+        assert message in said.err and not said.out
+
+
+def test_the_readme_has_its_marks() -> None:
+    path = Path(__file__).parent.parent / "benchmarks" / "README.md"
+    for part in (tables.ROWS, tables.GROWTH):
+        tables.split(path, part)
+
+
+def test_a_row_that_fails_does_not_end_the_run() -> None:
+    def failing(x: Tensor) -> Tensor:
+        raise RuntimeError("not enough memory")
+
+    rows = (small(double, Contender("failing", failing)), small(double, Contender("same", double)))
+    first, second = run(Plan(rows, (Direction.FORWARD,), CPU, minutes=1, tiny=True))
+    assert isinstance(first, Refused) and first.reason == "RuntimeError: not enough memory"
+    assert isinstance(second, Result)
+
+
+def test_what_limits_a_row() -> None:
+    row = {
+        "times": {OPGEN: 1.0},
+        "limit": 0.9,
+        "dispatched": False,
+        "copy": {"copy_": 0.9, "empty + copy_": 0.95},
+    }
+    assert tables.limited_by(row) == "memory"
+    assert tables.limited_by({**row, "copy": {"copy_": 0.1}}) == "multiplications"
+    assert tables.limited_by({**row, "limit": 0.5}) == "fresh pages of the output"
+    cold = {**row, "limit": 0.5, "copy": {"copy_": 0.5, "empty + copy_": 0.6}}
+    assert tables.limited_by(cold) == "its instructions"
+    assert tables.limited_by({**row, "dispatched": True}) == "the library it is dispatched to"
+
+
+def test_the_plot_has_a_dot_for_every_row(written: Path) -> None:
+    picture = ElementTree.parse(written / "b.svg").getroot()
+    dots = picture.findall(".//{http://www.w3.org/2000/svg}circle")
+    assert len(dots) == 2
+    titles = [dot[0].text for dot in dots]
+    assert all(title is not None and title.startswith("bilinear") for title in titles)
+
+
+@pytest.mark.slow
+def test_growth_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "growth.json"
+    arguments = ["bench", "--growth", "--tiny", "--rows", "shift_sum A, 28*"]
+    assert main([*arguments, "--json", str(path)]) == 0
+    first, second = json.loads(path.read_text())["growth"]
+    assert first["shapes"] == [[2, 5, 4, 4], [2, 5, 4, 8], [2, 5, 4, 16]]
+    # x, the mask, and y, which is 8 columns wider.
+    assert first["bytes"] == [4 * 4 * (2 * 5 * w + w + 2 * (w + 8)) for w in (4, 8, 16)]
+    assert second["direction"] == "backward"
+    assert "peak MB" in capsys.readouterr().out
+
+
+def test_the_command_in_the_tables_names_no_file_of_this_machine() -> None:
+    given = ["bench", "--quick", "--json", "/some/where.json", "--rows", "a b", "--plot=b.svg"]
+    assert _command(given) == "opgen bench --quick --rows 'a b'"
