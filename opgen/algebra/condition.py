@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
@@ -48,3 +48,11 @@ class Condition:
                 return number != 0
             case unexpected:
                 assert_never(unexpected)
+
+
+def undecided(conditions: Iterable[Condition]) -> tuple[Condition, ...] | None:
+    """Those that depend on symbols; None where one of the others is false."""
+    given = tuple(conditions)
+    if not all(each.holds({}) for each in given if each.value.is_constant):
+        return None
+    return tuple(each for each in given if not each.value.is_constant)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from opgen.algebra.condition import undecided
 from opgen.algebra.poly import Poly, poly
 from opgen.ir.loops import Accumulate, Always, Define, For, If, Node, walk
 from opgen.ir.map_loops import map_nodes, map_test
@@ -142,11 +143,9 @@ def at(body: Body, values: Mapping[str, Poly]) -> Body:
                 inner = at(inner, known)
                 out.append(replace(node, lower=bounds[0], upper=bounds[1], body=inner))
             case If(conditions=conditions, body=inner, test=test):
-                left = [replace(each, value=change(each.value)) for each in conditions]
-                constant = [each for each in left if each.value.is_constant]
-                if not all(each.holds({}) for each in constant):
+                open_ = undecided(replace(each, value=change(each.value)) for each in conditions)
+                if open_ is None:
                     continue
-                open_ = tuple(each for each in left if not each.value.is_constant)
                 inner, test = at(inner, known), map_test(test, change)
                 if open_ or test != Always():
                     out.append(If(open_, inner, test))

@@ -1,14 +1,11 @@
-"""Short loops of constant length written out, so that their terms can share a pass over a row.
-
-A constant condition cannot fail here: the values were taken from between the constant bounds.
-"""
+"""Short loops of constant length written out, so that their terms can share a pass over a row."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Final
 
-from opgen.algebra.condition import Condition
+from opgen.algebra.condition import Condition, undecided
 from opgen.algebra.poly import Poly, poly
 from opgen.ir.loops import Accumulate, For, If, Node, walk
 from opgen.ir.map_loops import map_nodes
@@ -105,11 +102,11 @@ def _at(node: For, body: tuple[Node, ...], value: Poly, suffix: str) -> tuple[No
     """The body at one value, where the other bounds allow it; nothing if they never do."""
     conditions = [Condition(value - bound) for bound in node.lower if bound != value]
     conditions += [Condition(bound - value) for bound in node.upper if bound != value]
-    if any(each.value.is_constant and each.value.constant < 0 for each in conditions):
+    open_ = undecided(conditions)
+    if open_ is None:
         return ()
-    conditions = [each for each in conditions if not each.value.is_constant]
     here: dict[str, Poly] = {node.name: value}
     # Definitions at different values end up in one scope.
     inner = with_own_definitions(body, suffix, node.name) if suffix else body
     inner = map_nodes(inner, lambda each: each.substitute(here))
-    return (If(tuple(conditions), inner),) if conditions else inner
+    return (If(open_, inner),) if open_ else inner
