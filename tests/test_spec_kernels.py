@@ -22,15 +22,17 @@ from opgen.testing.layouts import spread, transposed
 
 WITH_TORCH = [e for e in CATALOGUE if e.torch_equivalent is not None]
 each = pytest.mark.parametrize("subject", WITH_TORCH, ids=repr)
+LONG = ("local_attention", "conv1d", "conv3d", "conv_transpose1d")
+"""They take a quarter of the time of all; those beside them in their specs go the same ways."""
+
 each_but_long = pytest.mark.parametrize(
     "subject",
     [
-        pytest.param(entry, marks=[pytest.mark.slow] if entry.op == "local_attention" else [])
+        pytest.param(entry, marks=[pytest.mark.slow] if entry.op in LONG else [])
         for entry in WITH_TORCH
     ],
     ids=repr,
 )
-"""Its second derivatives take as long as those of ten others."""
 
 
 @cache
