@@ -16,6 +16,7 @@ along the row, and rows that no block fits into.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -173,7 +174,21 @@ def _along(kernel: Kernel, axis: Axis, walked: tuple[str, ...], program: Program
         only=Blocks(axis.extent, walked, True),
     )
     found = nearby(blocks, kernel, tiling.steps, program)
-    return found if found.local else Nearby(with_passes(blocks))
+    if found.local:
+        return found
+    passes = with_passes(blocks)
+    return Nearby(_image_by_image(blocks) if passes is blocks else passes)
+
+
+def _image_by_image(blocks: Kernel) -> Kernel:
+    """The kernel with stretches that go through the axes of known extent before the next one does.
+
+    Cells along these load what their neighbours do. It is still in the caches where all cells have
+    few channels, not where a row of cells has all of them.
+    """
+    assert blocks.row is not None
+    known = itertools.takewhile(lambda axis: axis.extent.is_constant, reversed(blocks.axes))
+    return replace(blocks, row=replace(blocks.row, within=len(tuple(known))))
 
 
 # ---------------------------------------------------------------------------- what a vector can do
