@@ -186,22 +186,27 @@ def test_every_lane_of_a_block_is_in_one_pass(which: str) -> None:
             assert not node.lower and not node.upper
 
 
-def test_a_block_goes_through_an_image_before_the_next_one_does() -> None:
-    """Its neighbours in the image load the same pixels; those of other channels load others."""
-    _, program = programs(CONV["conv2d"], geometry(3, 16, 16, 1), 9)
-    kernel = program.kernels[0]
-    assert isinstance(kernel.only, Blocks) and kernel.only.holds and kernel.row is not None
-    assert [axis.name for axis in kernel.axes if not axis.extent.is_constant] == ["n"]
-    assert kernel.row.within == len(kernel.axes) - 1 > 0
-    shown = show_program(program)
-    assert re.search(
-        r"parallel n < N, g_first \.\. g_last of g < groups, i_block < 8, j_block", shown
-    )
-    text = c_source(program)
-    parts = re.search(r"(?s)KERNEL void conv2d_y_blocks\(.*?\n}", text)
-    assert parts is not None
-    steps = re.findall(r"if \(\+\+(\w+) <", parts.group())
-    assert steps[-3:] == ["j_block", "i_block", "g_part"]
+def test_rows_of_cells_go_through_an_image_before_other_channels_do() -> None:
+    """The next row loads the same pixels; with pairs of rows it is not worth it."""
+    (public, *_) = check_source(read_source(SPECS / "upsample_bilinear.op"))
+    values = {"scale_factor": 2, "H": 16, "W": 16}
+    _, single = programs(adjoint(public, "x").op, values, 3)
+    _, pairs = programs(CONV["conv2d"], geometry(3, 16, 16, 1), 9)
+    for program, within in ((single, 2), (pairs, 0)):
+        kernel = program.kernels[0]
+        assert isinstance(kernel.only, Blocks) and kernel.only.holds and kernel.row is not None
+        assert [axis.extent.is_constant for axis in kernel.axes] == [False, True, True]
+        assert kernel.row.within == within
+        lane, (n, outer, inner) = kernel.row.axis.name, (axis.name for axis in kernel.axes)
+        order = [n, outer, inner]
+        order.insert(3 - within, lane)
+        (shown,) = re.findall(r"parallel (.*)", show_program(program).split("kernel ")[1])
+        assert re.findall(r"(\w+) <", shown) == order
+        parts = re.search(rf"(?s)KERNEL void {kernel.name}\(.*?\n}}", c_source(program))
+        assert parts is not None
+        steps = re.findall(r"if \(\+\+(\w+) <", parts.group())
+        counted = [f"{name}_part" if name == lane else name for name in order]
+        assert steps[-3:] == counted[:0:-1]
 
 
 RESIZED = [
