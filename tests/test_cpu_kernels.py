@@ -153,6 +153,42 @@ def test_every_point_is_taken_once(threads: int, come: str) -> None:
         torch.set_num_threads(before)
 
 
+MEETS = """
+#include <time.h>
+static void meet(int64_t begin, int64_t end, const struct call *call)
+{
+    int32_t *const counts = call->tensors[0];
+    const time_t start = time(NULL);
+    for (int64_t point = begin; point < end; point++) {
+        __atomic_fetch_add(&counts[0], 1, __ATOMIC_SEQ_CST);
+        while (__atomic_load_n(&counts[0], __ATOMIC_SEQ_CST) < 2)
+            if (time(NULL) > start + 20) return;
+        __atomic_fetch_add(&counts[1], 1, __ATOMIC_SEQ_CST);
+    }
+}
+
+void run_meetings(void *counts, int64_t work)
+{
+    const struct call call = {&counts, 0, 0, 0, 0};
+    in_parallel(meet, &call, 2, work);
+}
+"""
+
+
+def test_two_large_points_run_at_once() -> None:
+    """Each waits until the other one has begun, which it never does on the same thread."""
+    library = build.library(prelude.C + prelude.bindings("f32", "f32", {}) + MEETS)
+    library.run_meetings.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        counts = torch.zeros(2, dtype=torch.int32)
+        library.run_meetings(counts.data_ptr(), 1_000_000)
+    finally:
+        torch.set_num_threads(before)
+    assert counts.tolist() == [2, 2]
+
+
 def test_a_forked_child_does_not_hang() -> None:
     """Its parent has used the threads, which the child does not have."""
     assert _passes_in_child("f")

@@ -227,13 +227,14 @@ FUNCTION int run_as_one(int64_t points, int64_t others)
     return points >= others || points >= 4 * threads || threads <= 1 || is_child || !GOMP_parallel;
 }
 
-/* Points in chunks, taken as threads become free; small work is not worth waking a thread. */
+/* Points in chunks, taken as threads become free; small work is not worth waking a thread. Two
+   points may be a lot of it: sums over all images, for half of the channels each. */
 static void in_parallel(task run, const struct call *call, int64_t points, int64_t work)
 {
-    const int64_t grain = 16384 / greatest(work, 1) + 1;
+    const int64_t grain = greatest(16384 / greatest(work, 1), 1);
     const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
     if (points <= 0) return;
-    if (threads <= 1 || is_child || !GOMP_parallel || points <= 2 * grain) {
+    if (threads <= 1 || is_child || !GOMP_parallel || points < 2 * grain) {
         run(0, points, call);
         if (call->streams || call->guest) FENCE();
         return;
