@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 import opgen
 from catalogue import SPECS
 from opgen.compiler import check_source, read_source
+from opgen.emit.c import c_source
 from opgen.errors import Source
 from opgen.ir.cells import to_array
 from opgen.ir.context import facts_of
@@ -182,6 +184,67 @@ def test_every_lane_of_a_block_is_in_one_pass(which: str) -> None:
     for node in walk(kernel.body):
         if isinstance(node, Lanes):
             assert not node.lower and not node.upper
+
+
+def test_rows_of_cells_go_through_an_image_before_other_channels_do() -> None:
+    """The next row loads the same pixels; with pairs of rows it is not worth it."""
+    (public, *_) = check_source(read_source(SPECS / "upsample_bilinear.op"))
+    values = {"scale_factor": 2, "H": 16, "W": 16}
+    _, single = programs(adjoint(public, "x").op, values, 3)
+    _, pairs = programs(CONV["conv2d"], geometry(3, 16, 16, 1), 9)
+    for program, within in ((single, 2), (pairs, 0)):
+        kernel = program.kernels[0]
+        assert isinstance(kernel.only, Blocks) and kernel.only.holds and kernel.row is not None
+        assert [axis.extent.is_constant for axis in kernel.axes] == [False, True, True]
+        assert kernel.row.within == within
+        lane, (n, outer, inner) = kernel.row.axis.name, (axis.name for axis in kernel.axes)
+        order = [n, outer, inner]
+        order.insert(3 - within, lane)
+        (shown,) = re.findall(r"parallel (.*)", show_program(program).split("kernel ")[1])
+        assert re.findall(r"(\w+) <", shown) == order
+        parts = re.search(rf"(?s)KERNEL void {kernel.name}\(.*?\n}}", c_source(program))
+        assert parts is not None
+        steps = re.findall(r"if \(\+\+(\w+) <", parts.group())
+        counted = [f"{name}_part" if name == lane else name for name in order]
+        assert steps[-3:] == counted[:0:-1]
+
+
+RESIZED = [
+    (torch.float32, 2, 16, 16, 600),  # two rows of blocks, stretches of 256 and 344
+    (torch.float32, 1, 5, 9, 530),
+    (torch.bfloat16, 2, 9, 16, 800),
+    pytest.param((torch.float16, 2, 8, 8, 530), marks=pytest.mark.slow),
+    pytest.param((torch.float64, 2, 7, 16, 600), marks=pytest.mark.slow),
+    (torch.float32, 0, 16, 16, 600),
+]
+
+
+@pytest.mark.parametrize("call", RESIZED, ids=str)
+def test_compiled_gradients_of_resizes_give_what_torch_gives(
+    call: tuple[torch.dtype, int, int, int, int],
+) -> None:
+    dtype, images, height, width, channels = call
+    resize = opgen.load(SPECS / "upsample_bilinear.op").upsample_bilinear
+    torch.manual_seed(0)
+    x = torch.randn(images, channels, height, width, dtype=dtype)
+    x = x.to(memory_format=torch.channels_last).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    seed = torch.randn(images, channels, 2 * height, 2 * width, dtype=dtype)
+    seed = seed.to(memory_format=torch.channels_last)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            (found,) = torch.autograd.grad(resize(x), [x], seed)
+            if images == 0:  # which F.interpolate refuses
+                assert found.shape == x.shape
+                continue
+            y = F.interpolate(wide, scale_factor=2, mode="bilinear")
+            (exact,) = torch.autograd.grad(y, [wide], seed.double())
+            limit = 16 * torch.finfo(dtype).eps * exact.abs().max()
+            assert (found.double() - exact).abs().max() <= limit
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("height", "passes"), [(6, 5), (7, 5), (2, 3)])

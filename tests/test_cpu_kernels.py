@@ -114,6 +114,81 @@ def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
     assert all(map(torch.equal, got, wanted))
 
 
+COUNTS = """
+static void count(int64_t begin, int64_t end, const struct call *call)
+{
+    int32_t *const visits = call->tensors[0];
+    for (int64_t point = begin; point < end; point++)
+        __atomic_fetch_add(&visits[point], 1, __ATOMIC_RELAXED);
+}
+
+void visit(void *visits, int64_t points, int64_t work)
+{
+    const struct call call = {&visits, 0, 0, 0, 0};
+    in_parallel(count, &call, points, work);
+}
+"""
+
+
+@pytest.mark.parametrize("come", ["all", "one"])
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 65])
+def test_every_point_is_taken_once(threads: int, come: str) -> None:
+    """Whatever the number of points, of threads, and of those among them that come at all."""
+    source = prelude.C + prelude.bindings("f32", "f32", {}) + COUNTS
+    if come == "one":
+        calls = "GOMP_parallel(take_chunks, &all, threads, 0)"
+        assert source.count(calls) == 1
+        source = source.replace(calls, "take_chunks(&all)")
+    library = build.library(source)
+    library.visit.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for points in (0, 1, 2, 3, 5, 63, 64, 65, 127, 1000, 100_003):
+            for work in (1, 1000, 100_000):
+                visits = torch.zeros(points + 1, dtype=torch.int32)
+                library.visit(visits.data_ptr(), points, work)
+                assert visits[:points].eq(1).all() and visits[points] == 0, (points, work)
+    finally:
+        torch.set_num_threads(before)
+
+
+MEETS = """
+#include <time.h>
+static void meet(int64_t begin, int64_t end, const struct call *call)
+{
+    int32_t *const counts = call->tensors[0];
+    const time_t start = time(NULL);
+    for (int64_t point = begin; point < end; point++) {
+        __atomic_fetch_add(&counts[0], 1, __ATOMIC_SEQ_CST);
+        while (__atomic_load_n(&counts[0], __ATOMIC_SEQ_CST) < 2)
+            if (time(NULL) > start + 20) return;
+        __atomic_fetch_add(&counts[1], 1, __ATOMIC_SEQ_CST);
+    }
+}
+
+void run_meetings(void *counts, int64_t work)
+{
+    const struct call call = {&counts, 0, 0, 0, 0};
+    in_parallel(meet, &call, 2, work);
+}
+"""
+
+
+def test_two_large_points_run_at_once() -> None:
+    """Each waits until the other one has begun, which it never does on the same thread."""
+    library = build.library(prelude.C + prelude.bindings("f32", "f32", {}) + MEETS)
+    library.run_meetings.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        counts = torch.zeros(2, dtype=torch.int32)
+        library.run_meetings(counts.data_ptr(), 1_000_000)
+    finally:
+        torch.set_num_threads(before)
+    assert counts.tolist() == [2, 2]
+
+
 def test_a_forked_child_does_not_hang() -> None:
     """Its parent has used the threads, which the child does not have."""
     assert _passes_in_child("f")

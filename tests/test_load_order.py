@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from opgen.algebra.poly import poly, symbol
 from opgen.ir.loops import Accumulate, Call, Load, Start
 from opgen.ir.notation import Reducer
@@ -40,6 +42,20 @@ def test_every_pixel_is_loaded_once() -> None:
         found = by_load(body)
         assert pixels(found) == sorted(pixels(body), reverse=sign < 0) != pixels(body)
         assert of_cells(found) == of_cells(body)
+
+
+def test_pixels_that_cells_take_in_no_order_of_their_own_are_loaded_once() -> None:
+    """As in the gradient of a bilinear resize: of each cell two even pixels, then two odd ones."""
+    takes = [(2 * cell + 2, 2 * cell, 2 * cell + 1, 2 * cell - 1) for cell in range(8)]
+    for first, again in ((takes[0], 0), ((2, 0, 2, 1), 1)):
+        cells = [first, *takes[1:]]
+        body = tuple(term(cell, cells[cell][at], 0) for at in range(4) for cell in range(8))
+        found = by_load(body)
+        runs = [pixel for pixel, _ in itertools.groupby(pixels(found))]
+        assert len(runs) == len(set(runs)) + again
+        assert set(runs) == set(pixels(body))
+        assert of_cells(found) == of_cells(body)
+        assert len(found) == len(body)
 
 
 def test_other_nodes_stay_where_they_are() -> None:

@@ -33,7 +33,8 @@ half_lanes integer_lanes single_lanes words_from_T AS_ROUNDED_NOW
 store_words same_lanes sum_of_lanes team_sum team_sums atomicAdd
 EVERY_SECOND every_second every_second_within only_every_second sum_of_every_second
 EACH_TWICE each_twice each_twice_within
-call tensors integers numbers arguments task share stream is_of_lines will_be_written
+call tensors integers numbers arguments task share shares MOST_SHARES stream is_of_lines
+will_be_written
 run_as_one find_largest_cache watch_forks take_chunks stored_T stored_bits masked_lanes
 stored_lanes
 """

@@ -94,9 +94,10 @@ class Emitter(LaneEmitter):
                 self.members[row.axis.name] = self.scope.fresh(row.axis.name)
                 continue
             stretches = self.printer.poly(row.stretches)
-            digits.append(_Digit(self.scope.fresh(f"{row.axis.name}_part"), stretches))
+            digit = _Digit(self.scope.fresh(f"{row.axis.name}_part"), stretches)
+            digits.insert(len(digits) - row.within, digit)
             self.members[row.axis.name] = self.scope.fresh(row.axis.name)
-            self.parts[row.axis.name] = digits[-1].name
+            self.parts[row.axis.name] = digit.name
         return digits
 
     def is_whole(self, row: Row) -> bool:

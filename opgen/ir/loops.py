@@ -301,7 +301,8 @@ class Row:
     """An axis that parallel points share out in stretches of at most `width` consecutive values.
 
     `first` and `last` are the names of the ends of a stretch, both included. No stretch has less
-    than `least` values, unless the axis has: the last one has more than `width` instead.
+    than `least` values, unless the axis has: the last one has more than `width` instead. The
+    points of a stretch along the `within` innermost axes come before those of the next stretch.
     """
 
     axis: Axis
@@ -309,6 +310,7 @@ class Row:
     last: str
     width: int
     least: int = 1
+    within: int = 0
 
     @property
     def stretches(self) -> Poly:

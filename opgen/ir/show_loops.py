@@ -20,11 +20,11 @@ def show_kernel(kernel: Kernel) -> str:
     """A kernel, indented below its parallel axes."""
     lines = [f"  kernel {kernel.name}", *(f"    # {line}" for line in kernel.spec)]
     lines += [f"    {define.name} = {define.value}" for define in kernel.prologue]
-    axes = ", ".join(f"{axis.name} < {axis.extent}" for axis in kernel.axes)
+    counters = [f"{axis.name} < {axis.extent}" for axis in kernel.axes]
     for row in kernel.stretched:
         stretch = f"{row.first} .. {row.last} of {row.axis.name} < {row.axis.extent}"
-        axes = f"{axes}, {stretch}" if axes else stretch
-    lines.append(f"    parallel {axes or 'one point'}")
+        counters.insert(len(counters) - row.within, stretch)
+    lines.append(f"    parallel {', '.join(counters) or 'one point'}")
     match kernel.only:
         case loops.Finite(tensor=tensor, holds=holds):
             lines.append(f"    only if {tensor} {'is finite' if holds else 'is not finite'}")

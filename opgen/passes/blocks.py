@@ -16,6 +16,7 @@ along the row, and rows that no block fits into.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -173,7 +174,24 @@ def _along(kernel: Kernel, axis: Axis, walked: tuple[str, ...], program: Program
         only=Blocks(axis.extent, walked, True),
     )
     found = nearby(blocks, kernel, tiling.steps, program)
-    return found if found.local else Nearby(with_passes(blocks))
+    if found.local:
+        return found
+    passes = with_passes(blocks)
+    is_row = passes is blocks and tiling.outer is None
+    return Nearby(_image_by_image(blocks) if is_row else passes)
+
+
+def _image_by_image(blocks: Kernel) -> Kernel:
+    """The kernel with stretches that go through the axes of known extent before the next one does.
+
+    Cells of the next row load half of what those of a row have loaded, or more. It is still in the
+    caches if cells have few channels, not if a whole row has all of them (0.7 of the time for the
+    gradient of a resize to 32 by 32 with 2048 channels). With pairs of rows in a block less is
+    loaded again, and whole pixels in turn are better for memory (by a tenth for 3 by 3 filters).
+    """
+    assert blocks.row is not None
+    known = itertools.takewhile(lambda axis: axis.extent.is_constant, reversed(blocks.axes))
+    return replace(blocks, row=replace(blocks.row, within=len(tuple(known))))
 
 
 # ---------------------------------------------------------------------------- what a vector can do

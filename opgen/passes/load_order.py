@@ -7,6 +7,7 @@ load it once, and what then has to stay in registers is the accumulators and the
 from __future__ import annotations
 
 import itertools
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -20,8 +21,8 @@ MOST_OTHERS: Final = 10
 def by_load(body: Body) -> Body:
     """The nodes with runs of terms in the order of what they load. A cell's terms keep their order.
 
-    A run stays as it is where its terms do not each load one element of one tensor, or where cells
-    would have to take their terms in another order.
+    A run stays as it is where its terms do not each load one element of one tensor, or where no
+    order was found that has fewer loads and in which all cells take their terms in their own order.
     """
     out: list[Node] = []
     for are_terms, group in itertools.groupby(body, lambda node: isinstance(node, Accumulate)):
@@ -53,7 +54,11 @@ def _ordered(terms: Sequence[Accumulate]) -> Sequence[Accumulate]:
     found = _sorted(terms, keys, lambda key: key)
     if _orders(found) != _orders(terms):
         found = _sorted(terms, keys, lambda key: tuple(-each for each in key))
-    return found if _orders(found) == _orders(terms) else terms
+    if _orders(found) == _orders(terms):
+        return found
+    places = _ready(terms, keys)
+    fewer = _runs([keys[place] for place in places]) < _runs(keys)
+    return [terms[place] for place in places] if fewer else terms
 
 
 Key = tuple[int, ...]
@@ -64,6 +69,36 @@ def _sorted(
 ) -> list[Accumulate]:
     pairs = sorted(zip(keys, terms, strict=True), key=lambda pair: of(pair[0]))
     return [term for _, term in pairs]
+
+
+def _ready(terms: Sequence[Accumulate], keys: Sequence[Key]) -> list[int]:
+    """The places of terms load by load, each as soon as it is the next one of all cells with it.
+
+    Where cells wait for each other, what some of them load next comes first, and again later.
+    """
+    waiting: dict[str, deque[int]] = {}
+    for place, term in enumerate(terms):
+        waiting.setdefault(term.accumulator, deque()).append(place)
+    left = Counter(keys)
+    found: list[int] = []
+    while len(found) < len(terms):
+        heads: Counter[Key] = Counter()
+        for queue in waiting.values():
+            if queue:
+                key, group = next(itertools.groupby(queue, lambda place: keys[place]))
+                heads[key] += len(tuple(group))
+        whole = [key for key in heads if heads[key] == left[key]]
+        chosen = min(whole) if whole else max(heads, key=lambda key: (heads[key], key))
+        for queue in waiting.values():
+            while queue and keys[queue[0]] == chosen:
+                found.append(queue.popleft())
+        left[chosen] -= heads[chosen]
+    return found
+
+
+def _runs(keys: Sequence[Key]) -> int:
+    """How many times something is loaded, if it stays while the next terms load the same."""
+    return sum(1 for _ in itertools.groupby(keys))
 
 
 def _orders(terms: Sequence[Accumulate]) -> dict[str, list[Accumulate]]:
