@@ -213,6 +213,55 @@ def test_channels_may_be_blocks_of_pixels(
     assert answers == [True, True, True]
 
 
+GROUPED_BLOCKS = (
+    "op blocks(x[N,(g C),H,W], w[(g D 2 2),C,K,L]; g = 1) -> y[N,(g D),(OH 2),(OW 2)]\n"
+    "  where g >= 1\n  let OH = H - K + 3, OW = W - L + 3\n"
+    "  y[n,(f d),(i a),(j b)]"
+    " = sum(c,k,l) x[n,(f c), i + k - 1 ?0, j + l - 1 ?0] * w[(f d a b),c,k,l]\n"
+)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_of_pixels_of_groups(groups: int, dtype: torch.dtype, answers: list[bool]) -> None:
+    """In channels-last format the channels of each group are computed in another order."""
+    module = opgen.compile(GROUPED_BLOCKS)
+    torch.manual_seed(0)
+    x = torch.randint(-2, 3, (2, 16, 5, 6)).to(dtype).contiguous(memory_format=torch.channels_last)
+    w = torch.randint(-1, 2, (24, 16 // groups, 3, 3)).to(dtype)
+    for each in (x, w):
+        each.requires_grad_()
+    wanted = F.pixel_shuffle(F.conv2d(x.double(), w.double(), padding=1, groups=groups), 2)
+    seed = torch.randint(-1, 2, wanted.shape).contiguous(memory_format=torch.channels_last)
+    theirs = torch.autograd.grad(wanted, (x, w), seed.double())
+    for _ in range(2):
+        got = module.blocks(x, w, g=groups)
+        mine = torch.autograd.grad(got, (x, w), seed.to(dtype))
+        assert got.is_contiguous(memory_format=torch.channels_last)
+        for one, other in zip((got, *mine), (wanted, *theirs), strict=True):
+            torch.testing.assert_close(one, other.to(dtype), rtol=0, atol=0)
+    assert answers == [True] * 6
+
+
+def test_channels_as_stored() -> None:
+    """[n,(o a b),i,j] of y[n,o,(i a),(j b)]: o comes last in memory, within each group."""
+    order = (0,), (1, 3, 5), (2,), (4,)
+    arrangement = Arrangement(((2,), (3,), (5, 4), (7, 6)), order)
+    found = arrangement.with_channels_as_stored(1)
+    assert found is not None
+    assert found[0].order == ((0,), (3, 5, 1), (2,), (4,))
+    assert found[1].of((72, 8)).order == ((1, 2, 0), (3,))
+    # Nothing changes where o is the group, nor where no parts make up as many groups.
+    assert arrangement.with_channels_as_stored(3) is None
+    assert arrangement.with_channels_as_stored(2) is None
+    weight = torch.randn(72, 8)
+    moved = found[1].of(weight.shape).arranged(weight, torch.contiguous_format)
+    for o in range(3):
+        for a in range(4):
+            for b in range(6):
+                assert torch.equal(moved[(a * 6 + b) * 3 + o], weight[(o * 4 + a) * 6 + b])
+
+
 ORDERS = {
     "groups behind channels": SUM.replace("x[n,(i c)", "x[n, c*g + i"),
     "images behind channels": SUM.replace("x[n,(i c)", "x[(i c),n").replace(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 from opgen.algebra.poly import poly, symbol
-from opgen.ir.loops import Accumulate, Call, Load, Start
+from opgen.ir.loops import Accumulate, Call, For, Load, Start, loads_of
 from opgen.ir.notation import Reducer
-from opgen.passes.load_order import MOST_OTHERS, by_load
+from opgen.passes.load_order import MOST_OTHERS, by_column, by_load
 
 
 def term(cell: int, pixel: int, tap: int, pixels: str = "x") -> Accumulate:
@@ -73,3 +73,31 @@ def test_what_stays_as_it_is() -> None:
     other_rows = (term(0, 0, 0), term(1, 1, 0, "z"), term(0, 1, 1, "z"), term(1, 2, 1))
     for body in (many, mixed, other_rows, ()):
         assert by_load(body) == body
+
+
+def cell(row: int, i: int, j: int) -> Accumulate:
+    """The term of the tap (i, j) of a cell in that row."""
+    place = (symbol("i") * 2 + (row + i), symbol("j") + j)
+    loads = Load("x", place), Load("w", (poly(i), poly(j)))
+    return Accumulate(f"total_{row}", Reducer.ADD, Call("mul", loads))
+
+
+def test_column_by_column_every_element_is_loaded_in_one_place() -> None:
+    taps = [(i, j) for i in range(7) for j in range(7)]
+    body = tuple(cell(row, i, j) for i, j in taps for row in range(10))
+    start = Start("total_0", "y", Reducer.ADD)
+    loop = For("c", (poly(0),), (poly(3),), body)
+    (_, *found), (whole,) = by_column((start, *body), "x"), by_column((loop,), "x")
+    assert isinstance(whole, For) and whole.body == tuple(found)
+    runs = [list(group) for _, group in itertools.groupby(found, lambda each: loads_of((each,))[0])]
+    assert len(runs) == 16 * 7
+    columns = [loads_of((run[0],))[0].indices[1].constant for run in runs]
+    assert columns == sorted(columns)
+    assert sorted(map(repr, found)) == sorted(map(repr, body))
+
+
+def test_terms_of_other_tensors_stay_where_they_are() -> None:
+    body = (cell(0, 0, 1), cell(0, 0, 0), term(0, 1, 0))
+    assert by_column(body, "x") == body
+    assert by_column(body[:2], "x") == body[1::-1]
+    assert by_column(body[:2], "z") == body[:2]

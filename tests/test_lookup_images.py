@@ -15,7 +15,7 @@ from torch import Tensor
 import opgen
 from catalogue import SPECS
 from guarded_memory import before_a_page
-from opgen.runtime import build, library, library_call, lookup_images
+from opgen.runtime import build, library, library_call, lookup_convolution, lookup_images
 
 INSTRUCTIONS = {16: "", 8: "#undef __AVX512F__\n", 4: "#undef __AVX512F__\n#undef __AVX__\n"}
 HEAD = "#define _GNU_SOURCE\n#include <stdint.h>\n#include <string.h>\n#include <pthread.h>\n"
@@ -150,6 +150,53 @@ def test_images_in_channels_last_format_are_not_copied(python_calls: list[str]) 
         ):
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
     assert not python_calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("expanded", [(0,), (0, 1), (2,)])
+def test_expanded_filters_are_looked_up(
+    expanded: tuple[int, ...], dtype: torch.dtype, python_calls: list[str]
+) -> None:
+    """Memory has fewer numbers than the filter, behind which others lie that are not finite."""
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    torch.manual_seed(0)
+    x = torch.randn(3, 16, 7, 9, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    sizes = [1 if dim in expanded else size for dim, size in enumerate((32, 8, 3, 3))]
+    count = torch.tensor(sizes).prod().item()
+    memory = torch.full((int(count) + 64,), float("nan"), dtype=dtype)
+    memory[: int(count)] = torch.randn(int(count))
+    weight = memory[: int(count)].view(sizes).expand(32, 8, 3, 3)
+    leaves = [each.detach().requires_grad_() for each in (x, weight)]
+    wide = [each.detach().double().requires_grad_() for each in (x, weight)]
+    exact = F.conv2d(*wide, padding=1, groups=2)
+    wanted = (exact, *gradients(exact, *wide))
+    for _ in range(3):
+        python_calls.clear()
+        y = conv(*leaves, padding=1, groups=2)
+        for got, expected in zip((y, *gradients(y, *leaves)), wanted, strict=True):
+            scale = expected.abs().max().item()
+            tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+            torch.testing.assert_close(got.double(), expected, rtol=0, atol=tolerance * scale)
+    assert not python_calls
+    for place in (0, int(count) - 1):
+        spoiled = memory.clone()
+        spoiled[place] = float("inf")
+        filters = spoiled[: int(count)].view(sizes).expand(32, 8, 3, 3)
+        ones = torch.ones_like(x)
+        assert not conv(ones, filters, padding=1, groups=2).isnan().any(), "no term of the padding"
+        assert python_calls, "not from the table"
+
+
+def test_what_a_filter_holds_in_memory() -> None:
+    held = lookup_convolution._held
+    weight = torch.randn(6, 4, 3, 2)
+    assert held(weight) == held(weight.contiguous(memory_format=torch.channels_last)) == 144
+    assert held(weight[:, :1].contiguous().expand(6, 4, 3, 2)) == 36
+    assert held(weight.permute(3, 1, 0, 2)) == 144
+    assert held(torch.randn(()).expand(6, 4, 3, 2)) == 1
+    gaps = (weight[:, :2], weight[:, :1].expand(6, 4, 3, 2), weight[..., ::2])
+    overlapping = weight.as_strided((3, 3), (1, 1))
+    assert [held(each) for each in (*gaps, overlapping)] == [None] * 4
 
 
 @pytest.mark.parametrize("images", [1, 3, 9])

@@ -20,7 +20,7 @@ from opgen.errors import Source
 from opgen.ir.binding import Array
 from opgen.ir.cells import Cells, to_array
 from opgen.ir.context import facts_of
-from opgen.ir.loops import Finite, Load, Program
+from opgen.ir.loops import Finite, Load, Program, Start, walk
 from opgen.ir.map_loops import map_loads
 from opgen.ir.notation import Op
 from opgen.ir.show_loops import show_program
@@ -70,6 +70,9 @@ GEOMETRIES = {
     "a stride": geometry(3, 9, 1, 2, 1, 1),
     "two results a channel": geometry(3, 7, 1, 1, 1, 2),
     "a window larger than the image": geometry(7, 4, 3, 1, 1, 1),
+    "ten rows of a large window": geometry(7, 20, 3, 1, 1, 1),
+    "seven rows of a large window": geometry(5, 14, 2, 1, 1, 1),
+    "a large window with a stride": geometry(5, 9, 2, 2, 1, 1),
 }
 
 
@@ -213,6 +216,53 @@ def test_compiled_kernels_give_what_pytorch_gives(dtype: torch.dtype) -> None:
     wanted = F.conv2d(x.double(), w.double(), padding=1, groups=200)
     got = module.conv2d(x.to(dtype), w.to(dtype), padding=1, groups=200)
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=0)
+
+
+LARGE = [
+    (torch.float32, 20, 7, 1),
+    (torch.bfloat16, 14, 5, 1),
+    pytest.param((torch.float32, 9, 5, 2), marks=pytest.mark.slow),
+    pytest.param((torch.float64, 17, 7, 1), marks=pytest.mark.slow),
+    pytest.param((torch.float16, 7, 7, 1), marks=pytest.mark.slow),
+    pytest.param((torch.float32, 11, 5, 1), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_large_windows_compiled(case: tuple[torch.dtype, int, int, int]) -> None:
+    """Sums so small that every type has them, so that their order does not show."""
+    dtype, width, window, stride = case
+    called = {"stride": stride, "padding": window // 2, "groups": 100}
+    module = opgen.load(SPECS / "conv.op")
+    torch.manual_seed(0)
+    x = torch.randint(-1, 2, (3, 100, 2 * width, width)).double().requires_grad_()
+    w = torch.randint(-1, 2, (100, 1, window, window)).double()
+    wanted = F.conv2d(x, w, **called)
+    seed = torch.randint(-1, 2, wanted.shape).double()
+    (of_image,) = torch.autograd.grad(wanted, x, seed)
+    own = x.detach().to(dtype).requires_grad_()
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            got = module.conv2d(own, w.to(dtype), **called)
+            (of_own,) = torch.autograd.grad(got, own, seed.to(dtype))
+            torch.testing.assert_close(got.double(), wanted.detach(), rtol=0, atol=0)
+            torch.testing.assert_close(of_own.double(), of_image, rtol=0, atol=0)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_how_many_rows_share_what_they_load() -> None:
+    """As many as leave none over and have few enough terms, where the window is large."""
+
+    def totals(op: Op, size: int, window: int) -> int:
+        values = geometry(window, size, window // 2, 1, 1, 1)
+        nodes = walk(padded(op, values)[1].kernels[0].body)
+        return len({node.accumulator for node in nodes if isinstance(node, Start)})
+
+    assert [totals(CONV["conv2d"], 20, each) for each in (3, 5, 7)] == [4, 10, 10]
+    assert [totals(CONV["conv2d"], 14, each) for each in (3, 5, 7)] == [2, 7, 7]
 
 
 def test_padding_has_no_terms_even_beside_infinity() -> None:

@@ -50,11 +50,7 @@ _SHORTEST: Final = 8
 
 def choose(kernel: Kernel) -> Choice:
     """The best way; among equals the last axis."""
-    values = _definitions(kernel)
-    loads = [
-        tuple(index.substitute(values) for index in load.indices)
-        for load in loads_of(walk(kernel.body))
-    ]
+    loads = _loads(kernel)
     stores = [node.indices for node in walk(kernel.body) if isinstance(node, Store)]
     best, best_score = Choice(Way.POINTS), -1
     for axis in reversed(kernel.axes):
@@ -67,12 +63,25 @@ def choose(kernel: Kernel) -> Choice:
             best, best_score = Choice(Way.ROW, axis.name), score
     for loop in _sums(kernel.body):
         # The result of a cell is added up at the end of the loop: the row wins a draw.
-        score = sum(_walk(access, loop.name) for access in loads) - 1
-        extents = [bound + 1 for bound in loop.upper]
-        score += min((_length(extent) for extent in extents), default=0)
+        score = walks(kernel, loop) - 1
         if score > best_score:
             best, best_score = Choice(Way.SUM, loop.name), score
     return best
+
+
+def walks(kernel: Kernel, loop: For) -> int:
+    """How well a loop loads what the kernel does, wherever it stands."""
+    score = sum(_walk(access, loop.name) for access in _loads(kernel))
+    return score + min((_length(bound + 1) for bound in loop.upper), default=0)
+
+
+def _loads(kernel: Kernel) -> list[tuple[Poly, ...]]:
+    """The indices of all loads in terms of axes and loops."""
+    values = _definitions(kernel)
+    return [
+        tuple(index.substitute(values) for index in load.indices)
+        for load in loads_of(walk(kernel.body))
+    ]
 
 
 def _length(extent: Poly) -> int:

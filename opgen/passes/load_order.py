@@ -2,6 +2,10 @@
 
 Sixteen cells with nine terms each, tap by tap, load every pixel nine times. Pixel by pixel they
 load it once, and what then has to stay in registers is the accumulators and the taps.
+
+For a window of 7 by 7 these are too many. Column by column of the window only the seven taps of one
+have to stay: ten rows of cells load sixteen pixels for its seventy products, where tap by tap they
+load seventy. The terms of a cell then come in another order, as a sum's may.
 """
 
 from __future__ import annotations
@@ -9,9 +13,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
-from opgen.ir.loops import Accumulate, Load, Node, loads_of
+from opgen.ir.loops import Accumulate, For, If, Lanes, Load, Node, loads_of
 from opgen.passes.merge import Body
 
 MOST_OTHERS: Final = 10
@@ -35,6 +40,27 @@ def by_load(body: Body) -> Body:
     return tuple(out)
 
 
+def by_column(body: Body, tensor: str) -> Body:
+    """The nodes with runs of terms in the order of the last index at which they load a tensor.
+
+    Those that load the same stand together; the terms of a cell may change their order. A run stays
+    as it is where not all of its terms load one element of that tensor.
+    """
+    out: list[Node] = []
+    for are_terms, group in itertools.groupby(body, lambda node: isinstance(node, Accumulate)):
+        for_columns = list(group)
+        if are_terms:
+            terms = [node for node in for_columns if isinstance(node, Accumulate)]
+            keys = _places(terms, tensor)
+            out += terms if keys is None else _sorted(terms, keys, lambda key: key[::-1])
+            continue
+        for node in for_columns:
+            if isinstance(node, Lanes | For | If):
+                node = replace(node, body=by_column(node.body, tensor))
+            out.append(node)
+    return tuple(out)
+
+
 def _ordered(terms: Sequence[Accumulate]) -> Sequence[Accumulate]:
     loads = [loads_of((term,)) for term in terms]
     distinct: dict[str, dict[Load, None]] = {}
@@ -44,12 +70,8 @@ def _ordered(terms: Sequence[Accumulate]) -> Sequence[Accumulate]:
         return terms
     tensor = max(distinct, key=lambda name: len(distinct[name]))
     others = sum(len(found) for name, found in distinct.items() if name != tensor)
-    own = [[load for load in each if load.tensor == tensor] for each in loads]
-    if others > MOST_OTHERS or any(len(each) != 1 for each in own):
-        return terms
-    keys = [tuple(index.constant for index in each[0].indices) for each in own]
-    moved = {tuple(index - index.constant for index in each[0].indices) for each in own}
-    if len(moved) != 1:
+    keys = _places(terms, tensor)
+    if others > MOST_OTHERS or keys is None:
         return terms
     found = _sorted(terms, keys, lambda key: key)
     if _orders(found) != _orders(terms):
@@ -62,6 +84,17 @@ def _ordered(terms: Sequence[Accumulate]) -> Sequence[Accumulate]:
 
 
 Key = tuple[int, ...]
+
+
+def _places(terms: Sequence[Accumulate], tensor: str) -> list[Key] | None:
+    """Where each term loads its one element of a tensor, beside the first one; None if nowhere."""
+    own = [[load for load in loads_of((each,)) if load.tensor == tensor] for each in terms]
+    if any(len(each) != 1 for each in own):
+        return None
+    moved = {tuple(index - index.constant for index in each[0].indices) for each in own}
+    if len(moved) != 1:
+        return None
+    return [tuple(index.constant for index in each[0].indices) for each in own]
 
 
 def _sorted(

@@ -37,16 +37,27 @@ from opgen.ir.loops import (
 from opgen.ir.map_loops import map_loads
 from opgen.ir.notation import Op
 from opgen.passes.gather import fresh_name, gather
+from opgen.passes.load_order import MOST_OTHERS, by_column
+from opgen.passes.merge import terms_of
 from opgen.passes.padding import Padding, padding
 from opgen.passes.rows import along_row, direct
 from opgen.passes.schedule import schedule
-from opgen.passes.tile import Tile
+from opgen.passes.tile import Tile, tiles_along
 
 MOST_TERMS: Final = 64
 """The most terms of a cell that are written out."""
 
-ROWS: Final = (4, 3, 2)
+ROWS: Final = (10, 9, 8, 7, 6, 5, 4, 3, 2)
 """How many rows of cells share what they load: as many of these as leave none over."""
+
+FEW_ROWS: Final = 4
+"""The most rows where the taps of a window stay in registers, as those of 3 by 3 do: each of them
+serves as many cells as there are rows, whatever else does."""
+
+MOST_TOGETHER: Final = 500
+"""The most terms of more rows than these. A load that is at no boundary takes as long as two
+products, so every load of the copy should serve many rows; but more terms take the compiler too
+long."""
 
 LONGEST: Final = 32
 """The longest row of cells that gains by it."""
@@ -90,19 +101,26 @@ def _along_row(kernel: Kernel, copy: Padding, facts: Facts) -> Kernel | None:
     (name,) = found
     across = [index[-2].symbols for index in indices if copy.leading < len(index) - 1]
     rows_at = [each for each in axes.values() if any(each.name in symbols for symbols in across)]
+    terms = terms_of(kernel.body) or 0
+    is_large = MOST_OTHERS < terms <= MOST_TERMS
+    if tiles_along(kernel, (kernel.body,), name, all_shared=True):
+        is_large = False  # rows of several images share the copy as well
+    most = MOST_TOGETHER // terms if is_large else FEW_ROWS
     tiles = [
         Tile(each, size)
         for each in rows_at
         for size in ROWS
-        if each.name != name and each.extent.constant % size == 0
+        if each.name != name and each.extent.constant % size == 0 and size <= most
     ][:1]
     others = [load for load in loads_of(walk(kernel.body)) if load.tensor != copy.name]
     if copy.spare and not any(name in i.symbols for load in others for i in load.indices):
         wide = Axis(name, axes[name].extent + copy.spare)
         kernel = replace(kernel, axes=tuple(wide if a.name == name else a for a in kernel.axes))
         rowed = along_row(kernel, name, facts, MOST_TERMS, tiles)
-        return replace(rowed, body=_stored_apart(rowed.body, axes[name].extent - 1))
-    return along_row(kernel, name, facts, MOST_TERMS, tiles)
+        body = by_column(rowed.body, copy.name) if is_large else rowed.body
+        return replace(rowed, body=_stored_apart(body, axes[name].extent - 1))
+    rowed = along_row(kernel, name, facts, MOST_TERMS, tiles)
+    return replace(rowed, body=by_column(rowed.body, copy.name)) if is_large else rowed
 
 
 def _stored_apart(body: tuple[Node, ...], last: Poly) -> tuple[Node, ...]:

@@ -53,10 +53,11 @@ from opgen.ir.map_loops import map_nodes, symbols_of, test_symbols
 from opgen.ir.notation import Reducer
 from opgen.passes.gather import fresh_name
 from opgen.passes.groups import grouped
+from opgen.passes.innermost import with_sum_innermost
 from opgen.passes.interior import with_interior
 from opgen.passes.jam import copies_along, jammed
 from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solve
-from opgen.passes.lane_choice import Choice, Way, choose
+from opgen.passes.lane_choice import Choice, Way, choose, walks
 from opgen.passes.lane_passes import fused
 from opgen.passes.moves import moves_of
 from opgen.passes.pairs import paired
@@ -91,7 +92,12 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
         return kernel
     kernel = replace(kernel, body=direct(kernel.body))
     kernel = replace(kernel, moves=moves_of(kernel, program))
-    match choose(kernel):
+    choice = choose(kernel)
+    if choice.way is Way.POINTS:
+        moved = with_sum_innermost(kernel, functools.partial(walks, kernel))
+        choice = choose(moved)
+        kernel = moved if choice.way is Way.SUM else kernel
+    match choice:
         case Choice(way=Way.ROW, name=name):
             return with_planes(along_row(kernel, name, facts))
         case Choice(way=Way.SUM, name=name):

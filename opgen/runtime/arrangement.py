@@ -1,7 +1,9 @@
 """Tensors seen with other dims: taken apart, their parts in another order, and joined again.
 
 `y[n,o,(i a),(j b)]` as `[n,(o a b),i,j]` is a strided view of y where memory allows it, else a
-copy.
+copy. In channels-last format a copy goes from channel to channel, each of which lies elsewhere. But
+the channels of a convolution may be computed in any order, if its filters are given in it: as
+`[n,(a b o),i,j]` it is a copy of whole pixels, in two thirds of the time.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,6 +41,28 @@ class Arrangement:
         split = self.split
         return tuple(math.prod(split[part] for part in parts) for parts in self.order)
 
+    def with_channels_as_stored(self, groups: int) -> tuple[Arrangement, Channels] | None:
+        """The same with the channels of a group in the order that channels-last memory has them in.
+
+        Then whole pixels of what is computed are consecutive in it. The order of what says the
+        group stays. None if they stand so already, or if it is not known which they are.
+        """
+        batch, channels, *others = self.order
+        split = self.split
+        sizes = tuple(split[part] for part in channels)
+        starts = (at for at in range(len(sizes)) if math.prod(sizes[:at]) == groups)
+        count = next(starts, None)
+        if count is None:
+            return None
+        numbers = iter(range(len(split)))
+        first, second, *rest = [[next(numbers) for _ in dim] for dim in self.parts]
+        places = list(itertools.chain(first, *rest, second))
+        stored = (*channels[:count], *sorted(channels[count:], key=places.index))
+        if stored == tuple(channels):
+            return None
+        moved = tuple(map(tuple(channels).index, stored))
+        return replace(self, order=(batch, stored, *others)), Channels(sizes, moved)
+
     def arranged(self, tensor: torch.Tensor, format_: torch.memory_format) -> torch.Tensor:
         """The tensor with the other dims; a copy, if it must be one, is in that format."""
         moved = tensor.reshape(self.split).permute(self.moved)
@@ -51,6 +75,22 @@ class Arrangement:
         back = sorted(range(len(split)), key=self.moved.__getitem__)
         shape = [math.prod(parts) for parts in self.parts]
         return _joined(taken_apart.permute(back), shape, format_)
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """The parts of the channels of a convolution's result, and another order of them."""
+
+    sizes: Shape
+    moved: tuple[int, ...]
+
+    def of(self, shape: Sequence[int]) -> Arrangement:
+        """The first dim of a tensor of this shape, a weight or a bias, with that order."""
+        count = len(self.sizes)
+        others = range(count, count + len(shape) - 1)
+        return Arrangement(
+            (self.sizes, *((size,) for size in shape[1:])), (self.moved, *((at,) for at in others))
+        )
 
 
 def _joined(
@@ -72,8 +112,13 @@ _SHORT = 32
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     """`target.copy_(source)`, a slice at a time where the innermost dims are short."""
     sizes = zip(target.stride(), target.shape, range(target.dim()), strict=True)
-    inner = sorted(each for each in sizes if each[1] > 1)[:2]
-    if len(inner) < 2 or inner[0][1] * inner[1][1] >= _SHORT:
+    inner = sorted(each for each in sizes if each[1] > 1)
+    run = 1
+    for stride, size, dim in inner:
+        if stride != run or source.stride(dim) != run:
+            break
+        run *= size  # these dims are one to `copy_`
+    if len(inner) < 2 or max(run, inner[0][1] * inner[1][1]) >= _SHORT:
         target.copy_(source)
         return
     dim = inner[0][2]

@@ -89,7 +89,8 @@ class Plan:
         """The plan for calls like this one."""
         names = call.operation.convolution
         assert names is not None
-        arranged = library.arrangements(call)
+        own = library.arrangements(call)
+        arranged = _as_stored(case, names, own)
         places = {each.name: at for at, each in enumerate(call.operation.inputs)}
 
         def operand(name: str | None) -> Operand | None:
@@ -97,7 +98,10 @@ class Plan:
                 return None
             arrangement = arranged.get(name)
             rank = 0 if arrangement is None else len(arrangement.order)
-            return Operand(places[name], arrangement, call.format_of(rank))
+            # A filter that was moved for its channels alone keeps its taps side by side.
+            is_moved = arrangement is not None and name not in own
+            format_ = torch.contiguous_format if is_moved else call.format_of(rank)
+            return Operand(places[name], arrangement, format_)
 
         (shape,) = call.shapes.outputs
         return Plan(
@@ -133,6 +137,25 @@ class Plan:
         if self.restored is not None:
             found = self.restored.restored(found, self.case.format)
         return _in_format(found, self.case.format, self.strides)
+
+
+def _as_stored(
+    case: Case, names: Convolution, arranged: dict[str, Arrangement]
+) -> dict[str, Arrangement]:
+    """The arrangements for images in channels-last format: their channels as memory has them."""
+    result = arranged.get(names.result)
+    if result is None or case.format != torch.channels_last:
+        return arranged
+    if names.weight in arranged or names.bias in arranged:
+        return arranged
+    found = result.with_channels_as_stored(case.groups)
+    if found is None:
+        return arranged
+    changed, channels = found
+    more = {names.result: changed, names.weight: channels.of(case.weight)}
+    if names.bias is not None:
+        more[names.bias] = channels.of(case.weight[:1])
+    return {**arranged, **more}
 
 
 # ---------------------------------------------------------------------------- calls that are known

@@ -2,9 +2,10 @@
 
 In this order: the positions of what is convolved, of an image, of the weight and of the bias, -1
 for what is not there; whether the convolution is transposed, its groups, its spatial dims; what a
-number that is not finite looks like, how large one is, and how many the weight has; whether the
-weight, or its gradient, must be finite; how many images at once go through channels-last format, 0
-for all as they are; strides, paddings, dilations and output paddings.
+number that is not finite looks like, how large one is, how many the weight has, and how many of
+them memory has, which are fewer where it is expanded; whether the weight, or its gradient, must be
+finite; how many images at once go through channels-last format, 0 for all as they are; strides,
+paddings, dilations and output paddings.
 """
 
 from __future__ import annotations
@@ -99,9 +100,21 @@ def _can_be_checked(weight: torch.Tensor, is_checked: bool) -> bool:
         return False
     if not is_checked:
         return True
-    format_ = torch.channels_last if weight.dim() == 4 else torch.contiguous_format
-    is_dense = weight.is_contiguous() or weight.is_contiguous(memory_format=format_)
-    return is_dense and weight.numel() * weight.element_size() <= _MOST_CHECKED
+    held = _held(weight)
+    return held is not None and held * weight.element_size() <= _MOST_CHECKED
+
+
+def _held(tensor: torch.Tensor) -> int | None:
+    """How many numbers of a tensor lie in memory, one after the other; None if there are gaps."""
+    dims = zip(tensor.stride(), tensor.shape, strict=True)
+    count = 1
+    for stride, size in sorted(each for each in dims if each[1] != 1):
+        if stride == 0:
+            continue
+        if stride != count:
+            return None
+        count *= size
+    return count
 
 
 def _described(
@@ -119,7 +132,7 @@ def _described(
         int(is_transposed),
         case.groups,
         len(case.stride),
-        *(_EXPONENTS[weight.dtype], weight.element_size(), weight.numel()),
+        *(_EXPONENTS[weight.dtype], weight.element_size(), weight.numel(), _held(weight) or 0),
         *(int(checks_weight), int(checks_gradient), at_once),
         *(*case.stride, *case.padding, *case.dilation, *more),
     ]

@@ -31,25 +31,26 @@ void opgen_connect_convolutions(void *forward, void *backward)
    These are positions of inputs, -1 for none. Strides, paddings, dilations and output paddings
    follow, one for each spatial dim. `exponent` has the bits that are all set in what is not finite.
    The zeros of padding are no terms of the op, and must not meet such a number: `checks_weight`
-   and `checks_gradient` say whether they could. So many images `at_once` go through channels-last
-   format, with gradients of weights in float32; 0 if all go as they are. */
+   and `checks_gradient` say whether they could. The weight has so many `elements`, of which memory
+   has those `held`. So many images `at_once` go through channels-last format, with gradients of
+   weights in float32; 0 if all go as they are. */
 typedef struct {
     int64_t from, image, weight, bias, is_transposed, groups, spatial;
-    int64_t exponent, bytes, elements, checks_weight, checks_gradient, at_once;
+    int64_t exponent, bytes, elements, held, checks_weight, checks_gradient, at_once;
     int64_t geometry[];
 } Convolved;
 
-static int is_finite(Tensor weight, const Convolved *about)
+static int is_finite(Tensor tensor, int64_t count, const Convolved *about)
 {
     const void *data;
     int found = 0;
-    if (get_const_data(weight, &data)) return 0;
+    if (get_const_data(tensor, &data)) return 0;
     if (about->bytes == 4) {
         const uint32_t *bits = data, mask = (uint32_t)about->exponent;
-        for (int64_t i = 0; i < about->elements; i++) found |= (bits[i] & mask) == mask;
+        for (int64_t i = 0; i < count; i++) found |= (bits[i] & mask) == mask;
     } else {
         const uint16_t *bits = data, mask = (uint16_t)about->exponent;
-        for (int64_t i = 0; i < about->elements; i++) found |= (bits[i] & mask) == mask;
+        for (int64_t i = 0; i < count; i++) found |= (bits[i] & mask) == mask;
     }
     return !found;
 }
@@ -192,7 +193,7 @@ __attribute__((noinline)) static int convolve(
 {
     const Convolved *about = (const Convolved *)entry->integers;
     if (__atomic_load_n(&entry->refused, __ATOMIC_RELAXED)) return 0;
-    if (about->checks_weight && !is_finite(inputs[about->weight], about)) return 0;
+    if (about->checks_weight && !is_finite(inputs[about->weight], about->held, about)) return 0;
     const Tensor image = about->image < 0 ? NULL : inputs[about->image];
     const int is_found = about->at_once ? by_pieces(entry, inputs, outputs)
         : compute(about, inputs[about->from], image, inputs, outputs);
@@ -201,7 +202,9 @@ __attribute__((noinline)) static int convolve(
     for (int64_t i = 0; i < count && is_promised; expected += 2 + 2 * expected[1], i++)
         is_promised = is_as(expected, outputs[i]);
     if (!is_promised) __atomic_store_n(&entry->refused, 1, __ATOMIC_RELAXED);
-    if (is_promised && (!about->checks_gradient || is_finite(outputs[1], about))) return 1;
+    if (is_promised
+        && (!about->checks_gradient || is_finite(outputs[1], about->elements, about)))
+        return 1;
     for (int64_t i = 0; i < count && is_found; i++) drop(&outputs[i]);
     return 0;
 }
