@@ -169,6 +169,26 @@ def can_shuffle(compiled: ctypes.CDLL) -> bool:
     return Copy((100, 4, 8), (32, 8, 1), (32, 1, 4)).is_right(compiled, "f32")[1] == SHUFFLED
 
 
+@pytest.mark.parametrize("flags", ["", "-mno-avx512f", "-march=x86-64"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_blocks_of_rows_in_turn(kind: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of images in channels-last format: each point has a block of several rows."""
+    monkeypatch.setenv("OPGEN_CFLAGS", flags)
+    compiled, size = library(kind), np.dtype(TYPES[kind]).itemsize
+    for number, lines, streams in itertools.product(range(2, 10), (1, 3), (0, 1)):
+        run, at_end = lines * 64 // size, bool(number % 2)
+        copy = Copy((33, number, run), (number * run, run, 1), (run, 33 * run, 1))
+        assert copy.is_right(compiled, kind, streams=streams, at_end=at_end) == (True, RUNS)
+    # Half lines: two rows make a block, and two, three or four blocks a point.
+    half, found = 32 // size, Counter[int]()
+    for number, streams, at_end in itertools.product((2, 4, 6, 8), (0, 1), (False, True)):
+        copy = Copy((33, number, half), (number * half, half, 1), (half, 33 * half, 1))
+        is_right, done = copy.is_right(compiled, kind, streams=streams, at_end=at_end)
+        assert is_right
+        found[done] += 1
+    assert found[SHUFFLED if kind == "f32" and can_shuffle(compiled) else done] == 16
+
+
 def test_the_harness_notices_a_wrong_copy() -> None:
     right = moves.helpers()
     wrong = right.replace("to + (at), &part", "to + (at) + (at > 0), &part")
@@ -263,7 +283,7 @@ def test_ops_that_only_copy(
     def numbers(*shape: int) -> torch.Tensor:
         return torch.randint(0, 99, shape, generator=generator).to(dtype)
 
-    for s, c in itertools.product((2, 3), (1, 3, 16)):
+    for s, c in itertools.product((2, 3, 4, 7), (1, 3, 16)):
         for x in layouts(numbers(2, 3 * s, 5 * s, c)):
             blocks = x.reshape(2, 3, s, 5, s, c)
             wanted = blocks.transpose(2, 3).reshape(2, 3, 5, s * s, c)

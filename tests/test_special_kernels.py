@@ -101,6 +101,64 @@ def test_large_calls_with_short_rows_have_kernels() -> None:
     assert made(op) == {(1, None, None, None), (1, 8, 9, None), (1, 8, None, None)}
 
 
+CUT = """
+op {name}(x[N,C,W]; width: size) -> y[N,C,V]
+  let V = width
+  y[n,c,v] = x[n,c, 2*v ?0]
+"""
+
+
+def test_a_short_row_that_is_asked_for_has_a_kernel() -> None:
+    op = Op(opgen.compile(CUT.replace("{name}", "cut_1")), "cut_1")
+
+    def cut(batch: int, row: int, width: int) -> None:
+        x = torch.randn(batch, 70, row)
+        wanted = torch.nn.functional.pad(x, (0, 2 * width))[..., : 2 * width : 2]
+        assert torch.equal(op(x, width=width), wanted)
+
+    # Small calls, long rows and other batches ask for no kernel.
+    wanted = {(None, None, None, None)}
+    cut(2, 100, 9)
+    cut(2, 100, 100)
+    cut(50, 100, 100)
+    assert made(op) == wanted
+    cut(50, 100, 9)
+    cut(51, 101, 9)
+    assert made(op) == wanted | {(None, None, 9, None)}
+    cut(200, 8, 9)
+    assert made(op) == wanted | {(None, None, 9, None), (None, 8, 9, None)}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("size", [(50, 50), (7, 9), (1, 64), (33, 5), (9, 70)], ids=str)
+def test_images_of_sizes_that_are_asked_for(size: tuple[int, int], threads: int) -> None:
+    """Sums of small whole numbers, which are exact in all types."""
+    name = f"fold_{size[0]}_{size[1]}_{threads}"
+    text = (SPECS / "unfold.op").read_text(encoding="utf-8")
+    op = Op(opgen.compile(text.replace("op fold(", f"op {name}(")), name)
+    windows = {"kernel_size": (1, 3), "padding": (0, 1)} if size[0] == 1 else {"kernel_size": 3}
+    if size[0] != 1:
+        windows |= {"padding": (1, 0), "stride": (1, 2)} if size[1] % 2 else {"padding": 1}
+    batch = 4 * special.LARGE // (9 * size[0] * size[1]) + 3
+    ones = torch.ones(batch, 2, *size, dtype=torch.float64)
+    shape = torch.nn.functional.unfold(ones, **windows).shape
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+            x = torch.randint(-7, 8, shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+            wanted = torch.nn.functional.fold(x.double(), size, **windows)
+            gaps = x.new_zeros(*shape[:2], 2 * shape[2])[..., ::2].copy_(x)
+            for given in (x, gaps, x.mT.contiguous().mT, x[:0]):
+                got = getattr(op.module, name)(given, output_size=size, **windows)
+                assert got.dtype == dtype
+                assert torch.equal(got.double(), wanted[: len(given)])
+    finally:
+        torch.set_num_threads(before)
+    known = tuple(length if length <= 64 else None for length in size)
+    assert known in {values[-3:-1] for values in made(op)}
+
+
 def test_the_same_call_runs_on_the_same_kernel() -> None:
     op = Op(opgen.compile(PLANES.replace("{name}", "planes_3")), "planes_3")
     for _ in range(2):

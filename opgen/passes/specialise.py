@@ -155,8 +155,13 @@ def factors_of(op: Op) -> tuple[str, ...]:
 
 
 def lengths_of(op: Op) -> tuple[str, ...]:
-    """Sizes of the last two dims of tensors that have more: the lengths of rows and columns."""
+    """Sizes of the last two dims of tensors that have more: the lengths of rows and columns.
+
+    A length may also be what a caller asks for, as with `let W = output_size[1]`.
+    """
     found: dict[str, None] = {}
+    asked = {s for each in op.attributes if each.type is AttributeType.SIZE for s in each.symbols}
+    known = {*op.sizes, *(let.name for let in op.lets if let.value.symbol in asked)}
     for tensor in (*op.inputs, *op.outputs):
         if len(tensor.dims) < 3:
             continue
@@ -164,7 +169,7 @@ def lengths_of(op: Op) -> tuple[str, ...]:
             found.update(dict.fromkeys(part.symbol for part in dim.parts if part.symbol))
             if dim.extent.symbol:
                 found[dim.extent.symbol] = None
-    return tuple(name for name in found if name in op.sizes)
+    return tuple(name for name in found if name in known)
 
 
 def _is_digit(value: Poly, name: str, size: str) -> bool:
