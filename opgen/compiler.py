@@ -46,6 +46,7 @@ from opgen.passes.planes import with_plane_kernels
 from opgen.passes.relayout import channels_last, relayout, with_temporaries, with_workspaces
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
+from opgen.passes.separate import rejoined, separated
 from opgen.passes.specialise import (
     attributes_of,
     counts_of,
@@ -260,19 +261,26 @@ def module_source(text: str, name: str) -> str:
     return _module_text(Source(text, name), orders=0)
 
 
-def derived_source(text: str, name: str, path: tuple[str, ...], siblings: bool = False) -> str:
+def derived_source(
+    text: str,
+    name: str,
+    path: tuple[str, ...],
+    siblings: bool = False,
+    apart: bool = False,
+) -> str:
     """A module of the op at the end of a path of differentiations.
 
     Its `LINK` says how the op before it on the path calls it, see `opgen.runtime.Gradient`. It is
     None, and the module holds nothing else, for a joint gradient that would not share anything:
-    temporaries, or, of `siblings`, passes of a CUDA kernel for usual attributes and windows.
+    temporaries, or, of `siblings`, passes of a CUDA kernel for usual attributes and windows. With
+    `apart` it need not: whoever asks looks at its kernels.
     """
     ops = _checked(text, name)
     *before, last = path
     if siblings:
         if not _have_siblings(_derived_op(text, name, tuple(before)), last):
             return "LINK = None\n"
-    elif JOINT in last and joint(_derived_op(text, name, tuple(before)), ops) is None:
+    elif JOINT in last and not apart and joint(_derived_op(text, name, tuple(before)), ops) is None:
         return "LINK = None\n"
     found = derivative(_derived_op(text, name, tuple(before)), last, ops)
     link = (found.op.name, sources(found))
@@ -320,12 +328,20 @@ def special_source(
     special = _special(laid_out, program, values, _plain_rows)
     if special is program:
         return c_source(program)
-    op = specialise(laid_out, values)
-    plain = schedule(op, gather(op))
-    special = with_blocks(plain, with_padding(op, special))
-    special = with_masked_rows(plain, special, facts_of(op))
-    special = with_guests(with_plane_kernels(plain, special))
+    special = with_guests(_with_all_kernels(specialise(laid_out, values), special))
     return c_source(special, program, with_workspaces(orders, special.workspaces))
+
+
+def _with_all_kernels(op: Op, program: Program) -> Program:
+    """A program for known sizes with the kernels that these allow, output by output."""
+    parts = separated(op)
+    if len(parts) > 1:
+        along_rows = (_plain_rows(part, schedule(part, gather(part))) for part in parts)
+        return rejoined(program, tuple(map(_with_all_kernels, parts, along_rows)))
+    plain = schedule(op, gather(op))
+    program = with_blocks(plain, with_padding(op, program))
+    program = with_masked_rows(plain, program, facts_of(op))
+    return with_plane_kernels(plain, program)
 
 
 def special_cuda(

@@ -97,7 +97,8 @@ def test_every_point_of_a_guest_runs_once(name: str) -> None:
     guest, host = found
     assert host.guest is not None
     for outer, height, width in itertools.product((0, 1, 3), SIZES, (1, 1024, 1025)):
-        known = dict.fromkeys(program.integers, outer) | {"H": height, "W": width, "C": 2, "G": 5}
+        known = dict.fromkeys(program.integers, outer) | {"H": height, "W": width, "C": 2}
+        known["G"] = height + 3
         values = {name: known[name] for name in program.integers}
         counters = [range(axis.extent.evaluate(values)) for axis in host.axes]
         if host.group is not None:
@@ -107,6 +108,9 @@ def test_every_point_of_a_guest_runs_once(name: str) -> None:
         seen: list[int] = []
         for index, at in itertools.product(range(outer), itertools.product(*counters)):
             here = {**values, **dict(zip(names, at, strict=True)), host.guest.loop: index}
+            if host.group is not None:
+                end = here[host.group.first] + host.group.width
+                here[host.group.last] = min(end, host.group.axis.extent.evaluate(values)) - 1
             first = host.guest.first.evaluate(here)
             seen += range(first, first + host.guest.count.evaluate(here))
         assert sorted(seen) == list(range(points(guest).evaluate(values)))
@@ -131,6 +135,7 @@ SHAPES = [
     (2, 5, 35, 40),
     (1, 1, 17, 1),
     (2, 2, 129, 300),
+    (3, 9, 16, 16),
     (2, 1, 9, 1030),
     (0, 2, 3, 4),
     (2, 0, 3, 4),

@@ -64,7 +64,12 @@ class AccumulatorEmitter(ScopeEmitter):
     """Prints what is done with accumulators."""
 
     def add_up_vectors(self, node: Node) -> None:
-        """Before a node reads totals, add their vectors of partial sums to them."""
+        """Before a node reads totals, add their vectors of partial sums to them.
+
+        In a loop over cells that take turns each has its own.
+        """
+        if isinstance(node, For) and node.name in self.members:
+            return
         joined = {n.accumulator for n in walk((node,)) if isinstance(n, Accumulate)}
         own = {node.accumulator} if isinstance(node, Accumulate) else set()
         for name in results_of((node,)):
@@ -102,6 +107,24 @@ class AccumulatorEmitter(ScopeEmitter):
                 self.write(f"{kind} {name}{size};")
             self.adopt(start.accumulator, names.at(place))
             self.arrays.add(start.accumulator)
+
+    def declare_group_accumulators(self) -> None:
+        """Arrays for accumulators of cells that take turns, and for their vectors."""
+        place, size = self.lane_place()
+        starts = {n.accumulator: n for n in walk(self.kernel.body) if isinstance(n, Start)}
+        pairs = vector_pairs(self.kernel.body, self.printer.program)
+        for start in starts.values():
+            names = self.accumulator_names(start)
+            for kind, name in names.declared:
+                self.write(f"{kind} {name}{size};")
+            self.adopt(start.accumulator, names.at(place))
+            self.arrays.add(start.accumulator)
+            pair = pairs.get(start.accumulator, (start.accumulator,))
+            if self.adds_vectors(start.accumulator) and not set(pair) & set(self.vectors):
+                vector = self.scope.fresh(f"{names.total}_lanes")
+                self.write(f"wide_lanes {vector}{size};")
+                self.vectors |= dict.fromkeys(pair, vector + place)
+        self.pairs |= pairs
 
     def lane_place(self) -> tuple[str, str]:
         """Where the element of a cell is in an array over the stretch, and the array's size."""
@@ -172,6 +195,10 @@ class AccumulatorEmitter(ScopeEmitter):
         """Begin the vector of partial sums of an accumulator, or that of its pair."""
         if accumulator in self.waiting:
             self.vectors[accumulator] = self.waiting.pop(accumulator)
+            return
+        if accumulator in self.arrays:
+            if accumulator == self.pairs.get(accumulator, (accumulator,))[0]:
+                self.write(f"{self.vectors[accumulator]} = (wide_lanes){{0}};")
             return
         vector = self.vectors[accumulator] = self.scope.fresh(f"{total}_lanes")
         self.write(f"wide_lanes {vector} = {{0}};")

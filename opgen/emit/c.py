@@ -14,6 +14,7 @@ from opgen.emit.function import Function, print_function
 from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
+from opgen.ir.family import ONE_PASS
 from opgen.ir.loops import (
     Accumulate,
     Blocks,
@@ -62,6 +63,7 @@ class Source:
     """What `cpu.c.j2` prints."""
 
     title: str
+    notes: tuple[str, ...]
     helpers: tuple[str, ...]
     tables: tuple[str, ...]
     tasks: tuple[Task, ...]
@@ -83,10 +85,12 @@ def c_source(
     helpers: dict[tuple[str, Type], None] = {}
     functions = tuple(print_function(kernel, program, types, helpers) for kernel in program.kernels)
     (title,) = comment(program.name)
+    has_guests = any(kernel.guest is not None for kernel in program.kernels)
     return render(
         "cpu.c.j2",
         Source(
             title,
+            comment(ONE_PASS) if has_guests else (),
             (*helper_lines(helpers), *entry_helpers(program, orders or {})),
             table_lines(program),
             tuple(

@@ -340,6 +340,8 @@ class _Writer:
         """Call a kernel, if it is one for this call."""
         if function.signature.streams or moves.has_moves(kernel):
             self.lines.append(f"{self.arguments}.streams = {self.streams[kernel.written]};")
+        if kernel.name in self.guests:
+            self.lines.append(f"const struct call {self.guests[kernel.name].call} = *call;")
         if kernel.unless is not None:
             self.lines.append(f"if (!{self.flags[kernel.unless]}) {{")
         if kernel.only is not None:
@@ -354,8 +356,7 @@ class _Writer:
             self.move(kernel)
         count_text, work_text = self.printer.poly(count).text, self.printer.poly(each).text
         if kernel.name in self.guests:
-            guest = self.guests[kernel.name]
-            self.lines += [f"const struct call {guest.call} = *call;", f"if (!{guest.flag})"]
+            self.lines.append(f"if (!{self.guests[kernel.name].flag})")
         if kernel.guest is not None:
             guest = self.guests[kernel.guest.kernel]
             self.lines.append(f"{self.arguments}.guest = {guest.flag} ? &{guest.call} : 0;")
@@ -389,6 +390,8 @@ class _Writer:
             # Points of further stretches would run it again.
             stretches = self.printer.poly(host.row.stretches).at(Level.RELATIONAL)
             tests.insert(0, f"{stretches} == 1")
+        if kernel.only is not None:
+            tests.insert(0, self.flags[kernel.only])
         self.lines += broken(f"const int {flag} = {' && '.join(tests)};")
         whole = self.printer.poly(count * each).at(Level.MULTIPLICATIVE)
         work = self.scope.fresh(f"{kernel.written}_work")

@@ -25,14 +25,14 @@ complex imaginary I errno main unix linux NULL EOF INFINITY NAN HUGE_VAL M_PI M_
 threadIdx blockIdx blockDim gridDim warpSize half
 f16 bf16 f32 f64 u8 i8 i16 i32 i64 b8 T real fault gcd inside
 KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER FIRST EACH LANES PROVED PLANES UNROLL ACROSS ALONG
-ANY_STEPS FENCE FETCH HAVE_MASKS HAVE_PLANES HAVE_PLANES_OF_T HAVE_NARROW_PLANES
+ANY_STEPS FENCE FETCH FETCH_NEAR HAVE_MASKS HAVE_PLANES HAVE_PLANES_OF_T HAVE_NARROW_PLANES
 LANE_BYTES LANE_MASK LINE NOT_A_VECTOR SHUFFLE STORE_PART THREAD THREADS WHOLE_GRIDS MEMBER MEMBERS
 quotient aligned load_run store_run multiply_add tile_places copy_in copy_out
 access_of vector_of line_part parts bits word_lanes float_lanes wide_lanes lane_numbers load_columns
 half_lanes integer_lanes single_lanes words_from_T AS_ROUNDED_NOW
 store_words same_lanes sum_of_lanes team_sum team_sums atomicAdd
 EVERY_SECOND every_second every_second_within only_every_second sum_of_every_second
-EACH_TWICE each_twice each_twice_within
+EACH_TWICE each_twice each_twice_within half_T_lanes doubled_T_lanes
 call tensors integers numbers arguments task share shares MOST_SHARES stream is_of_lines
 will_be_written
 run_as_one find_largest_cache watch_forks take_chunks stored_T stored_bits masked_lanes

@@ -27,6 +27,7 @@ from typing import Final
 
 from opgen.algebra.poly import ZERO, Poly, poly, symbol
 from opgen.ir.loops import For, Guest, Kernel, Load, Program, loads_of, uses, walk
+from opgen.passes.group_sums import grouped_sums
 
 ROWS: Final = 4
 """The most rows of a group in a pair."""
@@ -43,7 +44,7 @@ def with_guests(program: Program) -> Program:
     for name, other in itertools.permutations([kernel.name for kernel in kernels], 2):
         host, guest = (_named(program, each) for each in (name, other))
         if taken.isdisjoint({name, other}) and _may_swap(program, host, guest):
-            both = _small(host), _small(guest)
+            both = grouped_sums(_small(host), ROWS), _small(guest)
             found = _guest(program, *both)
             if found is not None:
                 taken |= {name, other}
@@ -67,15 +68,21 @@ def _named(program: Program, name: str) -> Kernel:
 
 
 # ---------------------------------------------------------------------------- order
-def _may_swap(program: Program, *both: Kernel) -> bool:
-    """Whether kernels may run at once, where the later one is."""
+def _may_swap(program: Program, host: Kernel, guest: Kernel) -> bool:
+    """Whether a host and its guest may run at once, where the later one is."""
+    both = host, guest
     own = {tensor for kernel in both for tensor in kernel.all_written}
     wide = {name for each in program.workspaces for name in (each.name, each.output)}
     first, last = sorted(map(program.kernels.index, both))
-    between = program.kernels[first + 1 : last]
+    between = [
+        kernel
+        for kernel in program.kernels[first + 1 : last]
+        if kernel.unless is None or kernel.unless != guest.only  # does what the guest would do
+    ]
     moved = program.kernels[first]
     return (
         all(map(_is_plain, both))
+        and host.only is None
         and wide.isdisjoint(own)
         and all(own.isdisjoint(_read(kernel)) for kernel in both)
         and len(own) == sum(len(kernel.all_written) for kernel in both)
@@ -85,10 +92,13 @@ def _may_swap(program: Program, *both: Kernel) -> bool:
 
 
 def _is_plain(kernel: Kernel) -> bool:
-    """Whether a kernel always runs, in one way, and the same in any order of its points."""
+    """Whether a kernel runs in one way, and the same in any order of its points.
+
+    One for planes may run in some calls only.
+    """
     return (
         kernel.is_deterministic
-        and kernel.only is None
+        and (kernel.only is None or kernel.plane is not None)
         and kernel.unless is None
         and not kernel.moves
         and kernel.contraction is None
@@ -106,7 +116,8 @@ def _read(kernel: Kernel) -> frozenset[str]:
 class _Digit:
     """One of the counters of a kernel's points: of an axis, or of stretches of one.
 
-    `index` is what counts, `value` what the counter is then.
+    `index` is what counts, `value` what the counter is then. The members of a stretch lie between
+    `ends`, both included.
     """
 
     index: str
@@ -114,6 +125,15 @@ class _Digit:
     count: Poly
     width: int
     value: Poly
+    ends: tuple[Poly, Poly] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a counter of the guest is at a point of the host: so many values from the first on."""
+
+    first: Poly
+    count: Poly
 
 
 def _digits(kernel: Kernel) -> list[_Digit]:
@@ -125,7 +145,8 @@ def _digits(kernel: Kernel) -> list[_Digit]:
     if group is not None:
         value = symbol(group.first) // group.width
         axis = group.axis
-        found.append(_Digit(axis.name, axis.extent, group.stretches, group.width, value))
+        ends = symbol(group.first), symbol(group.last)
+        found.append(_Digit(axis.name, axis.extent, group.stretches, group.width, value, ends))
     return found
 
 
@@ -148,9 +169,10 @@ def _guest(program: Program, host: Kernel, other: Kernel) -> Guest | None:
             if places is not None:
                 first = ZERO
                 for digit in outer:
-                    first = first * digit.count + places[digit.index]
-                count = math.prod((*(each.count for each in inner), *rows), start=poly(1))
-                return Guest(other.name, loop.name, first * count, count)
+                    first = first * digit.count + places[digit.index].first
+                each_has = math.prod((*(each.count for each in inner), *rows), start=poly(1))
+                count = places[outer[-1].index].count * each_has
+                return Guest(other.name, loop.name, first * each_has, count)
     return None
 
 
@@ -174,16 +196,25 @@ def _shared_loads(host: Kernel, other: Kernel) -> Iterator[tuple[Load, Load]]:
 
 def _same_places(
     mine: Load, theirs: Load, own: Sequence[_Digit], others: Sequence[_Digit]
-) -> Mapping[str, Poly] | None:
-    """What the other's counters are in the host, if they choose the same part of the tensor."""
+) -> Mapping[str, _Place] | None:
+    """What the other's counters are in the host, if they choose the same part of the tensor.
+
+    The fastest one may count what the host takes several of at a time.
+    """
     by_index = {digit.index: digit for digit in own}
-    found: dict[str, Poly] = {}
+    found: dict[str, _Place] = {}
     for digit in others:
         at = [place for place, index in enumerate(theirs.indices) if index == symbol(digit.index)]
         pair = by_index.pop(mine.indices[at[0]].symbol or "", None) if len(at) == 1 else None
-        if pair is None or (pair.extent, pair.width) != (digit.extent, digit.width):
+        if pair is None or pair.extent != digit.extent:
             return None
-        found[digit.index] = pair.value
+        if pair.width == digit.width:
+            found[digit.index] = _Place(pair.value, poly(1))
+        elif digit.width == 1 and pair.ends is not None and digit is others[-1]:
+            first, last = pair.ends
+            found[digit.index] = _Place(first, last - first + 1)
+        else:
+            return None
     return found
 
 

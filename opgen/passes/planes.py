@@ -113,7 +113,7 @@ def _planes(kernel: Kernel, program: Program) -> Kernel | None:
             return None
         cells.append(made)
     runs = tuple(Run((each,)) for each in cells)
-    if sum(map(vectors.steps, cells)) > MOST_STEPS:
+    if _share_nothing(cells) or sum(map(vectors.steps, cells)) > MOST_STEPS:
         runs = rolled(cells)
     plane = Plane(found.first, runs)
     if sum(map(vectors.steps, plane.cells)) > MOST_STEPS:
@@ -151,6 +151,26 @@ def _over_planes(
         plane=plane,
         only=Planes(tuple(dense.items()), elements),
     )
+
+
+def _share_nothing(cells: Sequence[Cells]) -> bool:
+    """Whether each vector of results is made of vectors of its own, as with windows side by side.
+
+    A loop then loads no more than the same written out. And an instruction that goes through memory
+    in even steps tells the processor what to fetch; one that loads a part of every plane does not.
+    """
+    seen: set[tuple[str, int]] = set()
+    for each in cells:
+        own = {
+            (picked.first.tensor, begin)
+            for picked in each.picked
+            if picked.size >= LANES
+            for begin in sources(picked)
+        }
+        if not own.isdisjoint(seen):
+            return False
+        seen |= own
+    return bool(seen)
 
 
 def _is_in_order(cells: Cells) -> bool:

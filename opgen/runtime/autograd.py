@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import checks, compat, cuda, sharding, special
+from opgen.runtime import checks, compat, cuda, partners, sharding, special
 from opgen.runtime.description import Gradient, Shape
 from opgen.runtime.evaluation import default_tensor
 from opgen.runtime.schema import Number, Numbers, flatten
@@ -209,7 +209,12 @@ def gradients(
         return derived.symbols(shapes, flatten(known[each.name] for each in derived.attributes))[0]
 
     on_gpu = sizes if cuda.computes(point.outputs[0].device) else None
-    ways = derivatives(operation, names, is_last=is_last, on_gpu=on_gpu)
+
+    def in_one_pass() -> tuple[Operation, Gradient] | None:
+        return partners.partners(operation, names, point.shapes, point.numbers)
+
+    on_cpu = in_one_pass if point.outputs[0].device.type == "cpu" else None
+    ways = derivatives(operation, names, is_last=is_last, on_gpu=on_gpu, on_cpu=on_cpu)
     for together, derived, link in ways:
         tensors = [_tensor(point, optional, given, source) for source in link.tensors]
         numbers = flatten(known[attribute.name] for attribute in derived.attributes)
@@ -224,18 +229,22 @@ def derivatives(
     *,
     is_last: bool,
     on_gpu: Callable[[Operation, Gradient], Mapping[str, Numbers]] | None = None,
+    on_cpu: Callable[[], tuple[Operation, Gradient] | None] | None = None,
 ) -> list[tuple[Sequence[str], Operation, Gradient]]:
     """The ops that compute the gradients of some inputs, with the inputs of each.
 
     If they are the last ones, one op may compute them together: it is not differentiated again.
     It does so if they share temporaries, and `on_gpu` if one of its kernels computes several;
-    that gives the sizes and attributes of a derived op in this call.
+    that gives the sizes and attributes of a derived op in this call. On CPUs they may share a pass:
+    `on_cpu` finds that op.
     """
     joint = operation.joint_gradient(names) if is_last else None
     if joint is None and is_last and on_gpu is not None:
         joint = operation.siblings(names)
         if joint is not None and not _are_one_kernel(joint[0], on_gpu(*joint)):
             joint = None
+    if joint is None and is_last and on_cpu is not None:
+        joint = on_cpu()
     if joint is not None:
         return [(names, *joint)]
     return [((name,), *operation.gradient(name)) for name in names]

@@ -23,6 +23,10 @@ class Family:
         default_factory=dict
     )
 
+    _partners: dict[tuple[str, ...], tuple[Operation, Gradient] | None] = field(
+        default_factory=dict
+    )
+
     def add(self, operation: Operation) -> Operation:
         """Make an op known to PyTorch, and to the ops whose gradient it computes."""
         self.operations[operation.name] = operation
@@ -88,12 +92,27 @@ class Family:
                 self._siblings[path] = None
         return self._siblings[path]
 
+    def partners(
+        self, operation: Operation, names: Sequence[str]
+    ) -> tuple[Operation, Gradient] | None:
+        """The op with these gradients as outputs, whether or not they share anything.
+
+        None without opgen, as no module holds such ops.
+        """
+        path = (*operation.path, JOINT.join(names))
+        if path not in self._partners:
+            try:
+                self._partners[path] = self._derive(operation, path, False, True)
+            except RuntimeError:
+                self._partners[path] = None
+        return self._partners[path]
+
     def _derive(
-        self, operation: Operation, path: tuple[str, ...], *siblings: bool
+        self, operation: Operation, path: tuple[str, ...], *which: bool
     ) -> tuple[Operation, Gradient] | None:
         """Derive an op with opgen itself, which a module does not need for anything else."""
         try:
-            text = generated.source("derived_source", self.spec, self.spec_name, path, *siblings)
+            text = generated.source("derived_source", self.spec, self.spec_name, path, *which)
         except ImportError as error:
             raise RuntimeError(
                 f"{operation.name}: its gradient with respect to '{path[-1]}' is not part of the "

@@ -142,6 +142,11 @@ class Case:
         return max(self.image[-1], self.result[-1]) > LONGEST_ROW
 
     @property
+    def is_short_single(self) -> bool:
+        """Whether single channels have rows that kernels are made for: never the library's work."""
+        return self.channels == 1 and not self.is_wide and not self.is_long
+
+    @property
     def is_uneven(self) -> bool:
         """Whether channels are so few that both gradients at once are worth copies of the images.
 

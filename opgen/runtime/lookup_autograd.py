@@ -21,6 +21,7 @@ from opgen.runtime import (
     lookup_caller,
     lookup_library,
     lookup_pair,
+    partners,
     registration,
 )
 from opgen.runtime.autograd import Kind, Point
@@ -117,14 +118,18 @@ def recorded(
         if is_looked_up:
             is_quick = not is_grad_enabled() and is_plain() and type(cotangents[0]) is torch.Tensor
             on_gpu = is_quick and cotangents[0].is_cuda
-            key = wanted, shapes, numbers, is_quick, on_gpu
+            on_cpu = is_quick and cotangents[0].is_cpu
+            key = wanted, shapes, numbers, is_quick, on_gpu, on_cpu
             steps = plans.get(key)
             if steps is None:
                 if len(plans) >= _MOST:
                     plans.clear()
                 given_shape = cotangents[0].shape if on_gpu else None
                 steps = plans[key] = _plan(
-                    operation, wanted, shapes, numbers, is_last=is_quick, on_gpu=given_shape
+                    *(operation, wanted, shapes, numbers),
+                    is_last=is_quick,
+                    on_gpu=given_shape,
+                    on_cpu=on_cpu,
                 )
         if not steps:
             tensors = dict(zip((operation.inputs[at].name for at in kept), saved, strict=True))
@@ -183,12 +188,13 @@ def _plan(
     *,
     is_last: bool,
     on_gpu: Shape | None = None,
+    on_cpu: bool = False,
 ) -> tuple[_Step, ...]:
     """How to compute the gradients of a call; sizes are integers here.
 
     No steps at all where one reads an input that was left out, for which `autograd` makes a tensor.
     If they are the last ones, one op may compute several: it is not differentiated again. `on_gpu`
-    is the shape of the output where CUDA kernels compute them.
+    is the shape of the output where CUDA kernels compute them, `on_cpu` tells that C kernels do.
     """
     known, optional = operation.symbols(shapes, numbers)
     inputs = [
@@ -211,8 +217,14 @@ def _plan(
         found = [inputs[at] if at >= 0 else on_gpu for at in sources]
         return derived.symbols(found, flatten(known[each.name] for each in derived.attributes))[0]
 
+    def in_one_pass() -> tuple[Operation, Gradient] | None:
+        return partners.partners(operation, names, shapes, numbers)
+
     ways = autograd.derivatives(
-        operation, names, is_last=is_last, on_gpu=None if on_gpu is None else sizes
+        *(operation, names),
+        is_last=is_last,
+        on_gpu=None if on_gpu is None else sizes,
+        on_cpu=in_one_pass if on_cpu else None,
     )
     for together, derived, link in ways:
         if any(places[source] >= 0 and shapes[places[source]] is None for source in link.tensors):

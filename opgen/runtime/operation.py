@@ -134,22 +134,32 @@ class Operation:
         """The same op where one CUDA kernel may compute several gradients."""
         return self.family.siblings(self, names)
 
+    def partners(self, names: Sequence[str]) -> tuple[Operation, Gradient] | None:
+        """The same op where it need not share any work."""
+        return self.family.partners(self, names)
+
     def is_differentiable(self, declared: Input) -> bool:
         """Whether an input has a gradient."""
         return not declared.nograd and declared.dtype in ("same", "float", *checks.FLOATING)
+
+    def shapes_of(self, shapes: Sequence[Shape | None], numbers: Sequence[Number]) -> Shapes:
+        """What the shapes of the inputs of a call imply, batch dims made one."""
+        flat = [
+            None if shape is None else flat_shape(declared, shape)
+            for declared, shape in zip(self.inputs, shapes, strict=True)
+        ]
+        return self.shapes(*flat, *unflatten(self.attributes, numbers))
 
     def symbols(
         self, shapes: Sequence[Shape | None], numbers: Sequence[Number]
     ) -> tuple[dict[str, Numbers], dict[str, Shape]]:
         """Sizes and attributes of a call by name, and the shapes of optional inputs."""
         values = unflatten(self.attributes, numbers)
-        flat: list[Shape | None] = []
         leading: Shape = ()
         for declared, shape in zip(self.inputs, shapes, strict=True):
-            flat.append(None if shape is None else flat_shape(declared, shape))
             if shape is not None and declared.batched:
                 leading = tuple(shape[: len(shape) - len(declared.dims) + 1])
-        found = self.shapes(*flat, *values)
+        found = self.shapes_of(shapes, numbers)
         known: dict[str, Numbers] = dict(found.integers)
         known |= {each.name: value for each, value in zip(self.attributes, values, strict=True)}
         optional = {

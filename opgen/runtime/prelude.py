@@ -278,6 +278,7 @@ C = (
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (lane_numbers){__VA_ARGS__})
 #endif
 #define FETCH(place) __builtin_prefetch(place, 0, 2)
+#define FETCH_NEAR(place) __builtin_prefetch(place, 0, 3)
 #define PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
 #define INDEPENDENT PRAGMA(clang loop vectorize(assume_safety))
@@ -730,7 +731,7 @@ def _lanes(shared: str, wide: str) -> Iterable[str]:
     yield from _masked_lanes(shared, wide)
     yield from _planes(shared, wide)
     yield from _every_second(_BYTES // _SIZES[wide])
-    yield from _each_twice(wide)
+    yield from _each_twice(shared, wide)
     yield "FUNCTION wide sum_of_lanes(wide_lanes values)"
     yield "{"
     yield "    wide total = 0;"
@@ -763,18 +764,35 @@ def _every_second(lanes: int) -> Iterable[str]:
     yield "}"
 
 
-def _each_twice(wide: str) -> Iterable[str]:
-    """Vectors of half as many elements, each in two lanes; sums of the even or the odd lanes."""
+def _each_twice(shared: str, wide: str) -> Iterable[str]:
+    """Vectors of half as many elements, each in two lanes; sums of the even or the odd lanes.
+
+    Half a vector is loaded as such: a load of a whole one of which half is masked out still waits
+    for the line of memory behind it, which need not be in any cache.
+    """
     lanes = _BYTES // _SIZES[wide]
     doubled = ", ".join(str(lane // 2) for lane in range(lanes))
     yield f"#define EACH_TWICE(values) SHUFFLE(values, values, {doubled})"
+    element = "uint16_t" if shared in _SIXTEEN else _STORED.get(shared, "T")
+    given = f"aligned(sizeof({element})), may_alias"
+    yield "#if defined __clang__ || __GNUC__ >= 12"
+    for name, count in (("half_T_lanes", lanes // 2), ("doubled_T_lanes", lanes)):
+        size = f"vector_size({count} * sizeof({element}))"
+        yield f"typedef {element} {name} __attribute__(({size}, {given}));"
+    yield "FUNCTION wide_lanes each_twice(const T *place)"
+    yield "{"
+    yield "    const half_T_lanes half = *(const half_T_lanes *)place;"
+    yield f"    const doubled_T_lanes both = __builtin_shufflevector(half, half, {doubled});"
+    yield "    return lanes_from_T((const T *)&both);"
+    yield "}"
+    yield "#else"
     yield "FUNCTION wide_lanes each_twice(const T *place)"
     yield "{"
     yield "    wide_lanes out;"
-    yield "    if (HAVE_MASKS) return EACH_TWICE(lanes_within(place, 0, LANES / 2 - 1));"
     yield "    for (int lane = 0; lane < LANES; lane++) out[lane] = from_T(place[lane / 2]);"
     yield "    return out;"
     yield "}"
+    yield "#endif"
     yield "FUNCTION wide_lanes each_twice_within(const T *place, int first, int last)"
     yield "{"
     yield "    return EACH_TWICE(lanes_within(place, first / 2, last / 2));"

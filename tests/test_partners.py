@@ -1,0 +1,207 @@
+"""Gradients of image and filter in one pass, where channels are single and rows are short."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opgen
+from catalogue import SPECS
+from opgen.compiler import special_source
+from opgen.passes import group_sums
+from opgen.runtime import partners, special
+
+TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def kernels_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No case runs on general kernels because there were many before it."""
+    monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "1000")
+
+
+@pytest.fixture(scope="module")
+def transposed() -> Any:
+    return opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
+
+
+@pytest.fixture(scope="module")
+def convolved() -> Any:
+    return opgen.load(SPECS / "conv.op").conv2d
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def real(*shape: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def apart(tensor: Tensor) -> Tensor:
+    """The same elements, every second one of a row in memory."""
+    wide = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)
+    wide[..., ::2] = tensor
+    return wide[..., ::2]
+
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "sliced": lambda x: torch.cat([x, x], 1)[:, : x.shape[1]],
+    "apart": apart,
+    "expanded": lambda x: x[:1].expand(x.shape),
+}
+
+SHAPES = [(3, 67, 8, 8), (1, 130, 8, 8), (2, 41, 16, 16), (9, 17, 7, 9), (140, 1, 8, 8)]
+
+
+def both(op: Any, x: Tensor, weight: Tensor, cotangent: Tensor, **given: Any) -> list[Tensor]:
+    """The gradients, in a call that is not the first one of its kind."""
+    inputs = [each.detach().requires_grad_() for each in (x, weight)]
+    for _ in range(2):
+        found = torch.autograd.grad(op(*inputs, **given), inputs, cotangent)
+    return list(found)
+
+
+def check(found: list[Tensor], wanted: list[Tensor], terms: tuple[int, int]) -> None:
+    """Whether sums of that many terms agree with those in float64."""
+    for own, exact, count in zip(found, wanted, terms, strict=True):
+        assert own.dtype == found[0].dtype
+        eps = torch.finfo(own.dtype).eps
+        # The sum is one of float32, or of float64, and is rounded once.
+        bound = eps + 2 * count * (2**-52 if own.dtype == torch.float64 else 2**-23)
+        scale = exact.abs().max().clamp(min=1)
+        assert own.shape == exact.shape
+        assert (own.double() - exact).abs().max() <= bound * scale
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_transposed(transposed: Any, dtype: torch.dtype, layout: str, threads: int) -> None:
+    for shape in SHAPES:
+        n, channels, height, width = shape
+        x = LAYOUTS[layout](real(*shape, dtype=dtype))
+        cotangent = LAYOUTS[layout](real(n, channels, 2 * height, 2 * width, dtype=dtype))
+        weight = real(channels, 1, 2, 2, dtype=dtype)
+        found = both(transposed, x, weight, cotangent, stride=2, groups=channels)
+        exact = [each.double().requires_grad_() for each in (x, weight)]
+        result = F.conv_transpose2d(*exact, stride=2, groups=channels)
+        wanted = torch.autograd.grad(result, exact, cotangent.double())
+        check(found, list(wanted), (4, n * height * width))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_depthwise(convolved: Any, dtype: torch.dtype, stride: int, threads: int) -> None:
+    for shape, layout in itertools.product(SHAPES[:2], ("contiguous", "channels_last")):
+        channels = shape[1]
+        x = LAYOUTS[layout](real(*shape, dtype=dtype))
+        weight = real(channels, 1, 3, 3, dtype=dtype)
+        given = {"stride": stride, "padding": 1, "groups": channels}
+        exact = [each.double().requires_grad_() for each in (x, weight)]
+        result = F.conv2d(*exact, **given)
+        cotangent = LAYOUTS[layout](real(*result.shape, dtype=dtype))
+        found = both(convolved, x, weight, cotangent, **given)
+        wanted = torch.autograd.grad(result, exact, cotangent.double())
+        check(found, list(wanted), (9, result[:, 0].numel()))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_one_pass_gives_the_bits_of_two(transposed: Any, dtype: torch.dtype, threads: int) -> None:
+    """A graph of the backward pass asks for each gradient by itself."""
+    for n, channels, size in [(4, 131, 8), (2, 41, 16)]:
+        x = real(n, channels, size, size, dtype=dtype).requires_grad_()
+        weight = real(channels, 1, 2, 2, dtype=dtype).requires_grad_()
+        cotangent = real(n, channels, 2 * size, 2 * size, dtype=dtype)
+        result = transposed(x, weight, stride=2, groups=channels)
+        alone = torch.autograd.grad(result, (x, weight), cotangent, create_graph=True)
+        together = both(transposed, x, weight, cotangent, stride=2, groups=channels)
+        assert all(map(torch.equal, alone, together))
+
+
+def test_numbers_that_are_not_finite(transposed: Any) -> None:
+    """They stay where they belong: no zero is multiplied with them."""
+    x, weight = real(3, 67, 8, 8, dtype=torch.float32), real(67, 1, 2, 2, dtype=torch.float32)
+    cotangent = real(3, 67, 16, 16, dtype=torch.float32)
+    x[1, 3, 7, 7], weight[5, 0, 1, 0], cotangent[2, 66, 15, 15] = torch.inf, torch.nan, -torch.inf
+    found = both(transposed, x, weight, cotangent, stride=2, groups=67)
+    exact = [each.double().requires_grad_() for each in (x, weight)]
+    result = F.conv_transpose2d(*exact, stride=2, groups=67)
+    wanted = torch.autograd.grad(result, exact, cotangent.double())
+    for own, other in zip(found, wanted, strict=True):
+        assert torch.equal(own.isfinite(), other.isfinite())
+
+
+def test_nothing(transposed: Any) -> None:
+    x, weight, cotangent = torch.ones(0, 3, 8, 8), torch.ones(3, 1, 2, 2), torch.ones(0, 3, 16, 16)
+    image, taps = both(transposed, x, weight, cotangent, stride=2, groups=3)
+    assert image.shape == x.shape
+    assert torch.equal(taps, torch.zeros_like(taps))
+
+
+def test_where_one_pass_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    transposed = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
+    seen: dict[int, set[str | None]] = {}
+    ask = partners.partners
+
+    def listening(*given: Any) -> Any:
+        found = ask(*given)
+        name = None if found is None else found[0].name
+        seen.setdefault(given[2][0][-1], set()).add(name)
+        return found
+
+    monkeypatch.setattr(partners, "partners", listening)
+    weight = torch.randn(131, 1, 2, 2)
+    for size in (8, 16, 80, 2):
+        x = torch.randn(3, 131, size, size)
+        both(transposed, x, weight, torch.ones(3, 131, 2 * size, 2 * size), stride=2, groups=131)
+    # Long rows have no kernels of their own, and small tensors no kernels at all.
+    one = {"conv_transpose2d_grad_x_and_weight"}
+    assert seen == {8: one, 16: one, 80: {None}, 2: {None}}
+
+
+def test_larger_filters_go_by_themselves(convolved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    ask = partners.partners
+    monkeypatch.setattr(partners, "partners", lambda *given: seen.append(ask(*given)))
+    x, weight = torch.randn(3, 131, 8, 8), torch.randn(131, 1, 3, 3)
+    both(convolved, x, weight, torch.ones(3, 131, 8, 8), padding=1, groups=131)
+    assert set(seen) == {None}
+
+
+def test_more_images_make_no_kernels(transposed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do more channels."""
+    weight, x = torch.randn(131, 1, 2, 2), torch.randn(3, 131, 8, 8)
+    both(transposed, x, weight, torch.ones(3, 131, 16, 16), stride=2, groups=131)
+    made: list[object] = []
+    monkeypatch.setattr(special, "_made", lambda *given: made.append(given))
+    for n, channels in ((4, 131), (5, 150), (9, 77)):
+        x, weight = torch.randn(n, channels, 8, 8), torch.randn(channels, 1, 2, 2)
+        cotangent = torch.ones(n, channels, 16, 16)
+        both(transposed, x, weight, cotangent, stride=2, groups=channels)
+    assert not made
+
+
+def test_many_sums_do_not_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a filter with nine taps leave the registers where they do."""
+    text = (SPECS / "conv.op").read_text()
+    values = {"stride[0]": 1, "stride[1]": 1, "padding[0]": 1, "padding[1]": 1}
+    values |= {"dilation[0]": 1, "dilation[1]": 1, "K": 3, "L": 3, "Ci": 1, "Co": 1}
+    values |= {"H": 8, "W": 8, "OH": 8, "OW": 8}
+    source = functools.partial(special_source, text, "conv.op", ("conv2d", "x,weight"), values)
+    assert "g_first" not in source()
+    monkeypatch.setattr(group_sums, "MOST_SUMS", 9)
+    assert "g_first" in source()
