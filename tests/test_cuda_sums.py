@@ -249,13 +249,13 @@ def test_gradients_of_filters(
 @pytest.mark.parametrize("barrier", [0, 1])
 def test_a_missing_barrier_is_a_race(monkeypatch: pytest.MonkeyPatch, barrier: int) -> None:
     """Negative control: the emulator sees what teams do to shared memory."""
-    begin = prelude._CUDA.index("void team_sums")
-    head, rest = prelude._CUDA[:begin], prelude._CUDA[begin:]
+    begin = prelude.CUDA.index("void team_sums")
+    head, rest = prelude.CUDA[:begin], prelude.CUDA[begin:]
     pieces = rest.split("__syncthreads();")
     broken = "__syncthreads();".join(pieces[: barrier + 1]) + "__syncthreads();".join(
         ["", *pieces[barrier + 1 :]]
     ).removeprefix("__syncthreads();")
-    monkeypatch.setattr(prelude, "_CUDA", head + broken)
+    monkeypatch.setattr(prelude, "CUDA", head + broken)
     with emulated(most_blocks=(1, 1, 1)), pytest.raises(KernelError, match="race"):
         OPS.scaled(torch.ones(2, 3000))
 

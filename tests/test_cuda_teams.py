@@ -68,11 +68,11 @@ def test_the_same_bits_whatever_runs_first() -> None:
 def test_a_missing_barrier_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the emulator sees what a team does to shared memory."""
 
-    broken = prelude._CUDA.replace(
+    broken = prelude.CUDA.replace(
         "own[MEMBER] = value;\n    __syncthreads();", "own[MEMBER] = value;"
     )
-    assert broken != prelude._CUDA
-    monkeypatch.setattr(prelude, "_CUDA", broken)
+    assert broken != prelude.CUDA
+    monkeypatch.setattr(prelude, "CUDA", broken)
     with emulated(), pytest.raises(KernelError, match="race"):
         OPS.triangle(torch.ones(100, 100))
 

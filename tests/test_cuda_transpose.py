@@ -171,9 +171,9 @@ def test_patches_have_few_conflicts(shape: tuple[int, ...], dtype: torch.dtype) 
 
 def test_rows_that_begin_in_one_bank_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
-    broken = prelude._CUDA.replace("ACROSS + APART * OF_BANK", "ACROSS")
-    assert broken != prelude._CUDA
-    monkeypatch.setattr(prelude, "_CUDA", broken)
+    broken = prelude.CUDA.replace("ACROSS + APART * OF_BANK", "ACROSS")
+    assert broken != prelude.CUDA
+    monkeypatch.setattr(prelude, "CUDA", broken)
     with emulated(trace=True) as launches:
         OPS.permuted(numbers(1, 64, 2, 64))
     assert bank_conflicts(launches.reports[0]) > 2

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opgen.runtime.prelude import FORKS
+from opgen.runtime.share_source import FORKS
 
 _LANES = {"defined __AVX512F__": 16, "defined __AVX__": 8, "1": 4}
 """How many lanes a vector is taken to have, by the instructions there are."""

@@ -1,0 +1,238 @@
+"""C functions for vectors of the elements of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opgen.runtime.half_lanes import bf16_lanes, f16_lanes
+
+_BYTES = 64
+_SIZES = {"f32": 4, "f64": 8, "i64": 8}
+_COLUMNS = 16
+
+
+def _load_columns(lanes: int) -> Iterable[str]:
+    """A function that loads consecutive elements of rows, and has a vector for each column."""
+    yield "FUNCTION void load_columns(const T *place, int64_t step, wide_lanes *out)"
+    yield "{"
+    yield f"    for (int first = 0; first < {_COLUMNS}; first += LANES) {{"
+    yield "        wide_lanes *const v = out + first;"
+    yield "        for (int lane = 0; lane < LANES; lane++)"
+    yield "            v[lane] = lanes_from_T(place + lane * step + first);"
+    size = 1
+    while size < lanes:
+        low = (at - size + lanes if at & size else at for at in range(lanes))
+        high = (at + lanes if at & size else at + size for at in range(lanes))
+        yield f"        PRAGMA(GCC unroll {lanes})"
+        yield "        for (int at = 0; at < LANES; at++) {"
+        yield f"            if (at & {size}) continue;"
+        yield f"            const wide_lanes a = v[at], b = v[at + {size}];"
+        yield f"            v[at] = SHUFFLE(a, b, {', '.join(map(str, low))});"
+        yield f"            v[at + {size}] = SHUFFLE(a, b, {', '.join(map(str, high))});"
+        yield "        }"
+        size *= 2
+    yield "    }"
+    yield "}"
+
+
+def lanes(shared: str, wide: str) -> Iterable[str]:
+    """Vectors of `wide`, and how elements of T become one."""
+    if shared in _SIXTEEN:
+        # GCC 12 copies floating-point numbers of 16 bits one by one where it shuffles integers.
+        yield "typedef uint16_t stored_bits __attribute__((may_alias));"
+        yield "#define stored_T(cell) (*(stored_bits *)&(cell))"
+    else:
+        yield "#define stored_T(cell) (cell)"
+    yield "enum { LANES = LANE_BYTES / sizeof(wide) };"
+    number = f"int{8 * _SIZES[wide]}_t"
+    yield f"typedef {number} lane_numbers __attribute__((vector_size(LANE_BYTES)));"
+    for name, element in (("wide_lanes", "wide"), ("T_lanes", _STORED.get(shared, "T"))):
+        size = f"vector_size(LANE_BYTES / sizeof(wide) * sizeof({element}))"
+        given = f"{size}, aligned(sizeof({element})), may_alias"
+        yield f"typedef {element} {name} __attribute__(({given}));"
+    yield "#define lanes_of(values) __builtin_convertvector(values, wide_lanes)"
+    yield "#define lanes_from_wide(place) (*(const wide_lanes *)(place))"
+    yield "#define lanes_to_wide(place, values) (*(wide_lanes *)(place) = (values))"
+    if shared == "bf16":
+        yield from bf16_lanes(wide)
+    elif shared == "f16":
+        yield from f16_lanes(wide)
+    else:
+        yield "#define lanes_from_T(place) lanes_of(*(const T_lanes *)(place))"
+        stored = "(values) != 0" if shared == "bool" else "values"
+        one = " & 1" if shared == "bool" else ""
+        value = f"__builtin_convertvector({stored}, T_lanes){one}"
+        yield f"#define lanes_to_T(place, values) (*(T_lanes *)(place) = {value})"
+    yield "FUNCTION wide_lanes same_lanes(wide value) { return value - (wide_lanes){0}; }"
+    yield "FUNCTION wide_lanes lanes_apart(const T *place, int64_t step)"
+    yield "{"
+    yield "    wide_lanes out;"
+    yield "    for (int lane = 0; lane < LANES; lane++) out[lane] = from_T(place[lane * step]);"
+    yield "    return out;"
+    yield "}"
+    yield from _load_columns(_BYTES // _SIZES[wide])
+    yield "#define lanes_or_one(place, step) \\"
+    yield "    ((step) == 1 ? lanes_from_T(place) : same_lanes(from_T(*(place))))"
+    yield from _masked_lanes(shared, wide)
+    yield from _planes(shared, wide)
+    yield from _every_second(_BYTES // _SIZES[wide])
+    yield from _each_twice(shared, wide)
+    yield "FUNCTION wide sum_of_lanes(wide_lanes values)"
+    yield "{"
+    yield "    wide total = 0;"
+    yield "    for (int lane = 0; lane < LANES; lane++) total += values[lane];"
+    yield "    return total;"
+    yield "}"
+
+
+def _every_second(lanes: int) -> Iterable[str]:
+    """Vectors of every second element, of all lanes or up to a last one.
+
+    The second vector that is loaded ends with the last element: behind it memory may end.
+    """
+    picked = (*range(0, lanes, 2), *range(lanes + 1, 2 * lanes, 2))
+    yield f"#define EVERY_SECOND(a, b) SHUFFLE(a, b, {', '.join(map(str, picked))})"
+    yield "FUNCTION wide_lanes every_second(const T *place)"
+    yield "{"
+    yield "    const wide_lanes a = lanes_from_T(place), b = lanes_from_T(place + LANES - 1);"
+    yield "    return EVERY_SECOND(a, b);"
+    yield "}"
+    yield "FUNCTION wide_lanes every_second_within(const T *place, int first, int last)"
+    yield "{"
+    yield "    const int begin = 2 * first, end = 2 * last;"
+    yield "    wide_lanes a = {0}, b = {0};"
+    yield "    if (begin < LANES) a = lanes_within(place, begin, end < LANES ? end : LANES - 1);"
+    yield "    if (end >= LANES)"
+    yield "        b = lanes_within("
+    yield "            place + LANES - 1, begin < LANES ? 0 : begin - LANES + 1, end - LANES + 1);"
+    yield "    return EVERY_SECOND(a, b);"
+    yield "}"
+
+
+def _each_twice(shared: str, wide: str) -> Iterable[str]:
+    """Vectors of half as many elements, each in two lanes; sums of the even or the odd lanes.
+
+    Half a vector is loaded as such: a load of a whole one of which half is masked out still waits
+    for the line of memory behind it, which need not be in any cache.
+    """
+    lanes = _BYTES // _SIZES[wide]
+    doubled = ", ".join(str(lane // 2) for lane in range(lanes))
+    yield f"#define EACH_TWICE(values) SHUFFLE(values, values, {doubled})"
+    element = "uint16_t" if shared in _SIXTEEN else _STORED.get(shared, "T")
+    given = f"aligned(sizeof({element})), may_alias"
+    yield "#if defined __clang__ || __GNUC__ >= 12"
+    for name, count in (("half_T_lanes", lanes // 2), ("doubled_T_lanes", lanes)):
+        size = f"vector_size({count} * sizeof({element}))"
+        yield f"typedef {element} {name} __attribute__(({size}, {given}));"
+    yield "FUNCTION wide_lanes each_twice(const T *place)"
+    yield "{"
+    yield "    const half_T_lanes half = *(const half_T_lanes *)place;"
+    yield f"    const doubled_T_lanes both = __builtin_shufflevector(half, half, {doubled});"
+    yield "    return lanes_from_T((const T *)&both);"
+    yield "}"
+    yield "#else"
+    yield "FUNCTION wide_lanes each_twice(const T *place)"
+    yield "{"
+    yield "    wide_lanes out;"
+    yield "    for (int lane = 0; lane < LANES; lane++) out[lane] = from_T(place[lane / 2]);"
+    yield "    return out;"
+    yield "}"
+    yield "#endif"
+    yield "FUNCTION wide_lanes each_twice_within(const T *place, int first, int last)"
+    yield "{"
+    yield "    return EACH_TWICE(lanes_within(place, first / 2, last / 2));"
+    yield "}"
+    yield "FUNCTION wide_lanes only_every_second(wide_lanes values, int first)"
+    yield "{"
+    yield "    for (int lane = 1 - first; lane < LANES; lane += 2) values[lane] = 0;"
+    yield "    return values;"
+    yield "}"
+    yield "FUNCTION wide sum_of_every_second(wide_lanes values, int first)"
+    yield "{"
+    yield "    wide total = 0;"
+    yield "    for (int lane = first; lane < LANES; lane += 2) total += values[lane];"
+    yield "    return total;"
+    yield "}"
+
+
+def _masked_lanes(shared: str, wide: str) -> Iterable[str]:
+    """Vectors of which only some lanes do something, from a first to a last one.
+
+    Compilers make no masked loads of plain C where they should, so those of AVX-512 are asked for;
+    without it the functions are there, but `HAVE_MASKS` tells kernels not to be used.
+    """
+    half = "short", "dquhi256"
+    kinds = {"f32": ("float", "ups512"), "bf16": half, "f16": half}
+    element, instruction = kinds.get(shared, ("", ""))
+    has_masks = bool(element) and wide == "f32"
+    yield "#if defined __AVX512BW__ && defined __AVX512VL__ && !defined __clang__"
+    yield f"enum {{ HAVE_MASKS = {int(has_masks)} }};"
+    yield "#else"
+    yield "enum { HAVE_MASKS = 0 };"
+    yield "#endif"
+    if not has_masks:
+        yield from _ALL_LANES
+        return
+    yield "#if defined __AVX512BW__ && defined __AVX512VL__ && !defined __clang__"
+    yield f"typedef {element} masked_lanes __attribute__((vector_size(LANES * sizeof(T))));"
+    if shared != "bf16":
+        yield "typedef float float_lanes __attribute__((vector_size(LANES * 4)));"
+    yield "#define LANE_MASK ((2u << last) - (1u << first))"
+    yield "FUNCTION wide_lanes lanes_within(const T *place, int first, int last)"
+    yield "{"
+    yield f"    const T_lanes found = (T_lanes)__builtin_ia32_load{instruction}_mask("
+    yield f"        (const {element} *)place, (masked_lanes){{0}}, LANE_MASK);"
+    yield "    return lanes_from_T((const T *)&found);"
+    yield "}"
+    yield "FUNCTION void lanes_to_T_within(T *place, wide_lanes values, int first, int last)"
+    yield "{"
+    yield "    T_lanes stored;"
+    yield "    lanes_to_T((T *)&stored, values);"
+    yield f"    __builtin_ia32_store{instruction}_mask("
+    yield f"        ({element} *)place, (masked_lanes)stored, LANE_MASK);"
+    yield "}"
+    yield "FUNCTION wide_lanes lanes_only(wide_lanes values, int first, int last)"
+    yield "{"
+    yield "    return (wide_lanes)__builtin_ia32_movaps512_mask("
+    yield "        (float_lanes)values, (float_lanes){0}, LANE_MASK);"
+    yield "}"
+    yield "#else"
+    yield from _ALL_LANES
+    yield "#endif"
+
+
+_HALVES = ("f16", "bf16", "i16")
+
+
+def _planes(shared: str, wide: str) -> Iterable[str]:
+    """Whether 16 elements are picked out of two vectors in one instruction, and how.
+
+    Elements of 32 bits that stay as they are gain nothing: loops copy them as fast as memory goes.
+    """
+    is_narrow = shared in _HALVES
+    yield "#if defined __AVX512BW__ && defined __AVX512VL__ \\"
+    yield "    && (defined __clang__ || __GNUC__ >= 12)"
+    yield f"#define HAVE_PLANES {int(wide == 'f32')}"
+    yield f"#define HAVE_NARROW_PLANES {int(wide == 'f32' and is_narrow)}"
+    yield f"#define HAVE_PLANES_OF_T {int(is_narrow)}"
+    yield "#else"
+    yield "#define HAVE_PLANES 0"
+    yield "#define HAVE_NARROW_PLANES 0"
+    yield "#define HAVE_PLANES_OF_T 0"
+    yield "#endif"
+    if is_narrow:
+        given = "vector_size(16 * sizeof(uint16_t)), aligned(sizeof(uint16_t)), may_alias"
+        yield f"typedef uint16_t stored_lanes __attribute__(({given}));"
+
+
+_ALL_LANES = (
+    "#define lanes_within(place, first, last) lanes_from_T(place)",
+    "#define lanes_to_T_within(place, values, first, last) lanes_to_T(place, values)",
+    "#define lanes_only(values, first, last) (values)",
+)
+
+_SIXTEEN = frozenset({"bf16", "f16"})
+"""Element types that are copied as integers."""
+
+_STORED = {"bf16": "uint16_t", "bool": "b8"}
+"""Element types of vectors where that is not the type of the elements."""

@@ -1,0 +1,100 @@
+"""C functions that run a task on PyTorch's threads: each has a share, and then helps the others."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CALL: Final = r"""
+/* What a call is made with, whether the kernel that runs writes past the caches, and the copy that
+   is made instead of one, if any. A task runs the points [begin, end). */
+struct move;
+struct call {
+    void *const *tensors;
+    const int64_t *integers;
+    const double *numbers;
+    int64_t *fault;
+    int streams;
+    const struct move *move;
+    const struct call *guest;
+};
+typedef void (*task)(int64_t begin, int64_t end, const struct call *call);
+"""
+
+FORKS: Final = r"""
+/* Threads are those of torch: its OpenMP runtime, where it is loaded. Weak symbols, so that a
+   library without it is loaded too and runs on one thread. */
+extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
+extern int omp_get_max_threads(void) __attribute__((weak));
+extern int omp_get_thread_num(void) __attribute__((weak));
+
+/* A child of a fork has no threads but its own: entering the parent's pool would hang. A library
+   that is loaded in the child sees no fork, and is told. */
+static int is_child;
+static void in_child(void) { is_child = 1; }
+__attribute__((weak)) void opgen_in_child(void) { is_child = 1; }
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(0, 0, in_child); }
+"""
+"""The threads of PyTorch, for C that includes <pthread.h>."""
+
+SHARES: Final = r"""
+/* Neighbouring points, of which a thread takes chunks; each share has a line of memory. */
+struct share {
+    int64_t next, end;
+} __attribute__((aligned(64)));
+enum { MOST_SHARES = 64 };
+struct shares {
+    task run;
+    const struct call *call;
+    int64_t chunk, count;
+    struct share *shares;
+};
+
+/* A thread begins with its own share: in the next call, and in PyTorch's kernels, the same part of
+   a tensor is with the same thread, in whose caches it is, and whose table of pages knows it. Then
+   it takes what others have left of theirs. */
+static void take_chunks(void *data)
+{
+    const struct shares *const all = data;
+    const int64_t own = omp_get_thread_num ? omp_get_thread_num() : 0;
+    for (int64_t at = 0; at < all->count; at++) {
+        struct share *const share = all->shares + (own + at) % all->count;
+        for (;;) {
+            const int64_t begin = __atomic_fetch_add(&share->next, all->chunk, __ATOMIC_RELAXED);
+            if (begin >= share->end) break;
+            all->run(begin, least(begin + all->chunk, share->end), all->call);
+        }
+    }
+    if (all->call->streams || all->call->guest) FENCE();
+}
+
+/* Whether a kernel with that many points runs those of another within them: each thread must have
+   enough of them. */
+FUNCTION int run_as_one(int64_t points, int64_t others)
+{
+    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
+    if (points <= 0) return 0;
+    return points >= others || points >= 4 * threads || threads <= 1 || is_child || !GOMP_parallel;
+}
+
+/* Points in chunks, taken as threads become free; small work is not worth waking a thread. Two
+   points may be a lot of it: sums over all images, for half of the channels each. */
+static void in_parallel(task run, const struct call *call, int64_t points, int64_t work)
+{
+    const int64_t grain = greatest(16384 / greatest(work, 1), 1);
+    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
+    if (points <= 0) return;
+    if (threads <= 1 || is_child || !GOMP_parallel || points < 2 * grain) {
+        run(0, points, call);
+        if (call->streams || call->guest) FENCE();
+        return;
+    }
+    struct share shares[MOST_SHARES];
+    struct shares all = {run, call, greatest(grain, points / (threads * 16)), 0, shares};
+    all.count = least(threads, MOST_SHARES);
+    for (int64_t at = 0; at < all.count; at++) {
+        shares[at].next = at * points / all.count;
+        shares[at].end = (at + 1) * points / all.count;
+    }
+    GOMP_parallel(take_chunks, &all, threads, 0);
+}
+"""
