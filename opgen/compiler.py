@@ -273,16 +273,18 @@ def derived_source(
     Its `LINK` says how the op before it on the path calls it, see `opgen.runtime.Gradient`. It is
     None, and the module holds nothing else, for a joint gradient that would not share anything:
     temporaries, or, of `siblings`, passes of a CUDA kernel for usual attributes and windows. With
-    `apart` it need not: whoever asks looks at its kernels.
+    `apart` it need not: whoever asks looks at its kernels. There is none of an op with a gradient
+    that is written by hand.
     """
     ops = _checked(text, name)
     *before, last = path
+    op = _derived_op(text, name, tuple(before))
     if siblings:
-        if not _have_siblings(_derived_op(text, name, tuple(before)), last):
+        if not _have_siblings(op, last):
             return "LINK = None\n"
-    elif JOINT in last and not apart and joint(_derived_op(text, name, tuple(before)), ops) is None:
+    elif JOINT in last and (op.gradients or (not apart and joint(op, ops) is None)):
         return "LINK = None\n"
-    found = derivative(_derived_op(text, name, tuple(before)), last, ops)
+    found = derivative(op, last, ops)
     link = (found.op.name, sources(found))
     module = _operation_source(found.op, path, text, name, ops)
     return f"{module}\nLINK = {link}\n"

@@ -152,6 +152,30 @@ def test_nothing(transposed: Any) -> None:
     assert torch.equal(taps, torch.zeros_like(taps))
 
 
+def test_a_gradient_by_hand_has_an_op_of_its_own() -> None:
+    """It is nothing that can be derived together with others."""
+    sizes = """
+  where stride >= 1, groups >= 1
+  let OH = (H - K)//stride + 1
+  let OW = (W - L)//stride + 1"""
+    inputs = "x[N,(groups Ci),H,W], weight[(groups Co),Ci,K,L]; stride = 1, groups = 1"
+    op = opgen.compile(f"""
+op own({inputs})
+    -> y[N,(groups Co),OH,OW]{sizes}
+  gradient weight by three_times
+  y[n,(g o),i,j] = sum(c,k,l) x[n,(g c), i*stride + k, j*stride + l] * weight[(g o),c,k,l]
+op three_times(grad_y[N,(groups Co),OH,OW], {inputs}) -> grad_weight[(groups Co),Ci,K,L]{sizes}
+  grad_weight[(g o),c,k,l] = 3*weight[(g o),c,k,l]
+""").own
+    for size in (4, 16):
+        x, weight = torch.randn(3, 131, size, size), torch.randn(131, 1, 2, 2)
+        cotangent = torch.randn(3, 131, size // 2, size // 2)
+        image, taps = both(op, x, weight, cotangent, stride=2, groups=131)
+        expected = F.conv_transpose2d(cotangent, weight, stride=2, groups=131)
+        assert torch.allclose(image, expected)
+        assert torch.equal(taps, 3 * weight)
+
+
 def test_where_one_pass_is(monkeypatch: pytest.MonkeyPatch) -> None:
     transposed = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
     seen: dict[int, set[str | None]] = {}
