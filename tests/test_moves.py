@@ -256,6 +256,8 @@ op looked_up(x[N,C], at: int[M]) -> y[M,C]
   y[m,c] = x[at[m] ?clamp, c]
 """
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.int64]
+LIKE_OTHERS = (torch.float16, torch.int64)
+"""They are copied as another type of their size is."""
 
 
 def layouts(x: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -270,7 +272,14 @@ def layouts(x: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 @pytest.mark.parametrize("are_streamed", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, marks=[pytest.mark.slow] if dtype in LIKE_OTHERS else [])
+        for dtype in DTYPES
+    ],
+    ids=str,
+)
 def test_ops_that_only_copy(
     dtype: torch.dtype, are_streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,9 +192,9 @@ WITHOUT = {
 """Copies along rows that are long, planes too small for a vector, and one with too many steps."""
 
 
-def slow(size: tuple[int, int]) -> Any:
-    """A size for the longer tiers."""
-    return pytest.param(size, marks=pytest.mark.slow)
+def slow(value: Any) -> Any:
+    """A value for the longer tiers."""
+    return pytest.param(value, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
@@ -297,6 +297,8 @@ def test_the_same_input_gives_the_same_bytes() -> None:
 
 # ---------------------------------------------------------------------------- compiled
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+FEW_DTYPES = [torch.float32, slow(torch.float64), slow(torch.float16), torch.bfloat16]
+"""The same with those for the longer tiers that take the ways of another one."""
 POINTS = 2**16
 
 
@@ -361,7 +363,7 @@ def test_calls_with_dense_planes_run_them(monkeypatch: pytest.MonkeyPatch) -> No
         assert is_right == (not is_dense or not has_planes)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FEW_DTYPES)
 @pytest.mark.parametrize("size", [(8, 8), slow((5, 7)), slow((16, 16))])
 @pytest.mark.usefixtures("processor", "threads")
 def test_upsampling_gives_what_pytorch_gives(size: tuple[int, int], dtype: torch.dtype) -> None:
@@ -387,7 +389,7 @@ def test_upsampling_gives_what_pytorch_gives(size: tuple[int, int], dtype: torch
                     agree(gradient, other, dtype, 16)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FEW_DTYPES)
 @pytest.mark.parametrize("size", [(8, 8), slow((7, 5))])
 @pytest.mark.usefixtures("processor", "threads")
 def test_convolutions_give_what_pytorch_gives(size: tuple[int, int], dtype: torch.dtype) -> None:
