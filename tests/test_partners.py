@@ -120,6 +120,19 @@ def test_depthwise(convolved: Any, dtype: torch.dtype, stride: int, threads: int
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_steps_of_three(transposed: Any, dtype: torch.dtype) -> None:
+    """No vectors are loaded; the terms of each channel are those of its own sum."""
+    given: dict[str, Any] = {"stride": (1, 3), "padding": (0, 1), "groups": 67}
+    x, weight = real(6, 67, 14, 14, dtype=dtype), real(67, 1, 1, 3, dtype=dtype)
+    cotangent = real(6, 67, 14, 40, dtype=dtype)
+    found = both(transposed, x, weight, cotangent, **given)
+    exact = [each.double().requires_grad_() for each in (x, weight)]
+    result = F.conv_transpose2d(*exact, **given)
+    wanted = torch.autograd.grad(result, exact, cotangent.double())
+    check(found, list(wanted), (3, 6 * 14 * 14))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_one_pass_gives_the_bits_of_two(transposed: Any, dtype: torch.dtype, threads: int) -> None:
     """A graph of the backward pass asks for each gradient by itself."""
     for n, channels, size in [(4, 131, 8), (2, 41, 16)]:

@@ -211,6 +211,7 @@ class Emitter(LaneEmitter):
     def loop(self, node: For) -> None:
         lower = extreme("greatest", [self.text(bound) for bound in node.lower])
         upper = [self.printer.poly(bound + 1) for bound in node.upper]
+        totals = self.totals_of(node) if node.any_order else {}
         inner = self.inner()
         kind = self.integer_type(*node.lower, *node.upper)
         name = self.members.get(node.name) or inner.scope.fresh(node.name)
@@ -228,13 +229,13 @@ class Emitter(LaneEmitter):
         if vectors is not None and all(each.accumulator in self.vectors for each in vectors.terms):
             self.vector_loop(node, vectors, name, lower, end)
             return
+        in_arrays = {name: total for name, total in totals.items() if name in self.arrays}
+        for accumulator, total in in_arrays.items():
+            element = self.printer.names.accumulators[accumulator]
+            self.write(f"{self.kinds[accumulator].value} {total} = {element};")
         if node.any_order:
-            totals = dict.fromkeys(
-                self.printer.names.accumulators[each.accumulator]
-                for each in walk(node.body)
-                if isinstance(each, Accumulate)
-            )
-            self.write(f"IN_ANY_ORDER({', '.join(totals)})")
+            inner.printer.names.accumulators.update(totals)
+            self.write(f"IN_ANY_ORDER({', '.join(totals.values())})")
         self.write(f"for ({kind} {name} = {lower}; {name} < {end}; {name}++) {{")
         if node.name not in self.members:
             inner.around = None if any(each.is_constant for each in node.upper) else node.name
@@ -244,6 +245,20 @@ class Emitter(LaneEmitter):
         inner.fetch_planes(node)
         inner.nodes(node.body)
         self.write("}")
+        for accumulator, total in in_arrays.items():
+            self.write(f"{self.printer.names.accumulators[accumulator]} = {total};")
+
+    def totals_of(self, node: For) -> dict[str, str]:
+        """The variables that a sum in any order adds to, by accumulator.
+
+        An element of an array has one of its own: OpenMP takes an element for part of the array,
+        and gcc 12 then adds to another one.
+        """
+        names = self.printer.names.accumulators
+        found = dict.fromkeys(n.accumulator for n in walk(node.body) if isinstance(n, Accumulate))
+        return {
+            name: self.scope.fresh(name) if name in self.arrays else names[name] for name in found
+        }
 
     def run_guest(self, node: For) -> None:
         """The points of a guest at a value of its host's loop, if this is that loop."""
