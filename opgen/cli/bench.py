@@ -47,7 +47,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     only.add_argument("--forward", action="store_true", help="without gradients")
     only.add_argument("--backward", action="store_true", help="gradients only")
     parser.add_argument(
-        "--minutes", type=float, metavar="M", help="in all (40, or 1.7 with --quick)"
+        "--minutes", type=float, metavar="M", help="in all (45, or 1.7 with --quick)"
     )
     parser.add_argument(
         "--threads", type=int, metavar="N", help="with 1 processor time is measured"

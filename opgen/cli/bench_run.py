@@ -34,7 +34,7 @@ from opgen.bench.run import (
 from opgen.bench.run import run as run_plan
 from opgen.cli.console import errors, output
 
-MINUTES: Final = 40.0
+MINUTES: Final = 45.0
 QUICK_MINUTES: Final = 1.7
 
 
