@@ -57,7 +57,7 @@ def test_growth_has_its_own_place(tmp_path: Path) -> None:
 def test_files_are_looked_at_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody wants to hear after 40 minutes that the figures have no place."""
+    """Nobody wants to hear after 45 minutes that the figures have no place."""
     (tmp_path / "other.md").write_text("no marks")
     for option, path, message in (
         ("--write-readme", tmp_path / "other.md", "no place for the figures"),
