@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
-from opgen.bench import statistics, timing
+from opgen.bench import placement, statistics, timing
 from opgen.bench.calls import OPGEN
 from opgen.bench.timing import Sample
 
@@ -85,6 +86,36 @@ def test_rounds_turn() -> None:
     turns = [tuple(clock.order[at : at + 3]) for at in range(3, 12, 3)]
     assert len(set(turns)) == 3 and all(sorted(turn) == ["a", "b", "c"] for turn in turns)
     assert len(rounds.taken) == timing.FEW_ROUNDS and not rounds.noisy
+
+
+def test_every_sample_holds_a_block_of_its_own() -> None:
+    """It is held while the clock runs, and let go before the next one is taken."""
+    alive: list[weakref.ref[set[int]]] = []
+    during: list[int] = []
+
+    def held() -> object:
+        assert not any(block() for block in alive)
+        block = {len(alive)}
+        alive.append(weakref.ref(block))
+        return block
+
+    clock = Script({"a": [Sample(1e-3)], "b": [Sample(1.0)]})
+
+    def watched(call: Callable[[], object], repeats: int) -> Sample:
+        during.append(sum(block() is not None for block in alive))
+        return clock(call, repeats)
+
+    rounds = timing.in_turn(clock.calls(), watched, budget=0, held=held)
+    assert len(alive) == sum(len(taken) for taken in rounds.taken)
+    assert during[-len(alive) :] == [1] * len(alive)
+
+
+def test_blocks_are_of_many_sizes_the_same_in_every_run() -> None:
+    first, second = (placement.elsewhere() for _ in range(2))
+    sizes, again = ([block().numel() for _ in range(50)] for block in (first, second))
+    assert sizes == again and len(set(sizes)) == 50
+    assert 0 < min(sizes) < placement.MOST / 4 < 3 * placement.MOST / 4 < max(sizes)
+    assert max(sizes) <= placement.MOST
 
 
 @pytest.mark.parametrize("count", range(2, 9))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -118,19 +118,47 @@ def test_a_weight_that_meets_no_padding_may_be_anything(monkeypatch: pytest.Monk
     assert conv.conv2d(x, w)[0, 0].isinf().all() and not heard
 
 
-def _large() -> Tensor:
-    return torch.randn(256, 128, 3, 3)
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
 
 
-def _sparse() -> Tensor:
-    return torch.randn(32, 32, 3, 4)[..., :3]
-
-
-@pytest.mark.parametrize("make", [_large, _sparse])
-def test_weights_that_python_looks_through(
-    make: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("channels", [(136, 80), (256, 128)], ids=str)
+def test_every_number_of_a_large_weight_is_looked_at(
+    channels: tuple[int, int],
+    dtype: torch.dtype,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    w = make()
+    """Threads look at 64 KB at once, and at 1 KB in a step: before, at, and behind each border."""
+    x, w = torch.ones(1, channels[1], 3, 3).to(dtype), torch.ones(*channels, 3, 3).to(dtype)
+    for _ in range(2):
+        expected = conv.conv2d(x, w, padding=1)
+    asked: list[library_call.Plan] = []
+
+    def answer(plan: library_call.Plan, tensors: library_call.Tensors) -> Tensor:
+        asked.append(plan)
+        return expected
+
+    monkeypatch.setattr(library_call, "convolve", answer)
+    torch.testing.assert_close(conv.conv2d(x, w, padding=1), expected, rtol=0, atol=0)
+    assert not asked, "all are finite, and no Python runs"
+    flat, size = w.view(-1), w.element_size()
+    borders = [*range(0, flat.numel(), 65536 // size), 1024 // size, flat.numel()]
+    for at in {each + more for each in borders for more in (-1, 0, 1)} & {*range(flat.numel())}:
+        before, flat[at] = flat[at].clone(), float("inf")
+        asked.clear()
+        conv.conv2d(x, w, padding=1)
+        assert asked, f"the number {at} is not finite"
+        flat[at] = before
+
+
+def test_weights_that_python_looks_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = torch.randn(32, 32, 3, 4)[..., :3]
     x = torch.randn(1, w.shape[1], 5, 5)
     conv.conv2d(x, w, padding=1)
     heard = silent(monkeypatch)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from opgen.bench import agreement, compiler, limits, recycle, statistics, timing
+from opgen.bench import agreement, compiler, limits, placement, recycle, statistics, timing
 from opgen.bench.calls import OPGEN, calls_of, result_like
 from opgen.bench.precision import in_tf32
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload
@@ -116,7 +116,8 @@ def measure(
     copies = limits.copies(moved, device)
     both = {**calls, COPY: copies.recycled, FRESH_COPY: copies.fresh}
     clock = timing.clock_of(device)
-    rounds = timing.in_turn(both, clock, budget, {OPGEN}, {COPY, FRESH_COPY})
+    held = placement.elsewhere() if device.type == "cpu" else object
+    rounds = timing.in_turn(both, clock, budget, {OPGEN}, {COPY, FRESH_COPY}, held)
     times = {name: statistics.median(rounds.seconds(name)) for name in both}
     limit = times[COPY]
     if workload.contraction:

@@ -142,15 +142,17 @@ def in_turn(
     budget: float,
     always: Collection[str] = (),
     references: Collection[str] = (),
+    held: Callable[[], object] = object,
 ) -> Rounds:
     """Time calls round by round, in the `orders` of so many, for about `budget` seconds.
 
     At least five rounds are run, three where five would take several budgets; as many again, for as
     long again, in place of disturbed ones. Contenders that are slow beside the fastest one take
     part in few rounds; `always`, who they are compared with, and `references`, such as a copy, take
-    part in all. Every call has been made before: the first one is not like the others.
+    part in all. Every call has been made before: the first one is not like the others. What `held`
+    gives is kept for the time of a sample, and there is another one for the next.
     """
-    return _Turns(dict(calls), clock, frozenset(always), frozenset(references)).run(budget)
+    return _Turns(dict(calls), clock, frozenset(always), frozenset(references), held).run(budget)
 
 
 class _Turns:
@@ -162,8 +164,10 @@ class _Turns:
         clock: Clock,
         always: frozenset[str],
         references: frozenset[str],
+        held: Callable[[], object],
     ) -> None:
         self.calls, self.clock, self.names = calls, clock, list(calls)
+        self.held = held
         self.orders = orders(len(calls))
         self.rivals = [name for name in self.names if name not in always | references]
         first = {name: clock(call, 1) for name, call in calls.items()}
@@ -240,15 +244,21 @@ class _Turns:
             if name in self.long:
                 taken[name] = self.long[name]
                 continue
-            once = self.once[name]
-            repeats = max(1, min(MOST_REPEATS, round(SAMPLE / max(once, 1e-9))))
-            if once < SAMPLE:
-                # The one before left its own data in the caches, and it takes some calls until
-                # they hold this one's. A slow contender needs as long as a fast one.
-                for _ in range(repeats):
-                    self.calls[name]()
-            taken[name] = self.clock(self.calls[name], repeats)
+            taken[name] = self._sample(name)
         self.rounds.append(taken)
+
+    def _sample(self, name: str) -> Sample:
+        once, call = self.once[name], self.calls[name]
+        repeats = max(1, min(MOST_REPEATS, round(SAMPLE / max(once, 1e-9))))
+        held = self.held()
+        if once < SAMPLE:
+            # The one before left its own data in the caches, and it takes some calls until they
+            # hold this one's. A slow contender needs as long as a fast one.
+            for _ in range(repeats):
+                call()
+        sample = self.clock(call, repeats)
+        del held
+        return sample
 
     def _calm(self) -> list[Taken]:
         """Rounds in which no call was both interrupted and late."""

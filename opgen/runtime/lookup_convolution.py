@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 _EXPONENTS = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
 """The bits that are all set in infinity and NaN, and in no other number."""
 
-_MOST_CHECKED = 2**20
-"""Bytes of a weight beyond which several threads look through it faster than one."""
-
 _ABSENT = -1
 
 
@@ -95,13 +92,8 @@ def _can_be_copied(plan: Plan, images: torch.Tensor) -> bool:
 
 
 def _can_be_checked(weight: torch.Tensor, is_checked: bool) -> bool:
-    """Whether its numbers are those of one small piece of memory, without gaps."""
-    if weight.dtype not in _EXPONENTS:
-        return False
-    if not is_checked:
-        return True
-    held = _held(weight)
-    return held is not None and held * weight.element_size() <= _MOST_CHECKED
+    """Whether its numbers are those of one piece of memory, without gaps."""
+    return weight.dtype in _EXPONENTS and (not is_checked or _held(weight) is not None)
 
 
 def _held(tensor: torch.Tensor) -> int | None:

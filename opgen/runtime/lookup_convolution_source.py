@@ -40,19 +40,58 @@ typedef struct {
     int64_t geometry[];
 } Convolved;
 
+/* Numbers to be looked at, some at a time as threads become free. Between two layers a filter lies
+   in no near cache: two threads fetch it in half the time, and lines that are asked for ahead come
+   in two thirds of it. */
+enum { LOOKED_AT = 65536, FEW_NUMBERS = 262144, LINE = 64, LINES_AHEAD = 128, LINES = 16 };
+typedef struct {
+    const char *data;
+    int64_t size, bytes, exponent, next;
+    int found;
+} Numbers;
+
+/* Whether one of them is not finite. */
+#define FIND(TYPE) \
+    static int TYPE##_found(const char *data, int64_t size, TYPE mask) \
+    { \
+        int found = 0; \
+        for (int64_t at = 0; at < size; at += LINES * LINE) { \
+            const TYPE *bits = (const TYPE *)(data + at); \
+            const int64_t left = size - at, here = left < LINES * LINE ? left : LINES * LINE; \
+            for (int64_t line = 0; line < LINES; line++) \
+                __builtin_prefetch(data + at + (LINES_AHEAD + line) * LINE); \
+            for (int64_t i = 0; i < here / (int64_t)sizeof(TYPE); i++) \
+                found |= (bits[i] & mask) == mask; \
+        } \
+        return found; \
+    }
+FIND(uint16_t)
+FIND(uint32_t)
+
+static void look_at_numbers(void *data)
+{
+    Numbers *all = data;
+    for (;;) {
+        const int64_t at = __atomic_fetch_add(&all->next, LOOKED_AT, __ATOMIC_RELAXED);
+        const int64_t left = all->size - at, size = left < LOOKED_AT ? left : LOOKED_AT;
+        if (size <= 0) return;
+        if (all->bytes == 4 ? uint32_t_found(all->data + at, size, (uint32_t)all->exponent)
+                            : uint16_t_found(all->data + at, size, (uint16_t)all->exponent))
+            __atomic_store_n(&all->found, 1, __ATOMIC_RELAXED);
+    }
+}
+
 static int is_finite(Tensor tensor, int64_t count, const Convolved *about)
 {
     const void *data;
-    int found = 0;
     if (get_const_data(tensor, &data)) return 0;
-    if (about->bytes == 4) {
-        const uint32_t *bits = data, mask = (uint32_t)about->exponent;
-        for (int64_t i = 0; i < count; i++) found |= (bits[i] & mask) == mask;
-    } else {
-        const uint16_t *bits = data, mask = (uint16_t)about->exponent;
-        for (int64_t i = 0; i < count; i++) found |= (bits[i] & mask) == mask;
-    }
-    return !found;
+    Numbers all = {data, count * about->bytes, about->bytes, about->exponent, 0, 0};
+    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
+    if (threads <= 1 || is_child || !GOMP_parallel || all.size <= FEW_NUMBERS)
+        look_at_numbers(&all);
+    else
+        GOMP_parallel(look_at_numbers, &all, (unsigned)threads, 0);
+    return !all.found;
 }
 
 /* Whether a tensor is what these words say: type, rank, sizes, strides. */
