@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -116,14 +115,6 @@ def test_a_weight_that_meets_no_padding_may_be_anything(monkeypatch: pytest.Monk
     heard = silent(monkeypatch)
     w[0, 0, 0, 0] = float("inf")
     assert conv.conv2d(x, w)[0, 0].isinf().all() and not heard
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -147,14 +146,6 @@ SHAPES = [
 @pytest.fixture(scope="module")
 def ops() -> Any:
     return opgen.compile(OPS, "guests.op")
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def whole(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,14 +34,6 @@ def transposed() -> Any:
 @pytest.fixture(scope="module")
 def convolved() -> Any:
     return opgen.load(SPECS / "conv.op").conv2d
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def real(*shape: int, dtype: torch.dtype) -> Tensor:
