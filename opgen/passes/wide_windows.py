@@ -202,14 +202,17 @@ class _Copy:
 
 
 def _copies(kernel: Kernel, lane: Axis, program: Program) -> dict[str, _Copy] | None:
-    """What terms load of planes, by tensor; None where it is not whole dims."""
+    """What terms load of planes, by tensor; None where it is not whole dims.
+
+    All of them go along the planes: with a filter that many share, rows have as much to reuse.
+    """
     loops = (node.name for node in walk(kernel.body) if isinstance(node, For))
     moving = {*loops, *(axis.name for axis in kernel.axes if axis.extent.is_constant)}
     found: dict[str, _Copy] = {}
     for load in loads_of(walk(kernel.body)):
         symbols = frozenset[str]().union(*(index.symbols for index in load.indices))
-        if lane.name not in symbols or moving.isdisjoint(symbols):
-            continue  # one number for all lanes, or for all pixels
+        if moving.isdisjoint(symbols):
+            continue  # one number for all pixels
         own = [dim for dim, index in enumerate(load.indices) if index == symbol(lane.name)]
         operand = program.operand(load.tensor)
         if len(own) != 1 or operand.optional or operand.widened:
