@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -59,6 +59,10 @@ COUNT: Final = 16
 LEAST_TERMS: Final = 100
 """The fewest terms of a cell: windows of fewer taps are written out, and stay in registers."""
 
+LEAST_TAPS: Final = 49
+"""The fewest taps of a filter whose gradient is worth copies of the images, of which each tap reads
+all: for 7 by 7 it takes half to two thirds of the time, for 5 by 5 as long, for 3 by 3 longer."""
+
 WIDTH: Final = 32
 """How many planes a parallel point has: two lines of memory where channels are consecutive."""
 
@@ -76,9 +80,8 @@ of them is a third of it."""
 
 def has_wide_windows(plain: Program) -> bool:
     """Whether cells have so many terms that it is worth to look further."""
-    if plain.faults or len(plain.kernels) != 1:
-        return False
-    return _is_wide(_image_by_image(plain.kernels[0])[0])
+    is_single = not plain.faults and len(plain.kernels) == 1
+    return is_single and _is_wide(_image_by_image(plain.kernels[0])[0])
 
 
 def _is_wide(kernel: Kernel) -> bool:
@@ -130,7 +133,7 @@ def _over_planes(kernel: Kernel, program: Program) -> _Found | None:
     if tensors is None or not copies:
         return None
     result = _result(kernel, axis, program)
-    if images is not None and result is None:
+    if images is not None and not (result is not None and _is_worth(copies.values(), result)):
         return None
     if images is None and result is not None and result.sizes[-1] < COUNT:
         result = None  # not transposed anyway
@@ -139,6 +142,12 @@ def _over_planes(kernel: Kernel, program: Program) -> _Found | None:
         return None
     known = frozenset(operand.name for operand in (*program.operands, *program.unstored))
     return _Planes(kernel, axis, images, copies, result, known).found(tensors)
+
+
+def _is_worth(copies: Iterable[_Copy], result: _Copy) -> bool:
+    """Whether sums of products are worth copies of all images for each point."""
+    rows = (copy.sizes[-1] for copy in copies if copy.has_rows)
+    return result.pixels >= LEAST_TAPS and all(size >= COUNT for size in rows)
 
 
 def _image_by_image(kernel: Kernel) -> tuple[Kernel, Axis | None]:
@@ -324,14 +333,10 @@ class _Planes:
         loops = [fresh_name(f"at_{number}", taken) for number in range(len(copy.sizes))]
         place = (*map(symbol, loops), symbol(self.lane.name) - symbol(first))
         total = fresh_name("empty", taken)
-        begin: Body = (
-            Start(total, copy.tensor.name, Reducer.ADD),
-            Store(name, place, Result(total)),
-        )
-        for loop, size in reversed(list(zip(loops, copy.sizes, strict=True))):
-            begin = (For(loop, (poly(0),), (poly(size - 1),), begin),)
+        begin = Start(total, copy.tensor.name, Reducer.ADD), Store(name, place, Result(total))
         last = self.images.extent - 1
-        return (*begin, For(self.images.name, (poly(0),), (last,), nodes))
+        sums = For(self.images.name, (poly(0),), (last,), nodes)
+        return (*_over(zip(loops, copy.sizes, strict=True), begin), sums)
 
     def copied(self, copy: _Copy, name: str, first: str, taken: set[str], is_back: bool) -> Body:
         """Loops over all pixels of a copy, from the tensor or back to it.
@@ -346,14 +351,20 @@ class _Planes:
             pixels = [[*at_[:-1], poly(column)] for column in range(sizes.pop())]
         stores: list[Node] = []
         for pixel in pixels:
-            near = (*pixel, lane - symbol(first))
-            far = copy.place(pixel, lane)
-            source, target = ((copy.tensor.name, far), (name, near))[:: -1 if is_back else 1]
+            ends = (
+                (copy.tensor.name, copy.place(pixel, lane)),
+                (name, (*pixel, lane - symbol(first))),
+            )
+            source, target = reversed(ends) if is_back else ends
             stores.append(Store(*target, Load(*source)))
-        nodes = tuple(stores)
-        for loop, size in reversed(list(zip(loops, sizes, strict=False))):
-            nodes = (For(loop, (poly(0),), (poly(size - 1),), nodes),)
-        return nodes
+        return _over(zip(loops, sizes, strict=False), tuple(stores))
+
+
+def _over(loops: Iterable[tuple[str, int]], nodes: Body) -> Body:
+    """The nodes in loops of these names and sizes."""
+    for loop, size in reversed(list(loops)):
+        nodes = (For(loop, (poly(0),), (poly(size - 1),), nodes),)
+    return nodes
 
 
 def _stored_in(nodes: Body, copy: _Copy, name: str, first: Poly, is_sum: bool) -> Body:
