@@ -242,10 +242,9 @@ def _result(kernel: Kernel, lane: Axis, program: Program) -> _Copy | None:
     """The planes of a result with rows of pixels: else every element would be stored by itself."""
     operand = program.operand(kernel.written)
     image = {symbol(axis.name): axis.extent for axis in kernel.axes if axis.extent.is_constant}
-    stores = [node for node in walk(kernel.body) if isinstance(node, Store)]
-    if len(stores) != 1:
+    store, *more = (node for node in walk(kernel.body) if isinstance(node, Store))
+    if more:
         return None
-    (store,) = stores
     own = [dim for dim, index in enumerate(store.indices) if index == symbol(lane.name)]
     whole = [dim for dim, index in enumerate(store.indices) if index in image]
     fixed = (None if dim in own or dim in whole else i for dim, i in enumerate(store.indices))
@@ -254,9 +253,8 @@ def _result(kernel: Kernel, lane: Axis, program: Program) -> _Copy | None:
     others = frozenset[str]().union(*(i.symbols for i in copy.indices if i is not None))
     moving = {lane.name, *(axis.name for axis in kernel.axes if axis.extent.is_constant)}
     is_known = len(own) == 1 and len(whole) == len(image) and others.isdisjoint(moving)
-    if not whole or not is_known or not is_all or not copy.has_rows:
-        return None
-    return copy if whole[-1] == len(store.indices) - 1 else None
+    has_rows = copy.has_rows and len(store.indices) - 1 in whole
+    return copy if is_known and is_all and has_rows else None
 
 
 # ---------------------------------------------------------------------------- points with copies
