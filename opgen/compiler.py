@@ -43,7 +43,14 @@ from opgen.passes.independence import linear_inputs, parallel_axes
 from opgen.passes.masked_rows import with_masked_rows
 from opgen.passes.padded import with_padding
 from opgen.passes.planes import with_plane_kernels
-from opgen.passes.relayout import channels_last, relayout, with_temporaries, with_workspaces
+from opgen.passes.relayout import (
+    Orders,
+    channels_last,
+    of_images,
+    relayout,
+    with_temporaries,
+    with_workspaces,
+)
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.passes.separate import rejoined, separated
@@ -58,7 +65,9 @@ from opgen.passes.specialise import (
     windows_of,
 )
 from opgen.passes.unclamp import unclamped
+from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
 from opgen.runtime import Operation, generated
+from opgen.runtime.description import LARGEST_WINDOW
 
 ORDERS = 2
 """How many times the ops of a written module are differentiated."""
@@ -169,7 +178,7 @@ def _special_kernels(
     names = attributes_of(op)
     taken: set[str] = set()
     sizes = []
-    windows = (*windows_of(public), *given_sizes(op, public))
+    windows = _windows(op, public)
     # Gradients have rows of their own: those of the result, which are inputs to them.
     rows_of_both = dict.fromkeys((*lengths_of(public), *lengths_of(op)))
     for found in (windows, rows_of_both, factors_of(public)):
@@ -189,6 +198,11 @@ def _special_kernels(
         programs=((values, _special(op, program, fixed, _rows)),),
         on_gpu=((values, _special(op, on_gpu, fixed, threads, unclamped)),),
     )
+
+
+def _windows(op: Op, public: Op) -> tuple[str, ...]:
+    """The sizes of windows of an op that was derived from that one of the spec."""
+    return (*windows_of(public), *given_sizes(op, public))
 
 
 def _special(
@@ -326,12 +340,27 @@ def special_source(
     op = _derived_op(text, name, path)
     program = _rows(op, schedule(op, gather(op)))
     orders = channels_last(op, layout)
+    if (wide := _wide(op, program, of_images(orders), values)) is not None:
+        return c_source(wide, program, of_images(orders))
+    windows = _windows(op, _checked(text, name)[path[0]])
+    values = {n: v for n, v in values.items() if n not in windows or v <= LARGEST_WINDOW}
     laid_out = relayout(op, orders)
     special = _special(laid_out, program, values, _plain_rows)
     if special is program:
         return c_source(program)
     special = with_guests(_with_all_kernels(specialise(laid_out, values), special))
     return c_source(special, program, with_workspaces(orders, special.workspaces))
+
+
+def _wide(op: Op, program: Program, orders: Orders, values: Mapping[str, int]) -> Program | None:
+    """The program for particular values with a kernel for wide windows, if it has one."""
+    special = specialise(relayout(op, orders), values)
+    plain = schedule(special, gather(special))
+    if not has_wide_windows(plain):
+        return None
+    along_rows = _special(relayout(op, orders), program, values, _plain_rows)
+    found = with_wide_windows(plain, along_rows)
+    return None if found is along_rows else found
 
 
 def _with_all_kernels(op: Op, program: Program) -> Program:

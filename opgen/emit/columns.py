@@ -48,8 +48,27 @@ def columns_of(nodes: Sequence[Node], lane: str, program: Program) -> Iterator[C
             rows.setdefault((load.tensor, load.indices[:-1]), {})[load.indices[-1]] = None
     for (tensor, place), found in rows.items():
         extent = program.operand(tensor).extents[-1]
-        whole = extent.constant // COUNT if extent.is_constant else 0
-        for part in range(whole):
-            asked = tuple(last for last in found if last.constant // COUNT == part)
+        count = extent.constant if extent.is_constant else 0
+        for begin in range(0, count if count >= COUNT else 0, COUNT):
+            asked = tuple(last for last in found if last.constant // COUNT == begin // COUNT)
             if len(asked) >= LEAST:
-                yield Columns(tensor, place, part * COUNT, asked)
+                # The last ones of a row begin earlier where they would not fit.
+                yield Columns(tensor, place, min(begin, count - COUNT), asked)
+
+
+def stored_rows(nodes: Sequence[Node], lane: str) -> list[tuple[Store, ...]]:
+    """Stores of `COUNT` neighbouring columns, where nodes copy a row for each lane; else none.
+
+    The last ones of a row begin earlier where they would not fit.
+    """
+    stores = [node for node in nodes if isinstance(node, Store) and isinstance(node.value, Load)]
+    if len(stores) < max(len(nodes), COUNT):
+        return []
+    rows = {(store.tensor, store.indices[:-1]) for store in stores}
+    columns = [store.indices[-1] for store in stores]
+    if len(rows) > 1 or columns != list(map(poly, range(len(stores)))):
+        return []
+    if not any(lane in index.symbols for index in stores[0].indices[:-1]):
+        return []
+    firsts = (min(begin, len(stores) - COUNT) for begin in range(0, len(stores), COUNT))
+    return [tuple(stores[first : first + COUNT]) for first in firsts]

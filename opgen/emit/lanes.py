@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from opgen.algebra.poly import poly, symbol
 from opgen.emit.accumulators import AccumulatorEmitter
-from opgen.emit.columns import COUNT, columns_of
+from opgen.emit.columns import COUNT, columns_of, stored_rows
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
 from opgen.emit.polynomial import Text
@@ -199,6 +199,27 @@ class LaneEmitter(AccumulatorEmitter):
             for last in found.asked:
                 key = found.tensor, (*found.place, last)
                 self.printer.columns[key] = f"{name}[{last.constant - found.first}]"
+
+    def store_columns(self, nodes: Sequence[Node]) -> bool:
+        """Write rows that lanes go across, if that is all there is to do in this scope."""
+        only, row = self.kernel.only, self.kernel.row
+        if row is None or not isinstance(only, Blocks):
+            return False
+        lane = row.axis.name
+        found = stored_rows(nodes, lane)
+        if not found or found[0][0].tensor not in only.tensors:
+            return False
+        for stores in found:
+            first = stores[0]
+            name = self.scope.fresh(f"{first.tensor}_columns")
+            axis = next(at for at, index in enumerate(first.indices) if lane in index.symbols)
+            step = self.printer.names.strides[first.tensor, axis]
+            self.write(f"wide_lanes {name}[{COUNT}];")
+            for at, store in enumerate(stores):
+                self.write(f"{name}[{at}] = {self.printer.scalar(store.value).text};")
+            cell = self.printer.cell(first.tensor, first.indices)
+            self.write(f"store_columns(&{cell}, {step}, {name});")
+        return True
 
     def store_lanes(self, node: Store) -> None:
         """Write the cells of a block: all at once where they are consecutive, else one by one."""

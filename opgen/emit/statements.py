@@ -160,6 +160,8 @@ class Emitter(LaneEmitter):
         """The nodes in this scope."""
         if self.blocks:
             self.load_columns(nodes)
+            if self.store_columns(nodes):
+                return
         for node in nodes:
             self.node(node)
 

@@ -126,8 +126,8 @@ def blocked(kernel: Kernel, program: Program) -> Nearby | None:
     if choice.way is not Way.ROW or not any(isinstance(node, For) for node in kernel.body):
         return None
     (axis,) = (each for each in kernel.axes if each.name == choice.name)
-    walked = _walked(kernel, axis.name, program)
-    return None if walked is None else _along(kernel, axis, walked, program)
+    tensors = walked(kernel, axis.name, program)
+    return None if tensors is None else _along(kernel, axis, tensors, program)
 
 
 def blocked_across(kernel: Kernel, program: Program) -> Nearby | None:
@@ -145,8 +145,8 @@ def blocked_across(kernel: Kernel, program: Program) -> Nearby | None:
             if axis.extent.constant > LONGEST_ROW:
                 return None
             continue
-        walked = _walked(kernel, axis.name, program, is_spread=True)
-        return None if walked is None else _along(kernel, axis, walked, program)
+        tensors = walked(kernel, axis.name, program, is_spread=True)
+        return None if tensors is None else _along(kernel, axis, tensors, program)
     return None
 
 
@@ -158,7 +158,7 @@ def _lanes_go_alone(kernel: Kernel) -> bool:
 
 def _along(kernel: Kernel, axis: Axis, walked: tuple[str, ...], program: Program) -> Nearby | None:
     """The kernel with blocks along an axis, in which all cells have the same terms."""
-    tiling = _Tiling.of(kernel, axis)
+    tiling = Tiling.of(kernel, axis)
     body = None if tiling is None else tiling.body()
     if tiling is not None and body is None:
         tiling = tiling.inner_alone
@@ -195,7 +195,7 @@ def _image_by_image(blocks: Kernel) -> Kernel:
 
 
 # ---------------------------------------------------------------------------- what a vector can do
-def _walked(
+def walked(
     kernel: Kernel, name: str, program: Program, is_spread: bool = False
 ) -> tuple[str, ...] | None:
     """The tensors that blocks of the axis walk through; None where the cells differ in more.
@@ -299,7 +299,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tiling:
+class Tiling:
     """The axes whose cells share a body: an inner one in parts, an outer one whole or in pairs."""
 
     kernel: Kernel
@@ -312,7 +312,7 @@ class _Tiling:
     taken: set[str]
 
     @classmethod
-    def of(cls, kernel: Kernel, row: Axis) -> _Tiling | None:
+    def of(cls, kernel: Kernel, row: Axis) -> Tiling | None:
         """None where no axis of known extent shares loads."""
         taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
         taken |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
@@ -366,7 +366,7 @@ class _Tiling:
         return found
 
     @property
-    def inner_alone(self) -> _Tiling:
+    def inner_alone(self) -> Tiling:
         """The same with a single row of cells."""
         return replace(self, outer=None, outer_block=None, pairs=None)
 

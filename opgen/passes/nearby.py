@@ -78,9 +78,9 @@ def nearby(kernel: Kernel, cells: Kernel, steps: Mapping[str, Step], program: Pr
     `cells` is the same kernel with a point for each cell. `steps` are those of its axes that blocks
     have several values of.
     """
-    row, ranges = kernel.row, _ranges(cells)
+    row, ranges = kernel.row, ranges_of(cells)
     whole = all(isinstance(node, Lanes | If) for node in kernel.body)
-    if row is None or ranges is None or not whole or _most_terms(cells.body, ranges) < LEAST_TERMS:
+    if row is None or ranges is None or not whole or most_terms(cells.body, ranges) < LEAST_TERMS:
         return Nearby(kernel)
     image = _image(cells, row.axis.name)
     if not image:
@@ -96,7 +96,7 @@ def nearby(kernel: Kernel, cells: Kernel, steps: Mapping[str, Step], program: Pr
     return plan.applied(kernel, row, steps, taken)
 
 
-def _ranges(cells: Kernel) -> dict[str, Range] | None:
+def ranges_of(cells: Kernel) -> dict[str, Range] | None:
     """Constants that all values of each loop lie between; None where one has none."""
     axes = {axis.name: axis.extent for axis in cells.axes if axis.extent.is_constant}
     known = {name: (0, extent.constant - 1) for name, extent in axes.items()}
@@ -126,16 +126,16 @@ def _ends(value: Poly, known: Mapping[str, Range]) -> Range | None:
     return (first + value.constant, last + value.constant) if value.is_constant else None
 
 
-def _most_terms(body: Sequence[Node], ranges: Mapping[str, Range]) -> int:
+def most_terms(body: Sequence[Node], ranges: Mapping[str, Range]) -> int:
     """How many terms a cell has where no window is cut off."""
     total = 0
     for node in body:
         match node:
             case For(name=name, body=inner):
                 first, last = ranges[name]
-                total += max(last - first + 1, 0) * _most_terms(inner, ranges)
+                total += max(last - first + 1, 0) * most_terms(inner, ranges)
             case If(body=inner):
-                total += _most_terms(inner, ranges)
+                total += most_terms(inner, ranges)
             case _:
                 total += isinstance(node, Accumulate)
     return total

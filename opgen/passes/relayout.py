@@ -42,6 +42,11 @@ def channels_last(op: Op, layout: int) -> dict[str, tuple[int, ...]]:
     return orders
 
 
+def of_images(orders: Orders) -> Orders:
+    """The orders of images alone: filters are as they are."""
+    return {name: order for name, order in orders.items() if order[0] == 0}
+
+
 def with_temporaries(op: Op, orders: Orders, program: Program) -> dict[str, tuple[int, ...]]:
     """The orders with those of temporaries that have the channels of an image in such an order.
 

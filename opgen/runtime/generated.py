@@ -47,6 +47,11 @@ def source(maker: str, *given: object) -> str:
     return text
 
 
+def is_installed() -> bool:
+    """Whether opgen is there to make texts."""
+    return _generator() is not None
+
+
 def load(text: str, name: str) -> types.ModuleType:
     """The module of a generated text; its lines are known to tracebacks.
 

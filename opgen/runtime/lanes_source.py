@@ -11,14 +11,30 @@ _SIZES = {"f32": 4, "f64": 8, "i64": 8}
 _COLUMNS = 16
 
 
-def _load_columns(lanes: int) -> Iterable[str]:
-    """A function that loads consecutive elements of rows, and has a vector for each column."""
+def _columns(lanes: int) -> Iterable[str]:
+    """Functions that load and store consecutive elements of rows, with a vector for each column."""
     yield "FUNCTION void load_columns(const T *place, int64_t step, wide_lanes *out)"
     yield "{"
     yield f"    for (int first = 0; first < {_COLUMNS}; first += LANES) {{"
     yield "        wide_lanes *const v = out + first;"
     yield "        for (int lane = 0; lane < LANES; lane++)"
     yield "            v[lane] = lanes_from_T(place + lane * step + first);"
+    yield from _transposed(lanes)
+    yield "    }"
+    yield "}"
+    yield "FUNCTION void store_columns(T *place, int64_t step, wide_lanes *columns)"
+    yield "{"
+    yield f"    for (int first = 0; first < {_COLUMNS}; first += LANES) {{"
+    yield "        wide_lanes *const v = columns + first;"
+    yield from _transposed(lanes)
+    yield "        for (int lane = 0; lane < LANES; lane++)"
+    yield "            lanes_to_T(place + lane * step + first, v[lane]);"
+    yield "    }"
+    yield "}"
+
+
+def _transposed(lanes: int) -> Iterable[str]:
+    """Statements that transpose as many vectors `v` as they have lanes."""
     size = 1
     while size < lanes:
         low = (at - size + lanes if at & size else at for at in range(lanes))
@@ -31,8 +47,6 @@ def _load_columns(lanes: int) -> Iterable[str]:
         yield f"            v[at + {size}] = SHUFFLE(a, b, {', '.join(map(str, high))});"
         yield "        }"
         size *= 2
-    yield "    }"
-    yield "}"
 
 
 def lanes(shared: str, wide: str) -> Iterable[str]:
@@ -70,7 +84,7 @@ def lanes(shared: str, wide: str) -> Iterable[str]:
     yield "    for (int lane = 0; lane < LANES; lane++) out[lane] = from_T(place[lane * step]);"
     yield "    return out;"
     yield "}"
-    yield from _load_columns(_BYTES // _SIZES[wide])
+    yield from _columns(_BYTES // _SIZES[wide])
     yield "#define lanes_or_one(place, step) \\"
     yield "    ((step) == 1 ? lanes_from_T(place) : same_lanes(from_T(*(place))))"
     yield from _masked_lanes(shared, wide)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import compat
+from opgen.runtime import compat, special
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.description import LONGEST_ROW
+from opgen.runtime.special import LARGE
 
 if TYPE_CHECKING:
     from opgen.runtime.description import Convolution
@@ -32,7 +33,11 @@ go through kernels for rows of known length."""
 
 _WIDE_WINDOW = 100
 """From how many taps on the library is faster for single channels too, in channels-last format: ten
-times at 15 by 15. Not for the gradient of the filter."""
+times at 15 by 15. Not for the gradient of the filter, nor where kernels have planes for lanes."""
+
+_MOST_PIXELS = 3 * 2**10
+"""The most pixels of an image, its result and its filter for which such kernels are made, see
+`passes.wide_windows`: they take a quarter to two thirds of the library's time."""
 
 _VECTOR = 16
 """The fewest channels that fill a vector of the library."""
@@ -137,6 +142,18 @@ class Case:
         return is_depthwise and is_plain and math.prod(self.weight[2:]) >= _WIDE_WINDOW
 
     @property
+    def is_of_planes(self) -> bool:
+        """Whether wide windows go through kernels that have planes for lanes, if these are made."""
+        tensors = (self.image, self.result, self.weight)
+        pixels = sum(math.prod(each[2:]) for each in tensors)
+        is_large = max(map(math.prod, tensors)) >= LARGE
+        sizes = zip(self.weight[2:], self.image[2:], self.result[2:], strict=True)
+        terms = math.prod(map(min, sizes))  # taps that lie inside for some cell
+        is_dense = max(self.dilation) == 1
+        is_small = pixels <= _MOST_PIXELS
+        return self.is_wide and is_dense and is_large and is_small and terms >= _WIDE_WINDOW
+
+    @property
     def is_long(self) -> bool:
         """Whether rows are longer than those that kernels are made for."""
         return max(self.image[-1], self.result[-1]) > LONGEST_ROW
@@ -212,7 +229,16 @@ def case_of(call: Call) -> Case | None:
     case = Case(groups, stride, padding, dilation, result, image, weight, format_)
     if not case.is_library_form or case.channels < _least_channels(case, dtype, names):
         return None
+    if case.is_of_planes and names.target != names.weight and _goes_over_planes(call):
+        return None
     return case
+
+
+def _goes_over_planes(call: Call) -> bool:
+    """Whether kernels with planes for lanes serve a call: rows, or channels, are side by side."""
+    images = (each for each in call.tensors if each is not None and each.dim() > 1)
+    is_consecutive = all(each.stride(-1) == 1 or each.stride(1) == 1 for each in images)
+    return is_consecutive and special.is_made_for(call.operation, call.shapes.integers)
 
 
 def _least_channels(case: Case, dtype: torch.dtype, names: Convolution) -> int:

@@ -24,12 +24,14 @@ from opgen.runtime import checks, generated
 from opgen.runtime.description import (
     LARGEST_WINDOW,
     LONGEST_ROW,
+    WIDEST_WINDOW,
     CudaKernels,
     Launch,
     Matrix,
     Product,
     Special,
 )
+from opgen.runtime.toolchain import NoCompilerError, find_compiler
 
 if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
@@ -63,7 +65,7 @@ def values_of(operation: Operation, integers: Mapping[str, int], images: Images)
     special = operation.special
     if special is None or not _most():
         return ()
-    values, sizes = _split(special, integers)
+    values, sizes = _split(special, integers, WIDEST_WINDOW if images.are_large else LARGEST_WINDOW)
     if not images.are_large:
         return (*values, *(None for _ in sizes), None)
     if any(size is not None for size in sizes):
@@ -102,13 +104,16 @@ class Images:
         return sum(bits) or None
 
 
-def _split(special: Special, integers: Mapping[str, int]) -> tuple[Values, Values]:
-    """The values of attributes and windows, and of other sizes; None for what is left open."""
+def _split(special: Special, integers: Mapping[str, int], largest: int) -> tuple[Values, Values]:
+    """The values of attributes and windows, and of other sizes; None for what is left open.
+
+    `largest` is the largest window that is not.
+    """
     values = [
         _up_to(1, integers[name]) if name in special.counts else integers[name]
         for name in special.names
     ]
-    windows = (_up_to(LARGEST_WINDOW, integers[name]) for name in special.windows)
+    windows = (_up_to(largest, integers[name]) for name in special.windows)
     factors = (_up_to(1, integers[name]) for name in special.factors)
     lengths = (_up_to(LONGEST_ROW, integers[name]) for name in special.lengths)
     return (*values, *windows), (*factors, *lengths)
@@ -127,6 +132,25 @@ def _most() -> int:
     if not chosen.isdecimal():
         raise RuntimeError(f"$OPGEN_SPECIAL_KERNELS must be a number, got {chosen!r}")
     return int(chosen)
+
+
+def is_made_for(operation: Operation, integers: Mapping[str, int]) -> bool:
+    """Whether large calls of these sizes have a kernel with windows and rows of their own, or will.
+
+    That takes opgen and a C compiler, and there must be room for it.
+    """
+    special = operation.special
+    if special is None or not generated.is_installed():
+        return False
+    try:
+        find_compiler()
+    except NoCompilerError:
+        return False
+    values, sizes = _split(special, integers, WIDEST_WINDOW)
+    if None in values[len(special.names) :] or None in sizes:
+        return False
+    chosen = operation.chosen.get(values, [])
+    return sizes in chosen or (len(chosen) < MOST_SIZES and len(operation.compiled) < _most())
 
 
 def source_of(operation: Operation, values: Values) -> str:
@@ -149,7 +173,7 @@ def cuda_of(operation: Operation, integers: Mapping[str, int], images: Images) -
     special = operation.special
     if special is None or not _most():
         return operation.cuda
-    values, sizes = _split(special, integers)
+    values, sizes = _split(special, integers, LARGEST_WINDOW)
     factors = sizes[: len(special.factors)]
     layout = images.layout if images.are_large else None
     values = (*values, *factors, *(None for _ in special.lengths), layout)
