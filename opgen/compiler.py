@@ -41,6 +41,7 @@ from opgen.passes.gathered_form import gathered_form
 from opgen.passes.guests import with_guests
 from opgen.passes.independence import linear_inputs, parallel_axes
 from opgen.passes.masked_rows import with_masked_rows
+from opgen.passes.one_pass import with_one_pass
 from opgen.passes.padded import with_padding
 from opgen.passes.planes import with_plane_kernels
 from opgen.passes.relayout import (
@@ -348,7 +349,9 @@ def special_source(
     special = _special(laid_out, program, values, _plain_rows)
     if special is program:
         return c_source(program)
-    special = with_guests(_with_all_kernels(specialise(laid_out, values), special))
+    known = specialise(laid_out, values)
+    special = with_one_pass(schedule(known, gather(known)), _with_all_kernels(known, special))
+    special = with_guests(special)
     return c_source(special, program, with_workspaces(orders, special.workspaces))
 
 

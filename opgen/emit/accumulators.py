@@ -98,7 +98,8 @@ class AccumulatorEmitter(ScopeEmitter):
                 self.arrays.add(start.accumulator)
                 continue
             if isinstance(self.kernel.only, Blocks) and self.kernel.only.holds:
-                self.write(f"wide_lanes {names.total}[{2 * row.width} / LANES + 1];")
+                most = (row.joined + 1) * row.width
+                self.write(f"wide_lanes {names.total}[{most} / LANES + 1];")
                 self.adopt(start.accumulator, names)
                 self.arrays.add(start.accumulator)
                 continue

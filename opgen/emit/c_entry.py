@@ -215,7 +215,9 @@ class _Writer:
             match kernel.only:
                 case Finite(tensor=tensor):
                     yield from self.program.operand(tensor).extents
-                case Blocks(extent=extent) | Short(extent=extent):
+                case Blocks(extent=extent, together=together):
+                    yield from (extent, *(together or ()))
+                case Short(extent=extent):
                     yield extent
                 case Planes() | None:
                     pass
@@ -297,9 +299,10 @@ class _Writer:
                     arguments = f"{self.tensor(tensor)}, {rank}, {flag}_sizes, {flag}_steps"
                     value = f"are_finite({arguments})"
                 case Blocks():
-                    flag = self.scope.fresh("are_blocks")
+                    is_one = condition.together is not None
+                    flag = self.scope.fresh("is_one_pass" if is_one else "are_blocks")
                     tests = list(self.block_tests(condition))
-                    if is_replaced(kernel) and kernel.unless is not None:
+                    if is_replaced(kernel) and isinstance(kernel.unless, Planes):
                         tests.insert(0, f"!{HAVE[kernel.unless.elements]}")
                     value = " && ".join(tests)
                 case Short(extent=extent, most=most):
@@ -326,6 +329,9 @@ class _Writer:
                 yield f"({step} == 1 || {step} == 0)"
             else:
                 yield f"{step} == 1"
+        if condition.together is not None:
+            counts = (self.printer.poly(each).text for each in condition.together)
+            yield f"run_as_one({', '.join(counts)})"
 
     def plane_tests(self, condition: Planes) -> Iterator[str]:
         for tensor, dims in condition.tensors:
@@ -365,7 +371,9 @@ class _Writer:
             self.lines.append(f"{self.arguments}.guest = 0;")
         elif kernel.is_deterministic:
             arguments = f"{function.name}_task, call, {count_text}, {work_text}"
-            self.lines += broken(f"in_parallel({arguments});")
+            joins = kernel.row is not None and kernel.row.joined > 1
+            way = "in_parallel_stretches" if joins else "in_parallel"
+            self.lines += broken(f"{way}({arguments});")
         else:
             self.lines += broken(
                 f"{function.name}_task(0, {count_text}, call);  // points share cells"

@@ -44,6 +44,7 @@ class ScopeEmitter(ABC):
     whole: bool = True  # and whether all cells of the row have a lane
     members: dict[str, str] = field(default_factory=dict)  # of stretched axes: their names,
     parts: dict[str, str] = field(default_factory=dict)  # and the names of the stretches
+    joined: str = ""  # how many of the row's are one, if there may be several
     streams: str = ""  # the parameter that says whether results go past the caches
     guest: str = ""  # the parameter for the call of a guest, 0 where none runs within
     places: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # cells of lines

@@ -82,7 +82,7 @@ def print_function(
     given = ""
     if isinstance(kernel.only, Planes):
         given = HAVE[kernel.only.elements]
-    elif is_replaced(kernel) and kernel.unless is not None:
+    elif is_replaced(kernel) and isinstance(kernel.unless, Planes):
         given = f"!{HAVE[kernel.unless.elements]}"
     count = points(kernel)
     return Function(name, spec, signature, parameters, lines, count, kernel.written, given)
@@ -94,7 +94,7 @@ def is_replaced(kernel: Kernel) -> bool:
     Blocks take the compiler a second, and there few calls are left to them.
     """
     is_of_blocks = isinstance(kernel.only, Blocks) and kernel.only.holds
-    return is_of_blocks and kernel.unless is not None
+    return is_of_blocks and isinstance(kernel.unless, Planes)
 
 
 def signature_of(kernel: Kernel, program: Program) -> Signature:

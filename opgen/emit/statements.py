@@ -77,8 +77,20 @@ class Emitter(LaneEmitter):
                 self.write(f"int64_t {digit.name} = {rest} % {digit.extent.at(Level.UNARY)};")
                 self.write(f"{rest} /= {digit.extent.at(Level.ADDITIVE)};")
         point = self.scope.fresh("point")
-        self.write(f"for (int64_t {point} = {begin}; {point} < {end}; {point}++) {{")
         emitter = self.inner()
+        row = self.kernel.row
+        if row is not None and row.joined > 1 and len(digits) == 1:
+            # Neighbouring points are stretches next to each other.
+            step = emitter.joined = self.scope.fresh("joined")
+            self.write(
+                f"for (int64_t {point} = {begin}, {step}; {point} < {end}; {point} += {step}) {{"
+            )
+            emitter.write(f"{step} = least({end} - {point}, {row.joined});")
+            emitter.inner_body()
+            emitter.write(f"{digits[0].name} += {step};")
+            self.write("}")
+            return
+        self.write(f"for (int64_t {point} = {begin}; {point} < {end}; {point}++) {{")
         emitter.inner_body()
         for digit in reversed(digits[1:]):
             emitter.write(f"if (++{digit.name} < {digit.extent.at(Level.ADDITIVE)}) continue;")
@@ -123,10 +135,12 @@ class Emitter(LaneEmitter):
                 continue
             part = self.parts[row.axis.name]
             extent = self.printer.poly(row.axis.extent)
-            last = f"least({{0}} + {row.width}, {extent.text}) - 1"
+            width = f"{row.width}" if not self.joined else f"{row.width} * {self.joined}"
+            last = f"least({{0}} + {width}, {extent.text}) - 1"
             if row.least > 1:
-                is_last = f"{extent.text} - {{0}} < {row.width + row.least}"
-                last = f"({is_last} ? {extent.text} : {{0}} + {row.width}) - 1"
+                most = f"{width} + {row.least}" if self.joined else f"{row.width + row.least}"
+                is_last = f"{extent.text} - {{0}} < {most}"
+                last = f"({is_last} ? {extent.text} : {{0}} + {width}) - 1"
             for name, value in ((row.first, f"{part} * {row.width}"), (row.last, last)):
                 own = self.scope.fresh(name)
                 first = self.printer.names.symbols.get(row.first, "")

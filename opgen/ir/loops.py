@@ -246,12 +246,14 @@ class Blocks:
     """Whether a row of `extent` cells has room for a vector of them, and tensors are consecutive.
 
     That is so where neighbours in the row are neighbours in all of `tensors`; for an optional one
-    also where it is absent. Where `holds` is false, whether that is not so.
+    also where it is absent. Where `holds` is false, whether that is not so. A kernel that does the
+    work of two has `together`: how many points they have; there must be enough for all threads.
     """
 
     extent: Poly
     tensors: tuple[str, ...]
     holds: bool
+    together: tuple[Poly, Poly] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +305,7 @@ class Row:
     `first` and `last` are the names of the ends of a stretch, both included. No stretch has less
     than `least` values, unless the axis has: the last one has more than `width` instead. The
     points of a stretch along the `within` innermost axes come before those of the next stretch.
+    Of a kernel without axes, up to `joined` neighbouring stretches may run as if they were one.
     """
 
     axis: Axis
@@ -311,6 +314,7 @@ class Row:
     width: int
     least: int = 1
     within: int = 0
+    joined: int = 1
 
     @property
     def stretches(self) -> Poly:
@@ -400,7 +404,7 @@ class Kernel:
     group: Row | None = None
     local: tuple[str, ...] = ()
     only: Finite | Blocks | Short | Planes | None = None
-    unless: Planes | None = None
+    unless: Planes | Blocks | None = None
     contraction: Contraction | None = None
     moves: tuple[Move, ...] = ()
     plane: Plane | None = None

@@ -29,7 +29,9 @@ def show_kernel(kernel: Kernel) -> str:
         case loops.Finite(tensor=tensor, holds=holds):
             lines.append(f"    only if {tensor} {'is finite' if holds else 'is not finite'}")
         case loops.Blocks(holds=holds):
-            lines.append(f"    only if {'there are' if holds else 'there are no'} blocks of lanes")
+            lines.append(
+                f"    only if {'there are' if holds else 'there are no'} {_blocks(kernel.only)}"
+            )
         case loops.Short(extent=extent, most=most, holds=holds):
             lines.append(f"    only if {extent} {'<=' if holds else '>'} {most}")
         case loops.Planes(tensors=tensors):
@@ -40,9 +42,16 @@ def show_kernel(kernel: Kernel) -> str:
             pass
         case unexpected:
             assert_never(unexpected)
-    if kernel.unless is not None:
-        names = ", ".join(name for name, _ in kernel.unless.tensors)
-        lines.append(f"    unless planes of {names} are dense")
+    match kernel.unless:
+        case loops.Planes(tensors=tensors):
+            names = ", ".join(name for name, _ in tensors)
+            lines.append(f"    unless planes of {names} are dense")
+        case loops.Blocks():
+            lines.append(f"    unless there are {_blocks(kernel.unless)}")
+        case None:
+            pass
+        case unexpected:
+            assert_never(unexpected)
     if kernel.guest is not None:
         guest = kernel.guest
         run = f"{guest.count} points of {guest.kernel} from {guest.first}"
@@ -56,6 +65,10 @@ def show_kernel(kernel: Kernel) -> str:
         lines += _contraction(kernel.contraction)
     lines += _nodes(kernel.body, "      ")
     return "\n".join(lines) + "\n"
+
+
+def _blocks(condition: loops.Blocks) -> str:
+    return "blocks of lanes" + ("" if condition.together is None else ", for all threads")
 
 
 def _contraction(found: Contraction) -> list[str]:

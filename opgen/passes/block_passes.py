@@ -9,6 +9,9 @@ a stretch adds its terms to accumulators that it finds, and leaves, in memory.
 Where pixels lie a multiple of a page apart, they share the same few places of the first cache, and
 none is there when the next row of the image asks for it again. Two rows in one pass load what they
 share once.
+
+Where pixels share nothing, each of them is a pass, see `passes.apart`. The more of its cells side
+by side the better, so a thread runs the stretches next to each other that it has as one.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from opgen.ir.loops import (
     loads_of,
     walk,
 )
+from opgen.passes.apart import terms_are_apart
 from opgen.passes.merge import Body, at, constant_range, terms_of
 
 WIDTH: Final = 128
@@ -39,6 +43,12 @@ fewer leave points for more threads."""
 
 LEAST_TERMS: Final = 4
 """The fewest terms of a pass, for each accumulator that it finds and leaves."""
+
+MOST_SUMS: Final = 16
+"""The most accumulators of passes for single pixels: they stay in registers for that long."""
+
+JOINED: Final = 8
+"""How many stretches run as one: 1024 cells with four sums of float32 are 16 kB."""
 
 MOST_TERMS: Final = 500
 """The most terms of a kernel with pairs of rows: compiling one takes about a millisecond."""
@@ -59,11 +69,24 @@ def with_passes(kernel: Kernel) -> Kernel:
         return kernel
     if not any(isinstance(node, For) and constant_range(node) is None for node in body):
         return kernel
-    least = LEAST_TERMS * sum(isinstance(node, Start) for node in nodes)
-    passes = _passes(body, least)
+    sums = sum(isinstance(node, Start) for node in nodes)
+    is_single = pixel_by_pixel(body) is not None
+    passes = _passes(body, sums if is_single else LEAST_TERMS * sums)
     if not any(isinstance(node, For) for node in passes):
         return kernel
-    return replace(kernel, body=passes, row=replace(kernel.row, width=WIDTH, least=WIDTH))
+    joined = JOINED if is_single and not kernel.axes else 1
+    row = replace(kernel.row, width=WIDTH, least=WIDTH, joined=joined)
+    return replace(kernel, body=passes, row=row)
+
+
+def pixel_by_pixel(body: Body | None) -> Body | None:
+    """A body whose loops are not written out, if every value of these had better be a pass."""
+    if body is None:
+        return None
+    nodes = tuple(walk(body))
+    sums = sum(isinstance(node, Start) for node in nodes)
+    is_long = any(isinstance(node, For) and constant_range(node) is None for node in body)
+    return body if is_long and LEAST_TERMS <= sums <= MOST_SUMS and terms_are_apart(body) else None
 
 
 def _all_move(nodes: Iterable[Node], lane: str) -> bool:

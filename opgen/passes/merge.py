@@ -29,24 +29,24 @@ FEW_VALUES: Final = 4
 Body = tuple[Node, ...]
 
 
-def merged(bodies: Sequence[Body]) -> Body | None:
+def merged(bodies: Sequence[Body], most_terms: int = MOST_TERMS) -> Body | None:
     """Bodies that do not depend on each other as one; None where their loops do not fit together.
 
     The terms of a cell keep their order. Terms of several cells at one value of a loop stand side
-    by side, since they are likely to load the same.
+    by side, since they are likely to load the same. Loops with up to `most_terms` are written out.
     """
     if len({len(body) for body in bodies}) > 1:
         return None
     out: list[Node] = []
     for group in zip(*bodies, strict=True):
-        nodes = _merged(group)
+        nodes = _merged(group, most_terms)
         if nodes is None:
             return None
         out += nodes
     return tuple(out)
 
 
-def _merged(group: Sequence[Node]) -> Sequence[Node] | None:
+def _merged(group: Sequence[Node], most_terms: int) -> Sequence[Node] | None:
     loops = [node for node in group if isinstance(node, For)]
     if not loops:
         is_plain = not any(isinstance(node, If) for node in group)
@@ -57,18 +57,18 @@ def _merged(group: Sequence[Node]) -> Sequence[Node] | None:
     ranges = [values for values in known if values is not None]
     if len(ranges) < len(loops):
         heads = {replace(loop, body=()) for loop in loops}
-        inner = merged([loop.body for loop in loops])
+        inner = merged([loop.body for loop in loops], most_terms)
         return None if len(heads) > 1 or inner is None else (replace(loops[0], body=inner),)
     terms, longest = terms_of(loops), max(map(len, ranges))
-    if longest <= (FEW_VALUES if terms is None else MOST_VALUES) and (terms or 0) <= MOST_TERMS:
+    if longest <= (FEW_VALUES if terms is None else MOST_VALUES) and (terms or 0) <= most_terms:
         # Loops inside may have constant ranges at one value where they have none for all.
-        out = _written_out(loops, ranges)
+        out = _written_out(loops, ranges, most_terms)
         if (
             out is not None
-            and sum(isinstance(n, Accumulate) for n in walk(tuple(out))) <= MOST_TERMS
+            and sum(isinstance(n, Accumulate) for n in walk(tuple(out))) <= most_terms
         ):
             return out
-    return _cut(loops, ranges)
+    return _cut(loops, ranges, most_terms)
 
 
 def constant_range(loop: For) -> range | None:
@@ -98,19 +98,22 @@ def terms_of(nodes: Sequence[Node]) -> int | None:
     return total
 
 
-def _written_out(loops: Sequence[For], ranges: Sequence[range]) -> list[Node] | None:
+def _written_out(
+    loops: Sequence[For], ranges: Sequence[range], most_terms: int
+) -> list[Node] | None:
     """Every value, and at each the cells that have it."""
     out: list[Node] = []
     for value in sorted(set[int]().union(*ranges)):
         here = [loop for loop, values in zip(loops, ranges, strict=True) if value in values]
-        inner = merged([at(loop.body, {loop.name: poly(value)}) for loop in here])
+        bodies = [at(loop.body, {loop.name: poly(value)}) for loop in here]
+        inner = merged(bodies, most_terms)
         if inner is None:
             return None
         out += inner
     return out
 
 
-def _cut(loops: Sequence[For], ranges: Sequence[range]) -> list[Node] | None:
+def _cut(loops: Sequence[For], ranges: Sequence[range], most_terms: int) -> list[Node] | None:
     """A loop for each stretch of values that concerns the same cells."""
     ends = sorted({end for values in ranges if values for end in (values.start, values.stop)})
     out: list[Node] = []
@@ -118,7 +121,7 @@ def _cut(loops: Sequence[For], ranges: Sequence[range]) -> list[Node] | None:
         here = [loop for loop, values in zip(loops, ranges, strict=True) if begin in values]
         if not here:
             continue
-        inner = merged([loop.body for loop in here])
+        inner = merged([loop.body for loop in here], most_terms)
         if inner is None:
             return None
         bounds = (poly(begin),), (poly(end - 1),)

@@ -76,9 +76,11 @@ FUNCTION int run_as_one(int64_t points, int64_t others)
     return points >= others || points >= 4 * threads || threads <= 1 || is_child || !GOMP_parallel;
 }
 
-/* Points in chunks, taken as threads become free; small work is not worth waking a thread. Two
-   points may be a lot of it: sums over all images, for half of the channels each. */
-static void in_parallel(task run, const struct call *call, int64_t points, int64_t work)
+/* Points in chunks, taken as threads become free, about so many for each thread; small work is not
+   worth waking a thread. Two points may be a lot of it: sums over all images, for half of the
+   channels each. */
+static void in_parallel_chunks(
+    task run, const struct call *call, int64_t points, int64_t work, int64_t chunks)
 {
     const int64_t grain = greatest(16384 / greatest(work, 1), 1);
     const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
@@ -89,12 +91,24 @@ static void in_parallel(task run, const struct call *call, int64_t points, int64
         return;
     }
     struct share shares[MOST_SHARES];
-    struct shares all = {run, call, greatest(grain, points / (threads * 16)), 0, shares};
+    struct shares all = {run, call, greatest(grain, points / (threads * chunks)), 0, shares};
     all.count = least(threads, MOST_SHARES);
     for (int64_t at = 0; at < all.count; at++) {
         shares[at].next = at * points / all.count;
         shares[at].end = (at + 1) * points / all.count;
     }
     GOMP_parallel(take_chunks, &all, threads, 0);
+}
+
+FUNCTION void in_parallel(task run, const struct call *call, int64_t points, int64_t work)
+{
+    in_parallel_chunks(run, call, points, work, 16);
+}
+
+/* Points that run together where they are neighbours. */
+FUNCTION void in_parallel_stretches(
+    task run, const struct call *call, int64_t points, int64_t work)
+{
+    in_parallel_chunks(run, call, points, work, 2);
 }
 """
