@@ -1,4 +1,4 @@
-"""Cells and terms without loads in common: few of them share a body, and one pass reads all."""
+"""Terms without loads in common: sums go pixel by pixel, and one pass computes both gradients."""
 
 from __future__ import annotations
 

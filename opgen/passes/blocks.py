@@ -52,7 +52,6 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import symbols_of, test_symbols
 from opgen.ir.notation import DType, Reducer
-from opgen.passes.apart import cells_are_apart
 from opgen.passes.block_passes import pixel_by_pixel, with_passes
 from opgen.passes.gather import fresh_name
 from opgen.passes.jam import copy_at
@@ -73,9 +72,6 @@ accumulators, and what they load, are in registers."""
 
 WHOLE: Final = 13
 """The most cells of an axis that is not cut."""
-
-MOST_APART: Final = 2
-"""The most cells that share a body where they share no loads but those that all cells have."""
 
 MOST_CELLS: Final = 25
 """The most cells that share a body."""
@@ -181,7 +177,7 @@ def _along(kernel: Kernel, axis: Axis, walked: tuple[str, ...], program: Program
     if found.local:
         return found
     passes = with_passes(blocks)
-    is_row = passes is blocks and tiling.outer is None and not tiling.are_apart
+    is_row = passes is blocks and tiling.outer is None
     return Nearby(_image_by_image(blocks) if is_row else passes)
 
 
@@ -313,7 +309,6 @@ class Tiling:
     outer: Axis | None
     outer_block: Axis | None
     pairs: tuple[int, int] | None  # the first and the last pair without conditions
-    are_apart: bool  # whether cells share no loads but those that all have
     taken: set[str]
 
     @classmethod
@@ -337,10 +332,6 @@ class Tiling:
         inner, outer = axes[-1], axes[-2] if len(axes) > 1 else None
         extent = inner.extent.constant
         count = 1 if extent <= WHOLE else -(-extent // MOST_IN_ROW)
-        names = [each.name for each in (inner, outer) if each is not None]
-        are_apart = cells_are_apart(kernel.body, names, row.name)
-        if are_apart:
-            count, outer = -(-extent // MOST_APART), None
         size = -(-extent // count)
         block = None if count == 1 else Axis(fresh_name(f"{inner.name}_block", taken), poly(count))
         parts = _parts(kernel.body, inner, block, size)
@@ -354,7 +345,7 @@ class Tiling:
             else:
                 name = fresh_name(f"{outer.name}_block", taken)
                 outer_block = Axis(name, poly(-(-outer.extent.constant // 2)))
-        return cls(kernel, inner, block, parts, outer, outer_block, pairs, are_apart, taken)
+        return cls(kernel, inner, block, parts, outer, outer_block, pairs, taken)
 
     def axes(self, row: Axis) -> tuple[Axis, ...]:
         """The kernel's axes without its row, in blocks where they are cut."""
@@ -468,9 +459,7 @@ def _parts(body: Body, axis: Axis, block: Axis | None, size: int) -> tuple[_Part
     parts = []
     if len(free) > 1 and free == list(range(free[0], free[-1] + 1)):
         cells = tuple(here * size + one for one in range(size))
-        is_whole = len(free) == block.extent.constant
-        ends = Condition(here - free[0]), Condition(free[-1] - here)
-        conditions = () if is_whole else ends
+        conditions = (Condition(here - free[0]), Condition(free[-1] - here))
         parts.append(_Part(conditions, cells, True))
     else:
         free = []
