@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from opgen.algebra.condition import Condition
-from opgen.algebra.poly import ZERO, Poly, poly, symbol
+from opgen.algebra.poly import poly, symbol
 from opgen.ir.loops import Accumulate, Axis, For, If, Kernel, Lanes, loads_of, walk
-from opgen.ir.map_loops import map_nodes
+from opgen.ir.progression import Step, moved, parts_of, step_between
 from opgen.passes.load_order import by_load
 from opgen.passes.merge import Body, at, merged
 from opgen.passes.tile import shares_loads
@@ -82,8 +82,8 @@ def _along(body: Body, axes: Sequence[tuple[Axis, Runs]]) -> Body | None:
     for first, last in runs:
         cells = [_cell(body, axis, place) for place in range(first, min(last, first + 1) + 1)]
         known = [cell for cell in cells if cell is not None]
-        moved = _moved(known, here - first) if len(known) == len(cells) else None
-        nodes = None if moved is None else _along(moved, rest)
+        generic = moved(known, here - first) if len(known) == len(cells) else None
+        nodes = None if generic is None else _along(generic, rest)
         if nodes is None:
             return None
         conditions = [Condition(here - first)] if first > 0 else []
@@ -100,17 +100,6 @@ def _cell(body: Body, axis: Axis, place: int) -> Body | None:
 
 
 # ---------------------------------------------------------------------------- what cells share
-def _parts(body: Body) -> tuple[Body, list[Poly]]:
-    """A body without its polynomials, and these in the order in which `map_nodes` replaces them."""
-    found: list[Poly] = []
-
-    def keep(value: Poly) -> Poly:
-        found.append(value)
-        return ZERO
-
-    return map_nodes(body, keep), found
-
-
 def _runs(body: Body, axis: Axis) -> Runs | None:
     """The first and the last cells of stretches that share a body, in order; the longest is taken
     first.
@@ -123,20 +112,9 @@ def _runs(body: Body, axis: Axis) -> Runs | None:
         cell = _cell(body, axis, place)
         if cell is None:
             return None
-        cells.append(_parts(cell))
-    steps = [_step(one, other) for one, other in itertools.pairwise(cells)]
+        cells.append(parts_of(cell))
+    steps = [step_between(one, other) for one, other in itertools.pairwise(cells)]
     return tuple(_stretches(steps, 0, len(cells)))
-
-
-Step = tuple[Poly, ...] | None
-"""By how much each polynomial grows from one cell to the next; None where other things differ."""
-
-
-def _step(one: tuple[Body, list[Poly]], other: tuple[Body, list[Poly]]) -> Step:
-    if one[0] != other[0]:
-        return None
-    steps = tuple(b - a for a, b in zip(one[1], other[1], strict=True))
-    return steps if all(step.is_constant for step in steps) else None
 
 
 def _stretches(steps: Sequence[Step], begin: int, end: int) -> Iterator[tuple[int, int]]:
@@ -152,15 +130,3 @@ def _stretches(steps: Sequence[Step], begin: int, end: int) -> Iterator[tuple[in
     yield from _stretches(steps, begin, first)
     yield first, last
     yield from _stretches(steps, last + 1, end)
-
-
-def _moved(cells: Sequence[Body], distance: Poly) -> Body | None:
-    """The body of the cell so far from the first one of a stretch, of which these are the first."""
-    if len(cells) == 1:
-        return cells[0]
-    first, second = map(_parts, cells)
-    step = _step(first, second)
-    if step is None:
-        return None
-    values = iter([value + by * distance for value, by in zip(first[1], step, strict=True)])
-    return map_nodes(cells[0], lambda value: next(values))
