@@ -8,17 +8,14 @@ pixel, one right behind the other, take lines whole (0.7 of the time for filters
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, symbol
 from opgen.ir.loops import (
     Accumulate,
-    For,
     Kernel,
     Lanes,
-    Node,
     Start,
     Store,
     accumulators_of,
@@ -48,13 +45,13 @@ def in_pairs(node: Lanes, kernel: Kernel, distance: str, number: str) -> tuple[P
 
     A pass has as many cells as its accumulators have registers for. Passes that are the same but
     for a constant step, as those of two rows of cells, are one that is repeated. There is none
-    where it is not worth it: for single cells, and for what a point copies first. All accumulators
-    must begin and end in the pass.
+    where it is not worth it: for single cells, for what a point copies first, and for loops, which
+    the few cells at a border have. All accumulators must begin and end in the pass.
     """
     nodes = tuple(walk(node.body))
     begun = [each.accumulator for each in nodes if isinstance(each, Start)]
     terms = sum(isinstance(each, Accumulate) for each in walk(kernel.body))
-    is_simple = all(isinstance(each, Start | Accumulate | Store | For) for each in nodes)
+    is_simple = all(isinstance(each, Start | Accumulate | Store) for each in nodes)
     if kernel.row is None or len(begun) < 2 or terms > MOST_TERMS or not is_simple:
         return ()
     own = {f"{name}_next" for name in begun}
@@ -65,14 +62,15 @@ def in_pairs(node: Lanes, kernel: Kernel, distance: str, number: str) -> tuple[P
     places += [each.indices for each in nodes if isinstance(each, Store)]
     if any(lane in index.symbols for indices in places for index in indices[:-1]):
         return ()
-    if any(len(accumulators_of(each)) != 1 for each in nodes if not isinstance(each, For)):
+    if any(len(accumulators_of(each)) != 1 for each in nodes):
         return ()
     there = symbol(lane) + symbol(distance)
     groups = [begun[at : at + MOST_CELLS] for at in range(0, len(begun), MOST_CELLS)]
     bodies = []
     for group in groups:
         names = dict(zip(group, groups[0], strict=False))
-        bodies.append(renamed(_of_cells(node.body, frozenset(group)), names.__getitem__))
+        own_nodes = tuple(each for each in nodes if accumulators_of(each) <= set(group))
+        bodies.append(renamed(own_nodes, names.__getitem__))
     passes = [Pass(body) for body in bodies]
     if len(groups) == 2:
         whole = moved(bodies, symbol(number))
@@ -82,33 +80,14 @@ def in_pairs(node: Lanes, kernel: Kernel, distance: str, number: str) -> tuple[P
         return value.substitute({lane: there})
 
     return tuple(
-        replace(
-            each,
-            body=_in_turn(
-                each.body, map_nodes(renamed(each.body, lambda name: f"{name}_next"), change)
-            ),
-        )
+        replace(each, body=_in_turn(each.body, map_nodes(_renamed(each.body), change)))
         for each in passes
     )
 
 
-def _of_cells(nodes: Sequence[Node], cells: Set[str]) -> Body:
-    """What concerns some accumulators."""
-    out: list[Node] = []
-    for node in nodes:
-        if isinstance(node, For):
-            inner = _of_cells(node.body, cells)
-            out += (replace(node, body=inner),) if inner else ()
-        elif accumulators_of(node) <= cells:
-            out.append(node)
-    return tuple(out)
+def _renamed(body: Body) -> Body:
+    return renamed(body, lambda name: f"{name}_next")
 
 
-def _in_turn(first: Sequence[Node], second: Sequence[Node]) -> Body:
-    out: list[Node] = []
-    for one, other in zip(first, second, strict=True):
-        if isinstance(one, For) and isinstance(other, For):
-            out.append(replace(one, body=_in_turn(one.body, other.body)))
-        else:
-            out += (one, other)
-    return tuple(out)
+def _in_turn(first: Body, second: Body) -> Body:
+    return tuple(node for pair in zip(first, second, strict=True) for node in pair)
