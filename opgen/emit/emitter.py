@@ -41,7 +41,8 @@ class ScopeEmitter(ABC):
     waiting: dict[str, str] = field(default_factory=dict)  # and for whom it is there already
     around: str | None = None  # the innermost loop around, if it may be long
     blocks: bool = False  # whether numbers are vectors of several lanes,
-    whole: bool = True  # and whether all cells of the row have a lane
+    whole: bool = True  # whether all cells of the row have a lane,
+    named: bool = False  # and whether what terms load has names
     members: dict[str, str] = field(default_factory=dict)  # of stretched axes: their names,
     parts: dict[str, str] = field(default_factory=dict)  # and the names of the stretches
     joined: str = ""  # how many of the row's are one, if there may be several

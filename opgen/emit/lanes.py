@@ -11,6 +11,7 @@ from opgen.emit.accumulators import AccumulatorEmitter
 from opgen.emit.columns import COUNT, columns_of, stored_rows
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
+from opgen.emit.lane_pairs import Pass, in_pairs
 from opgen.emit.polynomial import Text
 from opgen.emit.streams import Line, lines
 from opgen.emit.vectors import is_next, row_loads
@@ -152,14 +153,51 @@ class LaneEmitter(AccumulatorEmitter):
     def block_of_lanes(self, node: Lanes, row: Row) -> None:
         """A loop over blocks of lanes; the last one begins earlier where it would not fit."""
         assert not node.lower and not node.upper
+        distance = self.scope.fresh("next")
+        number = self.scope.fresh("number")
+        held = accumulators_of(*node.body) & self.arrays
+        pairs = () if held else in_pairs(node, self.kernel, distance, number)
+        if pairs:
+            self.write("#if PAIRED_LANES")
+            for each in pairs:
+                self.repeated(each, row, distance, number)
+            self.write("#else")
+        self.loop_over_blocks(node, row)
+        if pairs:
+            self.write("#endif")
+
+    def repeated(self, each: Pass, row: Row, distance: str, number: str) -> None:
+        """A pass with pairs of vectors, as often as it is to be made."""
+        outer = self
+        if each.count > 1:
+            outer = self.inner()
+            outer.printer.names.symbols[number] = number
+            head = f"int64_t {number} = 0; {number} < {each.count}; {number}++"
+            self.write(f"for ({head}) {{")
+            outer.write("NOT_A_VECTOR;")
+        outer.loop_over_blocks(Lanes((), (), each.body), row, distance)
+        if each.count > 1:
+            self.write("}")
+
+    def loop_over_blocks(self, node: Lanes, row: Row, distance: str = "") -> None:
+        """The loop, with two vectors of lanes in a block where there is a name for their distance.
+
+        The second one begins earlier as well where it would not fit.
+        """
         first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
         inner = replace(self.inner(), blocks=True)
         inner.printer.names.symbols[row.axis.name] = self.lane
         inner.printer = replace(inner.printer, walking=row.axis.name)
+        step = "2 * LANES" if distance else "LANES"
         self.write(
-            f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane} += LANES) {{"
+            f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane} += {step}) {{"
         )
         inner.write(f"if ({self.lane} + LANES > {last} + 1) {self.lane} = {last} + 1 - LANES;")
+        if distance:
+            left = f"{last} + 1 - LANES - {self.lane}"
+            inner.printer.names.symbols[distance] = distance
+            inner.write(f"const int64_t {distance} = least(LANES, {left});")
+            inner.named = True
         held = inner.take_up(node, first)
         inner.nodes(node.body)
         for line in held:
@@ -184,6 +222,20 @@ class LaneEmitter(AccumulatorEmitter):
             if name in begun | joined:
                 lines.append(f"{place} = {own};")
         return lines
+
+    def name_loads(self, node: Accumulate) -> None:
+        """Load what a term reads of rows, once for all terms of the scope.
+
+        Where each term says it again the compiler finds out, but takes half as long again.
+        """
+        assert self.kernel.row is not None
+        lane = self.kernel.row.axis.name
+        for load in loads_of((node,)):
+            key = load.tensor, load.indices
+            if key not in self.printer.columns and any(lane in i.symbols for i in load.indices):
+                name = self.scope.fresh(f"{load.tensor}_lanes")
+                self.write(f"const wide_lanes {name} = {self.printer.scalar(load).text};")
+                self.printer.columns[key] = name
 
     def load_columns(self, nodes: Sequence[Node]) -> None:
         """Load what nodes of this scope need of rows that lanes go across."""

@@ -26,7 +26,8 @@ threadIdx blockIdx blockDim gridDim warpSize half
 f16 bf16 f32 f64 u8 i8 i16 i32 i64 b8 T real fault gcd inside
 KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER FIRST EACH LANES PROVED PLANES UNROLL ACROSS ALONG
 ANY_STEPS FENCE FETCH FETCH_NEAR HAVE_MASKS HAVE_PLANES HAVE_PLANES_OF_T HAVE_NARROW_PLANES
-LANE_BYTES LANE_MASK LINE NOT_A_VECTOR SHUFFLE STORE_PART THREAD THREADS WHOLE_GRIDS MEMBER MEMBERS
+LANE_BYTES LANE_MASK LINE NOT_A_VECTOR PAIRED_LANES SHUFFLE STORE_PART THREAD THREADS
+WHOLE_GRIDS MEMBER MEMBERS
 quotient aligned load_run store_run multiply_add tile_places copy_in copy_out
 access_of vector_of line_part parts bits word_lanes float_lanes wide_lanes lane_numbers load_columns
 store_columns half_lanes integer_lanes single_lanes words_from_T AS_ROUNDED_NOW

@@ -198,6 +198,8 @@ class Emitter(LaneEmitter):
             case Start():
                 self.start(node)
             case Accumulate():
+                if self.named:
+                    self.name_loads(node)
                 self.accumulate(node)
             case Store(tensor=tensor, indices=indices, value=value):
                 if self.blocks:

@@ -8,7 +8,8 @@ borders of an image, the cells of a short axis have a body for each block of the
 axis so have pairs of cells at the border, if that is not too much; else they go one by one, with
 the range of the loop found at run time.
 
-What cells with large windows load, a point copies first: see `passes.nearby`.
+What cells with large windows load, a point copies first: see `passes.nearby`. Cells that have
+little in common stand alone: see `passes.lone_cells`.
 
 Such a kernel comes beside the one along rows, which serves calls whose tensors are not consecutive
 along the row, and rows that no block fits into.
@@ -57,6 +58,8 @@ from opgen.passes.gather import fresh_name
 from opgen.passes.jam import copy_at
 from opgen.passes.lane_choice import Way, choose
 from opgen.passes.load_order import by_load
+from opgen.passes.lone_cells import WIDTH as LONE_WIDTH
+from opgen.passes.lone_cells import lone_cells
 from opgen.passes.merge import MOST_TERMS as MERGED_TERMS
 from opgen.passes.merge import Body, at, constant_range, merged, terms_of
 from opgen.passes.nearby import Nearby, Step, nearby
@@ -127,7 +130,7 @@ def blocked(kernel: Kernel, program: Program) -> Nearby | None:
         return None
     (axis,) = (each for each in kernel.axes if each.name == choice.name)
     tensors = walked(kernel, axis.name, program)
-    return None if tensors is None else _along(kernel, axis, tensors, program)
+    return None if tensors is None else _along(kernel, axis, tensors, program, may_be_alone=True)
 
 
 def blocked_across(kernel: Kernel, program: Program) -> Nearby | None:
@@ -156,7 +159,13 @@ def _lanes_go_alone(kernel: Kernel) -> bool:
     return any(isinstance(node, For) for each in passes for node in walk(each.body))
 
 
-def _along(kernel: Kernel, axis: Axis, walked: tuple[str, ...], program: Program) -> Nearby | None:
+def _along(
+    kernel: Kernel,
+    axis: Axis,
+    walked: tuple[str, ...],
+    program: Program,
+    may_be_alone: bool = False,
+) -> Nearby | None:
     """The kernel with blocks along an axis, in which all cells have the same terms."""
     tiling = Tiling.of(kernel, axis)
     body = None if tiling is None else tiling.body()
@@ -166,16 +175,22 @@ def _along(kernel: Kernel, axis: Axis, walked: tuple[str, ...], program: Program
     if tiling is None or body is None:
         return None
     first, last = (fresh_name(f"{axis.name}_{end}", tiling.taken) for end in ("first", "last"))
+    row = Row(axis, first, last, WIDTH, least=WIDTH)
     blocks = replace(
         kernel,
         axes=tiling.axes(axis),
         body=body,
-        row=Row(axis, first, last, WIDTH, least=WIDTH),
+        row=row,
         only=Blocks(axis.extent, walked, True),
     )
     found = nearby(blocks, kernel, tiling.steps, program)
     if found.local:
         return found
+    alone = lone_cells(kernel, axis, body) if may_be_alone else None
+    if alone is not None:
+        axes = tuple(each for each in kernel.axes if each is not axis)
+        row = replace(row, width=LONE_WIDTH, least=LONE_WIDTH)
+        return Nearby(replace(blocks, axes=axes, body=alone, row=row))
     passes = with_passes(blocks)
     is_row = passes is blocks and tiling.outer is None
     return Nearby(_image_by_image(blocks) if is_row else passes)
@@ -185,9 +200,9 @@ def _image_by_image(blocks: Kernel) -> Kernel:
     """The kernel with stretches that go through the axes of known extent before the next one does.
 
     Cells of the next row load half of what those of a row have loaded, or more. It is still in the
-    caches if cells have few channels, not if a whole row has all of them (0.7 of the time for the
-    gradient of a resize to 32 by 32 with 2048 channels). With pairs of rows in a block less is
-    loaded again, and whole pixels in turn are better for memory (by a tenth for 3 by 3 filters).
+    caches if cells have few channels, not if a whole row has all of them. With pairs of rows in a
+    block less is loaded again, and whole pixels in turn are better for memory (by a tenth for 3 by
+    3 filters).
     """
     assert blocks.row is not None
     known = itertools.takewhile(lambda axis: axis.extent.is_constant, reversed(blocks.axes))

@@ -58,6 +58,11 @@ def lanes(shared: str, wide: str) -> Iterable[str]:
     else:
         yield "#define stored_T(cell) (cell)"
     yield "enum { LANES = LANE_BYTES / sizeof(wide) };"
+    yield "#ifdef __AVX512F__"
+    yield f"#define PAIRED_LANES {int(shared in _SIXTEEN and wide == 'f32')}"
+    yield "#else"
+    yield "#define PAIRED_LANES 0"
+    yield "#endif"
     number = f"int{8 * _SIZES[wide]}_t"
     yield f"typedef {number} lane_numbers __attribute__((vector_size(LANE_BYTES)));"
     for name, element in (("wide_lanes", "wide"), ("T_lanes", _STORED.get(shared, "T"))):

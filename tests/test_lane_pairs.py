@@ -1,0 +1,79 @@
+"""Two vectors of lanes in turn compute what one does, however many channels there are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opgen
+from catalogue import SPECS
+from opgen.emit.c import c_source
+from opgen.passes.differentiate import adjoint
+from opgen.runtime import special
+from opgen.runtime.prelude import bindings
+from test_blocks import CONV, geometry, programs
+
+
+def test_passes_with_cells_of_their_own_have_pairs() -> None:
+    """Two rows of cells are one pass that is repeated; sums over images stay as they are."""
+    values = geometry(3, 16, 16, 1)
+    _, rows = programs(CONV["conv2d"], values, 9)
+    assert "#if PAIRED_LANES" in c_source(rows)
+    assert "number < 2; number++" in c_source(rows)
+    _, sums = programs(adjoint(CONV["conv2d"], "weight").op, values, 3)
+    assert "wide_lanes" in c_source(sums)
+    assert "PAIRED_LANES" not in c_source(sums)
+
+
+@pytest.mark.parametrize(("kind", "real"), [("bf16", "f32"), ("f16", "f32"), ("f32", "f32")])
+def test_only_numbers_of_16_bits_have_pairs(kind: str, real: str) -> None:
+    text = bindings(kind, real, {})
+    assert f"#define PAIRED_LANES {int(kind != 'f32')}" in text
+
+
+CALLS = [
+    (torch.bfloat16, 16, 8, 3),  # fewer lanes than a pair has
+    (torch.bfloat16, 31, 9, 3),
+    (torch.bfloat16, 33, 16, 3),
+    (torch.bfloat16, 48, 12, 2),
+    (torch.bfloat16, 289, 20, 3),
+    (torch.float16, 17, 16, 3),
+    (torch.float16, 47, 7, 3),
+    (torch.float32, 33, 16, 3),
+    (torch.float64, 17, 9, 3),
+]
+
+
+@pytest.mark.parametrize("flags", ["-O1", "-O1 -mno-avx512f"])
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_compiled_filters_give_what_torch_gives(
+    call: tuple[torch.dtype, int, int, int], flags: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(special, "LARGE", 0)
+    monkeypatch.setenv("OPGEN_CFLAGS", flags)
+    dtype, channels, size, window = call
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    torch.manual_seed(0)
+    x = torch.randn(3, channels, size, size + 1, dtype=dtype)
+    given = [
+        x.to(memory_format=torch.channels_last).requires_grad_(),
+        torch.randn(channels, 1, window, window, dtype=dtype).requires_grad_(),
+    ]
+    wide = [each.detach().double().requires_grad_() for each in given]
+    z = F.conv2d(*wide, padding=1, groups=channels)
+    seed = torch.randn(z.shape).to(dtype).to(memory_format=torch.channels_last)
+    wanted = (z, *torch.autograd.grad(z, wide, seed.double()))
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            y = conv(*given, padding=1, groups=channels)
+            found = (y, *torch.autograd.grad(y, given, seed))
+            for own, exact in zip(found, wanted, strict=True):
+                limit = 16 * torch.finfo(dtype).eps * exact.abs().max()
+                assert (own.double() - exact).abs().max() <= limit
+        none = conv(given[0][:0], given[1], padding=1, groups=channels)
+        assert none.shape == (0, *z.shape[1:])
+    finally:
+        torch.set_num_threads(before)
