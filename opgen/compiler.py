@@ -340,7 +340,7 @@ def special_source(
     """
     op = _derived_op(text, name, path)
     program = _rows(op, schedule(op, gather(op)))
-    orders = channels_last(op, layout)
+    orders = with_temporaries(op, channels_last(op, layout), program)
     if (wide := _wide(op, program, of_images(orders), values)) is not None:
         return c_source(wide, program, of_images(orders))
     windows = _windows(op, _checked(text, name)[path[0]])

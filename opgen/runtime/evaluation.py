@@ -219,9 +219,21 @@ def operands_of(call: Call, outputs: Sequence[torch.Tensor]) -> dict[str, torch.
         else:
             checks.addressable(operation.name, temporary.name, shape)
             found[temporary.name] = torch.empty(
-                shape, dtype=checks.TORCH_DTYPES[dtype_name], device=call.device
+                shape,
+                dtype=checks.TORCH_DTYPES[dtype_name],
+                device=call.device,
+                memory_format=_format_of_temporary(call, len(shape)),
             )
     return found
+
+
+def _format_of_temporary(call: Call, rank: int) -> torch.memory_format:
+    """That of the images of the call, where kernels on the CPU walk along their channels.
+
+    It decides nothing but how fast they are, as they take tensors with any strides. Kernels in CUDA
+    lay out contiguous ones as they need them, see `cuda_operands`.
+    """
+    return call.format_of(rank) if call.device.type == "cpu" else torch.contiguous_format
 
 
 def default_tensor(
