@@ -232,6 +232,25 @@ def test_other_instructions(
     assert None not in seen
 
 
+def test_results_that_others_read_are_there_in_time() -> None:
+    text = """op windows_read_by_others(x[N,C,H,W], g[N,C,2*H,2*W], w[C,K,L])
+    -> y[N,C,H,W], z[C,K,L], more[N,C,H,W]
+  y[n,c,i,j] = sum(k,l) g[n,c, 2*i+k ?0, 2*j+l ?0] * w[c,k,l]
+  z[c,k,l] = sum(n,i,j) x[n,c,i,j] * g[n,c, 2*i+k ?0, 2*j+l ?0]
+  more[n,c,i,j] = y[n,c,i,j] + 1
+"""
+    op = opgen.compile(text).windows_read_by_others
+    x, g = (image(4, 256, size, size, dtype=torch.float32) for size in (8, 16))
+    weight = torch.randn(256, 2, 2)
+    y, z, more = op(x, g, weight)
+    wide = g.double(), weight[:, None].double()
+    wanted = F.conv2d(*wide, stride=2, groups=256)
+    check(y, wanted, 4)
+    check(more, wanted + 1, 4)
+    filters = F.unfold(wide[0], 2, stride=2).reshape(4, 256, 2, 2, 8, 8)
+    check(z, torch.einsum("nchw,ncklhw->ckl", x.double(), filters), 256)
+
+
 def test_channels_of_a_larger_image(transposed: Any) -> None:
     """Pixels lie further apart than they have channels."""
     x = image(2, 1400, 8, 8, dtype=torch.float32)[:, 50:1350].requires_grad_()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -344,6 +347,27 @@ def test_other_processors(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(2, 85, 20, 20), torch.randn(85, 11, 11)
     wanted = F.conv2d(x.double(), weight[:, None].double(), padding=5, groups=85)
     assert (conv(x, weight, padding=5).double() - wanted).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_threads_with_small_stacks(dtype: torch.dtype) -> None:
+    """Copies of a point are larger than all of these."""
+    text = """
+import sys, threading, torch, opgen
+conv = opgen.load(sys.argv[1]).conv2d
+x, weight = torch.randn(2, 80, 28, 28), torch.randn(80, 1, 27, 27)
+x, weight = (each.to(getattr(torch, sys.argv[2])).requires_grad_() for each in (x, weight))
+def run():
+    y = conv(x, weight, padding=13, groups=80)
+    torch.autograd.grad(y, (x, weight), torch.ones_like(y))
+threading.stack_size(256 * 1024)
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+"""
+    given = [str(SPECS / "conv.op"), str(dtype).removeprefix("torch.")]
+    environment = {**os.environ, "OMP_STACKSIZE": "256k"}
+    subprocess.run([sys.executable, "-c", text, *given], env=environment, check=True)
 
 
 def test_zeros_of_padding_are_not_multiplied() -> None:

@@ -44,7 +44,7 @@ abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh div erf e
 fabs fdim floor fma fmax fmin fmod frexp gamma hypot j0 j1 jn ldexp labs lgamma llabs log log10
 log1p log2 logb lrint lround max min modf nan nearbyint nextafter pow printf rand remainder rint
 round rsqrt scalbn signbit sin sinh sqrt tan tanh tgamma time trunc y0 y1 yn malloc free memcpy
-memset exit abort assert signal index
+memset exit abort assert signal index aligned_alloc
 """
 _OURS: Final = re.compile(
     r"(opgen|from|to|floor_div|least|greatest|modular_inverse|atomic|rows_of|across_of|along_of"

@@ -39,6 +39,14 @@ _LARGEST_PLANE: Final = 1024
 """The most elements of a plane that is asked for as a whole."""
 
 
+MOST_ON_STACK: Final = 2**14
+"""The most elements of arrays that lie on the stack: 128 KB of float64. Threads that Python starts
+may have 256 KB, those of other C libraries have less."""
+
+ALIGNED: Final = 64
+"""Memory from a boundary of a vector on comes in multiples of so many bytes, or elements."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Digit:
     """A counter and its extent."""
@@ -63,7 +71,9 @@ class Emitter(LaneEmitter):
         """
         digits = self.digits()
         if not digits:
+            memory = self.take_memory()
             self.inner_body()
+            self.give_back(memory)
             return
         self.write(f"if ({begin} >= {end}) return;")
         rest = begin
@@ -76,6 +86,12 @@ class Emitter(LaneEmitter):
             else:
                 self.write(f"int64_t {digit.name} = {rest} % {digit.extent.at(Level.UNARY)};")
                 self.write(f"{rest} /= {digit.extent.at(Level.ADDITIVE)};")
+        memory = self.take_memory()
+        self.loop_over_points(begin, end, digits)
+        self.give_back(memory)
+
+    def loop_over_points(self, begin: str, end: str, digits: Sequence[_Digit]) -> None:
+        """The loop itself, behind the counters of the first point."""
         point = self.scope.fresh("point")
         emitter = self.inner()
         row = self.kernel.row
@@ -147,7 +163,8 @@ class Emitter(LaneEmitter):
                 self.printer.names.symbols[name] = own
                 self.write(f"const int64_t {own} = {value.format(first)};")
         for name in self.kernel.local:
-            self.declare_local(name)
+            if not self.has_memory:
+                self.declare_local(name)
         if self.kernel.row is not None:
             self.declare_lane_accumulators()
         elif self.kernel.group is not None:
@@ -160,14 +177,51 @@ class Emitter(LaneEmitter):
         It begins at a boundary, and says so: otherwise gcc 12.2 loads some rows of it as if they
         began at one as well, which ends the process (a stride of 2 over rows of 40 to 64).
         """
+        own = self.name_local(name)
+        aligned = "" if self.printer.cuda else " __attribute__((aligned(LANE_BYTES)))"
+        kind = type_name(self.printer.program.operand(name))
+        self.write(f"{kind} {own}[{self.local_size(name)}]{aligned};")
+
+    def name_local(self, name: str) -> str:
+        """What such an array is called from here on."""
         operand = self.printer.program.operand(name)
         sizes = [extent.constant for extent in operand.extents]
         own = self.scope.fresh(name)
         self.printer.names.tensors[name] = own
         for axis in range(operand.rank):
             self.printer.names.strides[name, axis] = str(math.prod(sizes[axis + 1 :]))
-        aligned = "" if self.printer.cuda else " __attribute__((aligned(LANE_BYTES)))"
-        self.write(f"{type_name(operand)} {own}[{math.prod(sizes)}]{aligned};")
+        return own
+
+    def local_size(self, name: str) -> int:
+        """How many elements it has."""
+        operand = self.printer.program.operand(name)
+        return math.prod(extent.constant for extent in operand.extents)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether a task takes memory for such arrays: a thread may have a small stack."""
+        sizes = map(self.local_size, self.kernel.local)
+        return not self.printer.cuda and sum(sizes) > MOST_ON_STACK
+
+    def take_memory(self) -> list[str]:
+        """Memory for the arrays of all points of a task, one after the other; its names.
+
+        Without any the process ends, as where a stack is too small.
+        """
+        memory = []
+        for name in self.kernel.local if self.has_memory else ():
+            own = self.name_local(name)
+            kind = type_name(self.printer.program.operand(name))
+            size = -(-self.local_size(name) // ALIGNED) * ALIGNED
+            self.write(f"{kind} *const {own} = aligned_alloc(LANE_BYTES, {size} * sizeof({kind}));")
+            self.write(f"if (!{own}) abort();")
+            memory.append(own)
+        return memory
+
+    def give_back(self, memory: Sequence[str]) -> None:
+        """Free it."""
+        for own in memory:
+            self.write(f"free({own});")
 
     # ------------------------------------------------------------ nodes
     def nodes(self, nodes: Sequence[Node]) -> None:

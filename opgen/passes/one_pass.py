@@ -46,11 +46,14 @@ def with_one_pass(plain: Program, program: Program) -> Program:
     if program.faults or program.workspaces:
         return program
     written = {name for kernel in program.kernels for name in kernel.all_written}
+    loaded = _loaded(program.kernels)
     for sums in filter(_is_of_pixels, program.kernels):
         for cells in program.kernels:
             own = [each for each in plain.kernels if each.written == cells.written]
             if cells is sums or len(own) != 1 or not _may_join(cells, sums, written):
                 continue
+            if not loaded.isdisjoint((*cells.all_written, *sums.all_written)):
+                continue  # it would be read before the third kernel has written it
             both = _joined(own[0], cells, sums)
             if both is not None:
                 names = {each.name for each in program.kernels}
@@ -72,7 +75,6 @@ def _may_join(cells: Kernel, sums: Kernel, written: set[str]) -> bool:
     """Whether kernels of blocks along the same channels may run at once, and last."""
     both = cells, sums
     rows = [each.row.axis.extent for each in both if each.row is not None]
-    loaded = {load.tensor for each in both for load in loads_of(walk(each.body))}
     return (
         all(isinstance(each.only, Blocks) and each.only.holds for each in both)
         and all(each.unless is None and not each.local and not each.prologue for each in both)
@@ -80,8 +82,14 @@ def _may_join(cells: Kernel, sums: Kernel, written: set[str]) -> bool:
         and len(rows) == 2
         and rows[0] == rows[1]
         and cells.written != sums.written
-        and written.isdisjoint(loaded.union(*(uses(each).loaded for each in both)))
+        and written.isdisjoint(_loaded(both))
     )
+
+
+def _loaded(kernels: Sequence[Kernel]) -> set[str]:
+    """What kernels read of tensors, as numbers or in indices."""
+    numbers = {load.tensor for each in kernels for load in loads_of(walk(each.body))}
+    return numbers.union(*(uses(each).loaded for each in kernels))
 
 
 # ---------------------------------------------------------------------------- the body
