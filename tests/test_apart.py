@@ -31,7 +31,12 @@ from opgen.passes.specialise import specialise
 from opgen.runtime import partners
 from opgen.testing.run_loops import run
 
-TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+TYPES = [
+    torch.float32,
+    pytest.param(torch.float64, marks=pytest.mark.slow),
+    pytest.param(torch.float16, marks=pytest.mark.slow),
+    torch.bfloat16,
+]
 TEXT = (SPECS / "conv_transpose.op").read_text()
 
 
@@ -217,7 +222,9 @@ def test_other_instructions(
 ) -> None:
     monkeypatch.setenv("OPGEN_CFLAGS", flags)
     op = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
-    for dtype, (n, channels, height, width) in itertools.product(TYPES[:3], SHAPES[1:3]):
+    for dtype, (n, channels, height, width) in itertools.product(
+        (torch.float32, torch.float64, torch.float16), SHAPES[1:3]
+    ):
         x = image(n, channels, height, width, dtype=dtype).requires_grad_()
         weight = torch.randn(channels, 1, 2, 2).to(dtype).requires_grad_()
         cotangent = image(n, channels, 2 * height, 2 * width, dtype=dtype)

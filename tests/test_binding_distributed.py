@@ -41,6 +41,7 @@ def outputs() -> tuple[str, ...]:
     return tuple(process.communicate(timeout=400)[0] for process in processes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [function.__name__ for function in distributed_cases.CHECKS])
 def test_two_processes(name: str) -> None:
     first, second = outputs()

@@ -143,6 +143,7 @@ def test_more_values_of_attributes_than_there_are_ops_for() -> None:
     assert other is not None and not lookup_library.is_answered(other(x.detach(), 0.5, 0.25))
 
 
+@pytest.mark.slow
 def test_more_values_of_attributes_than_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "_MOST_KNOWN", 20)
     module = opgen.compile("op plus(x[N]; s: int) -> y[N]\n  y[n] = x[n] + s\n")
@@ -189,6 +190,7 @@ def test_outputs_are_new_and_inference_mode_is_kept() -> None:
     assert not op.ours(*op.tensors).is_inference()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow() -> None:
     x = torch.ones(64, 1024)  # a quarter of a megabyte
     softmax = spec("softmax").softmax

@@ -94,7 +94,11 @@ def test_custom_convolution_equals_unfold_and_fold() -> None:
     ("name", "options", "pattern", "bound"),
     [
         ("cassi", "--channels 6 --size 24 --steps 30", r"reproduces the image to (\S+),", 1e-5),
-        ("edsr", "--features 4 --blocks 1 --size 6 --steps 2 --double", r"losses: (\S+)", 1e-10),
+        pytest.param(
+            *("edsr", "--features 4 --blocks 1 --size 6 --steps 2 --double"),
+            *(r"losses: (\S+)", 1e-10),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             *(
                 "mobilenet",

@@ -33,15 +33,16 @@ def test_only_numbers_of_16_bits_have_pairs(kind: str, real: str) -> None:
 
 
 CALLS = [
-    (torch.bfloat16, 16, 8, 3),  # fewer lanes than a pair has
-    (torch.bfloat16, 31, 9, 3),
+    # Fewer lanes than a pair has.
+    pytest.param((torch.bfloat16, 16, 8, 3), marks=pytest.mark.slow),
+    pytest.param((torch.bfloat16, 31, 9, 3), marks=pytest.mark.slow),
     (torch.bfloat16, 33, 16, 3),
-    (torch.bfloat16, 48, 12, 2),
-    (torch.bfloat16, 289, 20, 3),
+    pytest.param((torch.bfloat16, 48, 12, 2), marks=pytest.mark.slow),
+    pytest.param((torch.bfloat16, 289, 20, 3), marks=pytest.mark.slow),
     (torch.float16, 17, 16, 3),
-    (torch.float16, 47, 7, 3),
-    (torch.float32, 33, 16, 3),
-    (torch.float64, 17, 9, 3),
+    pytest.param((torch.float16, 47, 7, 3), marks=pytest.mark.slow),
+    pytest.param((torch.float32, 33, 16, 3), marks=pytest.mark.slow),
+    pytest.param((torch.float64, 17, 9, 3), marks=pytest.mark.slow),
 ]
 
 

@@ -312,8 +312,16 @@ def test_ops_that_only_copy(
         assert torch.equal(ops.heads(x, K=4), x.reshape(3, 7, 4, 5).transpose(1, 2))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("mode", ["CRD", "DCR"])
+@pytest.mark.parametrize(
+    ("dtype", "mode"),
+    [
+        (torch.float32, "CRD"),
+        (torch.bfloat16, "DCR"),
+        pytest.param(torch.float32, "DCR", marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, "CRD", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_images_with_channels_last(dtype: torch.dtype, mode: str) -> None:
     """Of a size at which plans are made, with their gradients: a shuffle undoes the other."""
     ops = opgen.load("specs/depth_to_space.op")

@@ -220,7 +220,7 @@ def test_compiled_kernels_give_what_pytorch_gives(dtype: torch.dtype) -> None:
 
 LARGE = [
     (torch.float32, 20, 7, 1),
-    (torch.bfloat16, 14, 5, 1),
+    pytest.param((torch.bfloat16, 14, 5, 1), marks=pytest.mark.slow),
     pytest.param((torch.float32, 9, 5, 2), marks=pytest.mark.slow),
     pytest.param((torch.float64, 17, 7, 1), marks=pytest.mark.slow),
     pytest.param((torch.float16, 7, 7, 1), marks=pytest.mark.slow),
@@ -290,7 +290,7 @@ assert torch.equal(module.conv2d(x, w, stride=2, padding=1, groups=128), wanted)
 """
 
 
-@pytest.mark.parametrize("width", [40, 56])
+@pytest.mark.parametrize("width", [40, pytest.param(56, marks=pytest.mark.slow)])
 def test_rows_that_begin_at_no_boundary(width: int) -> None:
     """In a process of its own, which a load from there would end; optimised, unlike others."""
     command = [sys.executable, "-c", STRIDED, str(SPECS / "conv.op"), str(width)]

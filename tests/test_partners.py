@@ -17,7 +17,12 @@ from opgen.compiler import special_source
 from opgen.passes import group_sums
 from opgen.runtime import partners, special
 
-TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+TYPES = [
+    torch.float32,
+    pytest.param(torch.float64, marks=pytest.mark.slow),
+    pytest.param(torch.float16, marks=pytest.mark.slow),
+    torch.bfloat16,
+]
 
 
 @pytest.fixture(autouse=True)

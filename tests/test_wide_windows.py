@@ -132,7 +132,9 @@ def test_strided_and_dilated_windows(more: dict[str, int]) -> None:
 
 
 @pytest.mark.usefixtures("few_terms")
-@pytest.mark.parametrize("groups", [16, 47, 67])
+@pytest.mark.parametrize(
+    "groups", [pytest.param(each, marks=pytest.mark.slow) for each in (16, 67)] + [47]
+)
 def test_the_last_stretch_takes_what_is_left_of_a_vector(groups: int) -> None:
     wanted, found = compared("result", GEOMETRIES["rows of a vector"], 0, groups)
     np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
@@ -259,14 +261,14 @@ def agrees(own: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 
 CALLS = [
     (torch.float32, 80, 20, 31),
-    (torch.float32, 67, 17, 13),
-    (torch.float64, 49, 19, 11),
+    pytest.param((torch.float32, 67, 17, 13), marks=pytest.mark.slow),
+    pytest.param((torch.float64, 49, 19, 11), marks=pytest.mark.slow),
     (torch.bfloat16, 200, 16, 12),
-    (torch.float16, 129, 25, 11),
-    (torch.float32, 16, 33, 11),
-    (torch.float32, 300, 14, 21),
+    pytest.param((torch.float16, 129, 25, 11), marks=pytest.mark.slow),
+    pytest.param((torch.float32, 16, 33, 11), marks=pytest.mark.slow),
+    pytest.param((torch.float32, 300, 14, 21), marks=pytest.mark.slow),
     (torch.float32, 83, 18, 7),
-    (torch.bfloat16, 37, 27, 7),
+    pytest.param((torch.bfloat16, 37, 27, 7), marks=pytest.mark.slow),
 ]
 
 
@@ -349,7 +351,9 @@ def test_other_processors(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (conv(x, weight, padding=5).double() - wanted).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
+)
 def test_threads_with_small_stacks(dtype: torch.dtype) -> None:
     """Copies of a point are larger than all of these."""
     text = """

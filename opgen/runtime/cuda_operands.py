@@ -25,7 +25,7 @@ def laid_out(
 ) -> dict[str, torch.Tensor]:
     """The operands with their dims in these orders; those that are one tensor stay one.
 
-    What the kernels have of their `own` is contiguous, and has nothing in it yet: it stays
+    What the kernels have of their `own` is one piece of memory with nothing in it yet: it is
     contiguous in the new order.
     """
     found = dict(operands)
@@ -35,9 +35,14 @@ def laid_out(
         tensor = operands[name]
         ordered = tensor.permute(order)
         if id(tensor) not in others:
-            ordered = tensor.view(ordered.shape)
+            ordered = _contiguous(tensor, ordered.shape)
         found[name] = seen.setdefault(id(tensor), ordered)
     return found
+
+
+def _contiguous(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The memory of a tensor without gaps as a contiguous one of this shape."""
+    return tensor.as_strided(shape, torch.empty(shape, device="meta").stride())
 
 
 def copies(
