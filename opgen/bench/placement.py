@@ -3,10 +3,11 @@
 An allocator that is asked for the same sizes in turn settles in some order, and gives a call the
 same memory in every round: memory that a cache still holds, or that shares its sets with the
 inputs, or pages that are new each time. That is nobody's merit, stays for all rounds, and differs
-from run to run: `F.conv2d` in channels-last format beside itself was found between 0.95 and 1.02,
-with intervals of a hundredth. So a block of another size is held during every sample, which moves
-what is allocated then, and intervals tell what the place of a result is worth. After Curtsinger and
-Berger, "STABILIZER: statistically sound performance evaluation" (ASPLOS 2013).
+from run to run: two ways to call the same convolution of PyTorch's library, in channels-last
+format, were found between 0.95 and 1.01 of each other, with intervals of a hundredth. So a block of
+another size is held during every sample, which moves what is allocated then, and intervals tell
+what the place of a result is worth. After Curtsinger and Berger, "STABILIZER: statistically sound
+performance evaluation" (ASPLOS 2013).
 """
 
 from __future__ import annotations
