@@ -29,6 +29,7 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_nodes, polynomials, renamed
+from opgen.passes.moving_loops import counted, step
 
 LARGEST: Final = 8
 """The most values of an index for which the body is copied."""
@@ -44,18 +45,25 @@ Body = tuple[Node, ...]
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A kernel whose body consists of independent copies, each with accumulators of its own."""
+    """A kernel whose body consists of independent copies, each with accumulators of its own.
+
+    Its copies are `counted` where loops had a range that moved with the row, and now do not.
+    """
 
     kernel: Kernel
     bodies: tuple[Body, ...]
+    counted: bool = False
 
 
-def copies_along(kernel: Kernel, name: str, reads: bool = False) -> Copies:
+def copies_along(kernel: Kernel, name: str, reads: bool = False, of_loops: bool = False) -> Copies:
     """The kernel with copies of its body for what goes along with the axis of that name.
 
-    With `reads` also for short axes that move what is read along it: `l` in `x[w + l]`.
+    With `reads` also for short axes that move what is read along it: `l` in `x[w + l]`. With
+    `of_loops` for the remainders of the axis by the steps in which ranges of short loops move.
     """
-    kernel, bodies = residues(kernel, name)
+    is_linear = not any(_divisors(kernel.body, name, of_loops=False))
+    kernel, bodies = residues(kernel, name, of_loops=of_loops)
+    is_counted = is_linear and len(bodies) > 1
     axes = _interleaved(kernel, bodies, name)
     if reads:
         axes = tuple(dict.fromkeys((*axes, *_moving(kernel, bodies, name))))
@@ -69,35 +77,40 @@ def copies_along(kernel: Kernel, name: str, reads: bool = False) -> Copies:
             for body in bodies
             for value in range(axis.extent.constant)
         ]
-    return Copies(kernel, tuple(bodies))
+    return Copies(kernel, tuple(bodies), is_counted)
 
 
 # ---------------------------------------------------------------------------- residues
-def residues(kernel: Kernel, name: str, most: int = LARGEST) -> tuple[Kernel, list[Body]]:
+def residues(
+    kernel: Kernel, name: str, most: int = LARGEST, of_loops: bool = False
+) -> tuple[Kernel, list[Body]]:
     """The axis counted in steps of the divisors of its quotients: a body for each remainder.
 
-    It stays as it is where these would be more than `most`.
+    It stays as it is where these would be more than `most`. With `of_loops` the short loops count
+    whose range moves with the axis.
     """
-    divisors = set(_divisors(kernel.body, name))
-    step = math.lcm(*divisors) if divisors else 1
-    if not 1 < step <= most:
+    period = math.lcm(*_divisors(kernel.body, name, of_loops))
+    if not 1 < period <= most:
         return kernel, [kernel.body]
     (axis,) = (axis for axis in kernel.axes if axis.name == name)
     bodies = []
-    for remainder in range(step):
-        value = symbol(name) * step + remainder
-        body = _substituted(with_own_definitions(kernel.body, f"_{remainder}", name), {name: value})
+    for remainder in range(period):
+        value = symbol(name) * period + remainder
+        own = with_own_definitions(kernel.body, f"_{remainder}", name)
+        body = _substituted(own, {name: value})
+        body = counted(body, name) if of_loops else body
         exists = Condition(axis.extent - 1 - value)
         bodies.append(_with_own_accumulators((If((exists,), body),), f"_{remainder}"))
-    counted = Axis(name, (axis.extent + step - 1) // step)
-    axes = tuple(counted if each is axis else each for each in kernel.axes)
+    fewer = Axis(name, (axis.extent + period - 1) // period)
+    axes = tuple(fewer if each is axis else each for each in kernel.axes)
     return replace(kernel, axes=axes), bodies
 
 
-def _divisors(body: Body, name: str) -> Iterator[int]:
+def _divisors(body: Body, name: str, of_loops: bool) -> Iterator[int]:
     """The constants that something which depends on the index is divided by.
 
-    Bounds do not count: they hold for a range of the index however they are rounded.
+    Bounds do not count: they hold for a range of the index however they are rounded. With
+    `of_loops` they do in a loop that begins and ends at quotients and has few terms.
     """
     values: dict[str, Poly] = {}
     found: list[Poly] = []
@@ -105,6 +118,8 @@ def _divisors(body: Body, name: str) -> Iterator[int]:
         match node:
             case Define(name=name_, value=value):
                 values.setdefault(name_, value.substitute(values))
+            case For() if of_loops:
+                yield step(node, name, values)
             case For():
                 pass
             case If(conditions=conditions, test=test):

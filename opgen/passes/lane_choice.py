@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from opgen.algebra.poly import Atom, Kind, Poly, of_atom, symbol_atom
+from opgen.algebra.poly import Atom, Kind, Poly, of_atom, symbol, symbol_atom
 from opgen.ir.loops import (
     Accumulate,
     Define,
@@ -23,6 +23,7 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.notation import Reducer
+from opgen.passes.moving_loops import step
 
 
 class Way(Enum):
@@ -54,7 +55,8 @@ def choose(kernel: Kernel) -> Choice:
     stores = [node.indices for node in walk(kernel.body) if isinstance(node, Store)]
     best, best_score = Choice(Way.POINTS), -1
     for axis in reversed(kernel.axes):
-        score = sum(_walk(access, axis.name) for access in loads)
+        along = {loop.name: symbol(axis.name) for loop in _moving(kernel, axis.name)}
+        score = sum(_walk(_substituted(access, along), axis.name) for access in loads)
         for store in stores:
             filled = _is_filled(kernel, store, axis.name)
             score += _CONSECUTIVE if filled else _walk(store, axis.name)
@@ -72,16 +74,26 @@ def choose(kernel: Kernel) -> Choice:
 def walks(kernel: Kernel, loop: For) -> int:
     """How well a loop loads what the kernel does, wherever it stands."""
     score = sum(_walk(access, loop.name) for access in _loads(kernel))
+    if any(loop in _moving(kernel, axis.name) for axis in kernel.axes):
+        return score + _SHORT
     return score + min((_length(bound + 1) for bound in loop.upper), default=0)
+
+
+def _moving(kernel: Kernel, name: str) -> list[For]:
+    """Loops of few terms whose range moves with an axis, one step for some of its cells."""
+    values = _definitions(kernel)
+    loops = (node for node in walk(kernel.body) if isinstance(node, For))
+    return [loop for loop in loops if step(loop, name, values) > 1]
 
 
 def _loads(kernel: Kernel) -> list[tuple[Poly, ...]]:
     """The indices of all loads in terms of axes and loops."""
     values = _definitions(kernel)
-    return [
-        tuple(index.substitute(values) for index in load.indices)
-        for load in loads_of(walk(kernel.body))
-    ]
+    return [_substituted(load.indices, values) for load in loads_of(walk(kernel.body))]
+
+
+def _substituted(indices: tuple[Poly, ...], values: Mapping[str, Poly]) -> tuple[Poly, ...]:
+    return tuple(index.substitute(values) for index in indices)
 
 
 def _length(extent: Poly) -> int:

@@ -98,7 +98,7 @@ def masked(kernel: Kernel, program: Program, facts: Facts) -> Kernel | None:
     choice = choose(kernel)
     if choice.way is not Way.ROW:
         return None
-    copies = copies_along(kernel, choice.name)
+    copies = copies_along(kernel, choice.name, of_loops=True)
     kernel, bodies = copies.kernel, copies.bodies
     (axis,) = (each for each in kernel.axes if each.name == choice.name)
     if axis.extent.is_constant or len(bodies) != 1:

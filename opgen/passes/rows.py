@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
@@ -49,7 +49,7 @@ from opgen.ir.loops import (
     Test,
     walk,
 )
-from opgen.ir.map_loops import map_nodes, symbols_of, test_symbols
+from opgen.ir.map_loops import symbols_of, test_symbols
 from opgen.ir.notation import Reducer
 from opgen.passes.gather import fresh_name
 from opgen.passes.groups import grouped
@@ -60,11 +60,12 @@ from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solv
 from opgen.passes.lane_choice import Choice, Way, choose, walks
 from opgen.passes.lane_passes import fused
 from opgen.passes.moves import moves_of
+from opgen.passes.moving_loops import from_begin
 from opgen.passes.pairs import paired
 from opgen.passes.peel import Peeling
 from opgen.passes.short_rows import with_planes
 from opgen.passes.tile import Tile, tiled, tiles_along, window_tiles
-from opgen.passes.unroll import LONGEST, MOST, unrolled
+from opgen.passes.unroll import MOST, unrolled
 from opgen.passes.walk_order import in_walk_order
 
 Leaf = Accumulate | Start | Store | AtomicAdd
@@ -156,7 +157,7 @@ def along_row(
     Loops with up to `most` terms in all are written out. The tiles in `jammed_too` are jammed
     beside those that share what they load with each other.
     """
-    copies = copies_along(kernel, name)
+    copies = copies_along(kernel, name, of_loops=True)
     kernel, bodies = copies.kernel, copies.bodies
     (axis,) = (axis for axis in kernel.axes if axis.name == name)
     taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
@@ -164,8 +165,11 @@ def along_row(
     inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))
     for each in kernel.axes:
         inside = inside.with_bounds(each.name, ZERO, each.extent - 1)
-    tiles = tiles_along(kernel, bodies, name, all_shared=True)[-1:]
-    tiles = [*jammed_too, *(tiles or window_tiles(kernel, bodies, name))]
+    # Cells of one row share what they load already where the copies are those of a stride.
+    tiles = [] if copies.counted else tiles_along(kernel, bodies, name, all_shared=True)[-1:]
+    if not copies.counted:
+        tiles = tiles or window_tiles(kernel, bodies, name)
+    tiles = [*jammed_too, *tiles]
     copies_of_a_cell = len(bodies) * math.prod(tile.size for tile in tiles)
     width = max(WIDTH // copies_of_a_cell, LEAST_WIDTH)
     if axis.extent.is_constant:
@@ -310,8 +314,12 @@ class Rewriter:
         return None if lower is None or upper is None else lower.joined(upper)
 
     def loop(self, node: For, scope: Scope) -> list[Node]:
-        """The loop outside of the lanes, over all values that some lane needs."""
-        moved = self.moving_along(node, scope)
+        """The loop outside of the lanes, over all values that some lane needs.
+
+        Where its range moves with the lane, it is counted from where that begins: over all lanes
+        together its values may be many, though every lane needs but few.
+        """
+        moved = from_begin(node, lambda each: self.depends(each.symbols, scope), scope.values)
         if moved is not None:
             return self.loop(moved, scope)
         lower, upper = list[Poly](), list[Poly]()
@@ -332,29 +340,6 @@ class Rewriter:
                 bounds = bounds.joined(own)
         body = self.nodes(node.body, replace(scope, bounds=scope.bounds.joined(bounds)))
         return [replace(node, lower=tuple(lower), upper=tuple(upper), body=tuple(body))]
-
-    def moving_along(self, node: For, scope: Scope) -> For | None:
-        """A loop whose range moves with the lane, counted from where the range begins.
-
-        Over all lanes together its values may be many, though every lane needs but few.
-        """
-        bounds = (node.lower, node.upper)
-        stays = all(any(not self.depends(b.symbols, scope) for b in each) for each in bounds)
-        for first in node.lower:
-            if not self.depends(first.symbols, scope):
-                continue
-            begin = first.substitute(scope.values)
-            for last in node.upper:
-                count = last.substitute(scope.values) - begin
-                is_short = count.is_constant and count.constant < LONGEST
-                if not is_short and (stays or self.depends(count.symbols, scope)):
-                    continue
-                value = begin + symbol(node.name)
-                others = [Condition(value - bound) for bound in node.lower if bound is not first]
-                others += [Condition(bound - value) for bound in node.upper if bound is not last]
-                inner = map_nodes(node.body, _substitution({node.name: value}))
-                return For(node.name, (ZERO,), (count,), (If(tuple(others), inner),))
-        return None
 
     def inner_loop(self, node: For, scope: Scope) -> list[Node]:
         """The loop as it is, in every lane by itself."""
@@ -380,7 +365,3 @@ class Rewriter:
                 needed |= define.value.symbols
         bounds = bounds.needed(self.row.axis.extent, self.facts)
         return Lanes(bounds.lower, bounds.upper, (*defines, *body))
-
-
-def _substitution(values: Mapping[str, Poly]) -> Callable[[Poly], Poly]:
-    return lambda value: value.substitute(values)
