@@ -249,6 +249,27 @@ def test_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == 2
 
 
+def test_small_calls_leave_kernels_for_the_layers_of_a_net(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels for all values are a hundred times slower than those for one stride and window."""
+    monkeypatch.setattr(special, "MOST", 4)
+    monkeypatch.setattr(special, "FEW", 2)
+    op = fresh("filtered_6")
+    for stride in (2, 3, 4, 5):
+        call(op, stride, 0, 3)
+    few = {(2, 0, 3, None), (3, 0, 3, None)}
+    assert made(op) == few | {(None, None, None, None)}
+    for stride in (2, 4, 6):
+        x, w = torch.randn(4, special.LARGE // 4), torch.randn(3)
+        wanted = torch.nn.functional.conv1d(x[:, None], w[None, None], stride=stride)[:, 0]
+        torch.testing.assert_close(op(x, w, stride=stride, padding=0), wanted)
+    assert made(op) == few | {(None, None, None, None), (4, 0, 3, None), (6, 0, 3, None)}
+    chosen = set(op.operation.small)
+    call(op, 4, 0, 3)
+    assert op.operation.small == chosen == few
+
+
 def test_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "0")
     op = fresh("filtered_4")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +36,14 @@ from opgen.runtime.toolchain import NoCompilerError, find_compiler
 if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
 
-MOST = 16
+MOST = 64
 """How many sets of values kernels of one op are made for in one process; `$OPGEN_SPECIAL_KERNELS`
-sets another number."""
+sets another number. A net has one for each stride, window and layout of its layers, and the kernels
+for all values are a hundred times slower."""
+
+FEW = 16
+"""How many of these at most are for calls with little to do, and how many for other sizes; a
+quarter, where more than four times as many are made."""
 
 MOST_SIZES = 3
 """How many sets of other sizes kernels are made for beside the same attributes and windows."""
@@ -67,16 +72,37 @@ def values_of(operation: Operation, integers: Mapping[str, int], images: Images)
         return ()
     values, sizes = _split(special, integers, WIDEST_WINDOW if images.are_large else LARGEST_WINDOW)
     if not images.are_large:
-        return (*values, *(None for _ in sizes), None)
+        small = (*values, *(None for _ in sizes), None)
+        return small if _is_for_small(operation, special, small) else tuple(None for _ in small)
     if any(size is not None for size in sizes):
-        chosen = operation.chosen.setdefault(values, [])
-        if sizes not in chosen and len(chosen) < MOST_SIZES:
+        chosen = operation.chosen.get(values, [])
+        if sizes not in chosen and _is_room_for_sizes(operation, chosen):
+            chosen = operation.chosen.setdefault(values, [])
             chosen.append(sizes)
         if sizes not in chosen:
             # Of a factor only 1 is known: it adds few kernels, and without it they are slow.
             factors = len(special.factors)
             sizes = (*sizes[:factors], *(None for _ in sizes[factors:]))
     return (*values, *sizes, images.layout)
+
+
+def _is_for_small(operation: Operation, special: Special, values: Values) -> bool:
+    """Whether calls with little to do have a kernel for these values: the first few have."""
+    admitted = operation.small
+    if values not in admitted and values not in dict(special.sources) and len(admitted) < _few():
+        admitted.add(values)
+    return values in admitted or values in dict(special.sources)
+
+
+def _is_room_for_sizes(operation: Operation, chosen: Sequence[Values]) -> bool:
+    """Whether kernels may be made for other sizes, beside those `chosen` for the same values."""
+    made = sum(map(len, operation.chosen.values()))
+    return len(chosen) < MOST_SIZES and made < _few()
+
+
+def _compiled_for(operation: Operation) -> frozenset[Values]:
+    """The values of all kernels so far, of whatever element types."""
+    return frozenset(values for _, values in operation.compiled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +160,11 @@ def _most() -> int:
     return int(chosen)
 
 
+def _few() -> int:
+    """How many kernels may be made for small calls, and how many for other sizes."""
+    return max(min(_most(), FEW), _most() // 4)
+
+
 def is_made_for(operation: Operation, integers: Mapping[str, int]) -> bool:
     """Whether large calls of these sizes have a kernel with windows and rows of their own, or will.
 
@@ -150,7 +181,8 @@ def is_made_for(operation: Operation, integers: Mapping[str, int]) -> bool:
     if None in values[len(special.names) :] or None in sizes:
         return False
     chosen = operation.chosen.get(values, [])
-    return sizes in chosen or (len(chosen) < MOST_SIZES and len(operation.compiled) < _most())
+    has_room = len(_compiled_for(operation)) < _most()
+    return sizes in chosen or (has_room and _is_room_for_sizes(operation, chosen))
 
 
 def source_of(operation: Operation, values: Values) -> str:
@@ -161,7 +193,7 @@ def source_of(operation: Operation, values: Values) -> str:
     sources = dict(special.sources)
     known = sources.get(values)
     is_open = all(value is None for value in values)
-    if known is None and not is_open and len(operation.compiled) < _most():
+    if known is None and not is_open and len(_compiled_for(operation)) < _most():
         known = _made(operation, special, values, "special_source")
     if known is None:
         known = sources.get(_attributes_alone(special, values))
