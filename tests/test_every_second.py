@@ -115,7 +115,7 @@ def test_nothing_behind_the_last_element_is_read(dtype: torch.dtype, ops: Any) -
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize(("n", "width"), [(1, 8), (3, 5), (2, 16), (2, 21)])
+@pytest.mark.parametrize(("n", "width"), [(1, 8), (3, 5), (2, 14), (2, 16), (2, 21)])
 def test_filters_of_strided_convolutions(dtype: torch.dtype, n: int, width: int) -> None:
     """Those of a transposed one, whose windows do not meet, and of one whose windows do."""
     generator = torch.Generator().manual_seed(n)
@@ -137,3 +137,21 @@ def test_filters_of_strided_convolutions(dtype: torch.dtype, n: int, width: int)
         (other,) = torch.autograd.grad(precise, exact, cotangent.double())
         scale = other.abs().max().item()
         torch.testing.assert_close(own.double(), other, atol=tolerance * scale, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "stride"), [(4, 1), (7, 1), (10, 2), (14, 2)])
+def test_filters_of_small_images(dtype: torch.dtype, width: int, stride: int) -> None:
+    """Sums of four to seven cells, for which calls that are large have kernels of their own."""
+    plain = opgen.load(SPECS / "conv.op").conv2d
+    channels = 2**15 // width**2
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randint(-1, 2, (2, channels, width, width), generator=generator).to(dtype)
+    weight = torch.zeros(channels, 1, 3, 3)
+    found, exact = weight.to(dtype).requires_grad_(), weight.double().requires_grad_()
+    result = plain(x, found, stride=stride, padding=1, groups=channels)
+    precise = F.conv2d(x.double(), exact, stride=stride, padding=1, groups=channels)
+    cotangent = torch.randint(-1, 2, result.shape, generator=generator)
+    (own,) = torch.autograd.grad(result, found, cotangent.to(dtype))
+    (other,) = torch.autograd.grad(precise, exact, cotangent.double())
+    assert torch.equal(own, other.to(dtype))

@@ -268,3 +268,15 @@ op halves(x[W], w[2]) -> y[W]
         at = torch.arange(width)
         wanted = padded[at // 2] * w[0] + padded[(at + 1) // 2] * w[1]
         torch.testing.assert_close(own(x, w), wanted)
+
+
+@pytest.mark.parametrize(("width", "is_vector"), [(3, False), (4, True), (7, True), (8, True)])
+def test_short_sums_are_vectors_where_nothing_else_is(width: int, is_vector: bool) -> None:
+    """Rows of seven cells: a vector with half of its lanes, not one product after the other."""
+    op = op_of(
+        f"op taps(x[N,C,9,9], g[N,C,{width},{width}]) -> w[C,3,3]\n"
+        f"  w[c,k,l] = sum(n, i in {width}, j in {width}) x[n,c, i + k - 1 ?0, j + l - 1 ?0]"
+        " * g[n,c,i,j]"
+    )
+    text = show_program(rows(schedule(op, gather(op)), facts_of(op)))
+    assert ("in any order" in text) == is_vector

@@ -47,6 +47,7 @@ _SPREAD: Final = -1  # a fixed number of elements apart
 _SCATTERED: Final = -4  # rows or planes apart
 _SHORT: Final = -6  # fewer values than a vector holds
 _SHORTEST: Final = 8
+_FEWEST: Final = 4  # terms that are worth a vector with most of its lanes empty
 
 
 def choose(kernel: Kernel) -> Choice:
@@ -69,6 +70,22 @@ def choose(kernel: Kernel) -> Choice:
         if score > best_score:
             best, best_score = Choice(Way.SUM, loop.name), score
     return best
+
+
+def short_sum(kernel: Kernel) -> Choice:
+    """The sum to run over where no row and no longer sum is worth it: over half a vector, say.
+
+    Without one a kernel runs through its points one by one, and through each window's terms.
+    """
+    found = [
+        loop
+        for loop in _sums(kernel.body)
+        if any(b.is_constant and _FEWEST <= b.constant + 1 < _SHORTEST for b in loop.upper)
+        and not any(loop in _moving(kernel, axis.name) for axis in kernel.axes)
+    ]
+    scores = {loop.name: walks(kernel, loop) - _SHORT - 1 for loop in reversed(found)}
+    best = max(scores, key=lambda name: scores[name], default="")
+    return Choice(Way.SUM, best) if scores.get(best, -1) >= 0 else Choice(Way.POINTS)
 
 
 def walks(kernel: Kernel, loop: For) -> int:
