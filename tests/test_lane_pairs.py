@@ -16,11 +16,15 @@ from test_blocks import CONV, geometry, programs
 
 
 def test_passes_with_cells_of_their_own_have_pairs() -> None:
-    """Two rows of cells are one pass that is repeated; sums over images stay as they are."""
+    """Two rows of cells are tiles, or for short rows one pass that is repeated; sums over images
+    stay as they are."""
     values = geometry(3, 16, 16, 1)
     _, rows = programs(CONV["conv2d"], values, 9)
-    assert "#if PAIRED_LANES" in c_source(rows)
-    assert "number < 2; number++" in c_source(rows)
+    text = c_source(rows)
+    assert text.count("#if PAIRED_LANES") == 4  # for two parts of a row: inside, and at the borders
+    assert "number < 2; number++" in text
+    assert "total__1_3_next += " in text  # a tile of two rows and four columns
+    assert "total__1_4_next" not in text
     _, sums = programs(adjoint(CONV["conv2d"], "weight").op, values, 3)
     assert "wide_lanes" in c_source(sums)
     assert "PAIRED_LANES" not in c_source(sums)
@@ -37,6 +41,7 @@ CALLS = [
     pytest.param((torch.bfloat16, 16, 8, 3), marks=pytest.mark.slow),
     pytest.param((torch.bfloat16, 31, 9, 3), marks=pytest.mark.slow),
     (torch.bfloat16, 33, 16, 3),
+    pytest.param((torch.bfloat16, 32, 8, 3), marks=pytest.mark.slow),
     pytest.param((torch.bfloat16, 48, 12, 2), marks=pytest.mark.slow),
     pytest.param((torch.bfloat16, 289, 20, 3), marks=pytest.mark.slow),
     (torch.float16, 17, 16, 3),
@@ -78,3 +83,30 @@ def test_compiled_filters_give_what_torch_gives(
         assert none.shape == (0, *z.shape[1:])
     finally:
         torch.set_num_threads(before)
+
+
+SPECIAL_NUMBERS = (float("nan"), float("inf"), -float("inf"), 3.38e38, -3.38e38, 1e-40, -0.0)
+
+
+@pytest.mark.parametrize("flags", ["-O1", "-O1 -mno-avx512f"])
+@pytest.mark.parametrize(
+    ("dtype", "channels"), [(torch.bfloat16, 17), (torch.bfloat16, 75), (torch.float16, 75)]
+)
+def test_every_number_is_rounded_in_its_place(
+    dtype: torch.dtype, channels: int, flags: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one tap that is not 0, and a bias of 0, results are products: exact but for rounding."""
+    monkeypatch.setattr(special, "LARGE", 0)
+    monkeypatch.setenv("OPGEN_CFLAGS", flags)
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    torch.manual_seed(0)
+    x = torch.randn(2, channels, 8, 9).to(dtype)
+    for at, number in enumerate(SPECIAL_NUMBERS):
+        x[1, (at * 11) % channels, 2 + at % 4, 3 + at % 5] = number
+    weight = torch.zeros(channels, 1, 3, 3, dtype=dtype)
+    weight[:, 0, 1, 1] = 1 + torch.rand(channels).to(dtype)
+    for bias in (None, torch.zeros(channels, dtype=dtype)):
+        y = conv(x.to(memory_format=torch.channels_last), weight, bias, padding=1, groups=channels)
+        wide = F.conv2d(x.float(), weight.float(), padding=1, groups=channels)
+        assert torch.equal(y.isnan(), wide.isnan())
+        assert torch.equal(y.nan_to_num(1.0), wide.to(dtype).nan_to_num(1.0))

@@ -49,6 +49,7 @@ class ScopeEmitter(ABC):
     streams: str = ""  # the parameter that says whether results go past the caches
     guest: str = ""  # the parameter for the call of a guest, 0 where none runs within
     places: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # cells of lines
+    halves: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # of pairs
 
     @property
     def lane(self) -> str:

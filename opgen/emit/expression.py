@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from opgen.algebra.condition import Condition
-from opgen.algebra.poly import Atom, Poly, poly
+from opgen.algebra.poly import ZERO, Atom, Poly, poly
 from opgen.algebra.poly import Kind as AtomKind
 from opgen.emit.polynomial import Text, condition_text, sum_text
 from opgen.emit.types import GENERIC, Type, Types
@@ -64,7 +64,8 @@ class Printer:
     bounded: set[tuple[Poly, Poly]] = field(default_factory=set)
     walking: str = ""  # the index along which whole vectors are loaded,
     within: str = ""  # the first and last lane of them that do something, if not all,
-    twice: bool = False  # and whether every value of the index has two lanes
+    twice: bool = False  # and whether every value of the index has two lanes;
+    behind: str = ""  # what is added to the index in the second vector of a pair
     columns: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # loaded ones
 
     # ------------------------------------------------------------ polynomials
@@ -155,8 +156,11 @@ class Printer:
         """The element at an index in the type it is computed in."""
         if (name, tuple(indices)) in self.columns:
             return Text(self.columns[name, tuple(indices)])
+        is_walked = bool(self.walking) and any(self.walking in index.symbols for index in indices)
+        if is_walked and self.behind:
+            return self._of_pair(name, indices)
         cell = self.cell(name, indices)
-        if self.walking and any(self.walking in index.symbols for index in indices):
+        if is_walked:
             tensor = self._tensor(name)
             if isinstance(tensor, Operand) and tensor.widened:
                 return Text(f"lanes_from_wide(&{cell})")
@@ -183,6 +187,19 @@ class Printer:
                 return Text(f"from_{type_name(operand)}({cell})")
             case unexpected:
                 assert_never(unexpected)
+
+    def _of_pair(self, name: str, indices: Sequence[Poly]) -> Text:
+        """One of two vectors that are loaded from the same place."""
+        first = self.first_of_pair(indices)
+        cell, operand = self.cell(name, first), self.program.operand(name)
+        function = "first_of_pair" if first == tuple(indices) else "second_of_pair"
+        if operand.optional:
+            return Text(f"{function}_or_one(&{cell}, {self.names.strides[name, operand.rank - 1]})")
+        return Text(f"{function}(&{cell})")
+
+    def first_of_pair(self, indices: Sequence[Poly]) -> tuple[Poly, ...]:
+        """The indices of the first vector of a pair."""
+        return tuple(index.substitute({self.behind: ZERO}) for index in indices)
 
     def is_copy(self, operand: Operand, load: loops.Load) -> bool:
         """Whether an element to be stored is of the same type, the one that a call chooses.

@@ -3,19 +3,27 @@
 A vector of 16-bit numbers is half a line of memory. Cells that share a body go through dozens of
 pixels, whose lines are likely to fall into the same places of the first cache: what is left of each
 line is gone before the next block asks for it, and every line comes twice. Two vectors of each
-pixel, one right behind the other, take lines whole (0.7 of the time for filters of 3 by 3).
+pixel take lines whole (0.7 of the time for filters of 3 by 3).
+
+Which numbers of a line are in which vector is for their type to say: those of bfloat16 with even
+places are in one and those with odd places in the other, which takes one instruction for either
+(0.7 of the time again). A row with fewer numbers than two vectors have goes one vector at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, symbol
+from opgen.emit.vectors import is_next
 from opgen.ir.loops import (
     Accumulate,
+    For,
     Kernel,
     Lanes,
+    Node,
     Start,
     Store,
     accumulators_of,
@@ -28,8 +36,14 @@ from opgen.ir.progression import Body, moved
 MOST_CELLS: Final = 8
 """The most cells of a pass: two vectors of each, and what they load, are in registers."""
 
-MOST_TERMS: Final = 350
-"""The most terms of a kernel: there are twice as many then, and each takes a millisecond."""
+COLUMNS: Final = 4
+"""How many columns of cells a pass has, if it has two rows: what both load is loaded once, and the
+filters of two rows of taps stay in registers."""
+
+MOST_TERMS: Final = 420
+"""The most terms of a kernel: there are twice as many then, and those for short rows, which takes
+the compiler a fifth longer. Images of 8 by 8 have 352 for windows of 3 by 3, those of 20 by 20 have
+406; their filters take 0.55 and 0.8 of the time so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +54,24 @@ class Pass:
     count: int = 1
 
 
-def in_pairs(node: Lanes, kernel: Kernel, distance: str, number: str) -> tuple[Pass, ...]:
-    """Passes with two vectors, the second one so many lanes behind the first one.
+def in_pairs(node: Lanes, kernel: Kernel, behind: str, number: str) -> tuple[Pass, ...]:
+    """Passes with two vectors; in indices of the second one `behind` is added to the lane.
 
     A pass has as many cells as its accumulators have registers for. Passes that are the same but
     for a constant step, as those of two rows of cells, are one that is repeated. There is none
-    where it is not worth it: for single cells, for what a point copies first, and for loops, which
-    the few cells at a border have. All accumulators must begin and end in the pass.
+    where it is not worth it: for single cells, and for what a point copies first. All accumulators
+    must begin and end in the pass; where they do so around loops, as at the borders of an image,
+    there is one pass at most.
     """
     nodes = tuple(walk(node.body))
     begun = [each.accumulator for each in nodes if isinstance(each, Start)]
     terms = sum(isinstance(each, Accumulate) for each in walk(kernel.body))
-    is_simple = all(isinstance(each, Start | Accumulate | Store) for each in nodes)
-    if kernel.row is None or len(begun) < 2 or terms > MOST_TERMS or not is_simple:
+    if not all(isinstance(each, Start | For | Accumulate | Store) for each in nodes):
+        return ()
+    if kernel.row is None or len(begun) < 2 or terms > MOST_TERMS:
+        return ()
+    has_loops = any(isinstance(each, For) for each in nodes)
+    if has_loops and len(begun) > MOST_CELLS:
         return ()
     own = {f"{name}_next" for name in begun}
     if kernel.local or accumulators_of(*node.body) - set(begun) or own & set(begun):
@@ -62,19 +81,12 @@ def in_pairs(node: Lanes, kernel: Kernel, distance: str, number: str) -> tuple[P
     places += [each.indices for each in nodes if isinstance(each, Store)]
     if any(lane in index.symbols for indices in places for index in indices[:-1]):
         return ()
-    if any(len(accumulators_of(each)) != 1 for each in nodes):
+    if any(len(accumulators_of(each)) != 1 for each in nodes if not isinstance(each, For)):
         return ()
-    there = symbol(lane) + symbol(distance)
-    groups = [begun[at : at + MOST_CELLS] for at in range(0, len(begun), MOST_CELLS)]
-    bodies = []
-    for group in groups:
-        names = dict(zip(group, groups[0], strict=False))
-        own_nodes = tuple(each for each in nodes if accumulators_of(each) <= set(group))
-        bodies.append(renamed(own_nodes, names.__getitem__))
-    passes = [Pass(body) for body in bodies]
-    if len(groups) == 2:
-        whole = moved(bodies, symbol(number))
-        passes = passes if whole is None else [Pass(whole, 2)]
+    if not all(is_next(indices[-1], lane) for indices in places if lane in indices[-1].symbols):
+        return ()
+    there = symbol(lane) + symbol(behind)
+    passes = _passes(node.body, _groups(begun, node.body, lane), number)
 
     def change(value: Poly) -> Poly:
         return value.substitute({lane: there})
@@ -85,9 +97,68 @@ def in_pairs(node: Lanes, kernel: Kernel, distance: str, number: str) -> tuple[P
     )
 
 
+def one_by_one(node: Lanes, number: str) -> tuple[Pass, ...]:
+    """Passes with a vector of each cell, for rows that are too short for two: they are few, so what
+    counts is how long they take to compile."""
+    begun = [each.accumulator for each in walk(node.body) if isinstance(each, Start)]
+    half = len(begun) // 2
+    if len(begun) % 2 or any(isinstance(each, For) for each in node.body):
+        return (Pass(node.body),)
+    passes = _passes(node.body, [begun[:half], begun[half:]], number)
+    return passes if len(passes) == 1 else (Pass(node.body),)
+
+
+def _passes(body: Body, groups: Sequence[Sequence[str]], number: str) -> tuple[Pass, ...]:
+    """A pass for each group of cells, or a single one for two that differ by a constant step."""
+    if len(groups) == 1:
+        return (Pass(body),)
+    bodies = []
+    for group in groups:
+        names = dict(zip(group, groups[0], strict=False))
+        bodies.append(renamed(_own(body, group), names.__getitem__))
+    whole = moved(bodies, symbol(number)) if len(groups) == 2 else None
+    return tuple(map(Pass, bodies)) if whole is None else (Pass(whole, 2),)
+
+
+def _groups(cells: Sequence[str], nodes: Sequence[Node], lane: str) -> list[list[str]]:
+    """The cells of each pass: one behind the other, or columns of two rows if that loads less."""
+    rows = [list(cells[at : at + MOST_CELLS]) for at in range(0, len(cells), MOST_CELLS)]
+    half = len(cells) // 2
+    if len(cells) % 2 or len(rows) < 2:
+        return rows
+    upper, lower = cells[:half], cells[half:]
+    tiles = [
+        [*upper[at : at + COLUMNS], *lower[at : at + COLUMNS]] for at in range(0, half, COLUMNS)
+    ]
+
+    def loads(groups: list[list[str]]) -> int:
+        return sum(
+            sum(
+                lane in index.symbols
+                for load in set(loads_of(_own(nodes, group)))
+                for index in load.indices
+            )
+            for group in groups
+        )
+
+    return tiles if loads(tiles) < loads(rows) else rows
+
+
+def _own(nodes: Sequence[Node], group: Sequence[str]) -> Body:
+    """The nodes of some cells."""
+    return tuple(each for each in nodes if accumulators_of(each) <= set(group))
+
+
 def _renamed(body: Body) -> Body:
     return renamed(body, lambda name: f"{name}_next")
 
 
 def _in_turn(first: Body, second: Body) -> Body:
-    return tuple(node for pair in zip(first, second, strict=True) for node in pair)
+    """The nodes of both, one after the other; loops, which are the same, are one."""
+    out: list[Node] = []
+    for one, other in zip(first, second, strict=True):
+        if isinstance(one, For) and isinstance(other, For):
+            out.append(replace(one, body=_in_turn(one.body, other.body)))
+        else:
+            out += (one, other)
+    return tuple(out)

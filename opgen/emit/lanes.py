@@ -11,7 +11,7 @@ from opgen.emit.accumulators import AccumulatorEmitter
 from opgen.emit.columns import COUNT, columns_of, stored_rows
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
-from opgen.emit.lane_pairs import Pass, in_pairs
+from opgen.emit.lane_pairs import Pass, in_pairs, one_by_one
 from opgen.emit.polynomial import Text
 from opgen.emit.streams import Line, lines
 from opgen.emit.vectors import is_next, row_loads
@@ -153,20 +153,28 @@ class LaneEmitter(AccumulatorEmitter):
     def block_of_lanes(self, node: Lanes, row: Row) -> None:
         """A loop over blocks of lanes; the last one begins earlier where it would not fit."""
         assert not node.lower and not node.upper
-        distance = self.scope.fresh("next")
+        behind = self.scope.fresh("behind")
         number = self.scope.fresh("number")
         held = accumulators_of(*node.body) & self.arrays
-        pairs = () if held else in_pairs(node, self.kernel, distance, number)
-        if pairs:
-            self.write("#if PAIRED_LANES")
-            for each in pairs:
-                self.repeated(each, row, distance, number)
-            self.write("#else")
+        pairs = () if held else in_pairs(node, self.kernel, behind, number)
+        if not pairs:
+            self.loop_over_blocks(node, row)
+            return
+        first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
+        self.write("#if PAIRED_LANES")
+        self.write(f"if ({last} - {first} >= 2 * LANES - 1) {{")
+        inner = self.inner()
+        for each in pairs:
+            inner.repeated(each, row, number, behind)
+        self.write("} else {")
+        for each in one_by_one(node, number):
+            inner.repeated(each, row, number)
+        self.write("}")
+        self.write("#else")
         self.loop_over_blocks(node, row)
-        if pairs:
-            self.write("#endif")
+        self.write("#endif")
 
-    def repeated(self, each: Pass, row: Row, distance: str, number: str) -> None:
+    def repeated(self, each: Pass, row: Row, number: str, behind: str = "") -> None:
         """A pass with pairs of vectors, as often as it is to be made."""
         outer = self
         if each.count > 1:
@@ -175,28 +183,23 @@ class LaneEmitter(AccumulatorEmitter):
             head = f"int64_t {number} = 0; {number} < {each.count}; {number}++"
             self.write(f"for ({head}) {{")
             outer.write("NOT_A_VECTOR;")
-        outer.loop_over_blocks(Lanes((), (), each.body), row, distance)
+        outer.loop_over_blocks(Lanes((), (), each.body), row, behind)
         if each.count > 1:
             self.write("}")
 
-    def loop_over_blocks(self, node: Lanes, row: Row, distance: str = "") -> None:
-        """The loop, with two vectors of lanes in a block where there is a name for their distance.
-
-        The second one begins earlier as well where it would not fit.
-        """
+    def loop_over_blocks(self, node: Lanes, row: Row, behind: str = "") -> None:
+        """The loop, with two vectors of lanes in a block where the second one has a name."""
         first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
         inner = replace(self.inner(), blocks=True)
         inner.printer.names.symbols[row.axis.name] = self.lane
         inner.printer = replace(inner.printer, walking=row.axis.name)
-        step = "2 * LANES" if distance else "LANES"
+        step = "2 * LANES" if behind else "LANES"
         self.write(
             f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane} += {step}) {{"
         )
-        inner.write(f"if ({self.lane} + LANES > {last} + 1) {self.lane} = {last} + 1 - LANES;")
-        if distance:
-            left = f"{last} + 1 - LANES - {self.lane}"
-            inner.printer.names.symbols[distance] = distance
-            inner.write(f"const int64_t {distance} = least(LANES, {left});")
+        inner.write(f"if ({self.lane} + {step} > {last} + 1) {self.lane} = {last} + 1 - {step};")
+        if behind:
+            inner.printer = replace(inner.printer, behind=behind)
             inner.named = True
         held = inner.take_up(node, first)
         inner.nodes(node.body)
@@ -277,6 +280,9 @@ class LaneEmitter(AccumulatorEmitter):
         """Write the cells of a block: all at once where they are consecutive, else one by one."""
         assert self.kernel.row is not None
         values, lane = self.printer.scalar(node.value).text, self.kernel.row.axis.name
+        if self.printer.behind:
+            self.store_pair(node, values)
+            return
         *rows, last = node.indices
         if not any(lane in index.symbols for index in rows) and is_next(last, lane):
             if self.printer.within:
@@ -298,6 +304,16 @@ class LaneEmitter(AccumulatorEmitter):
         inner.write(f"const wide_lanes {cells} = {values};")
         inner.write(f"for (int64_t {number} = 0; {number} < LANES; {number}++) {cell} = {stored};")
         self.write("}")
+
+    def store_pair(self, node: Store, values: str) -> None:
+        """Write the cells of two vectors, after the second one has been computed."""
+        indices = self.printer.first_of_pair(node.indices)
+        key = node.tensor, indices
+        if indices == node.indices:
+            self.halves[key] = values
+            return
+        cell = self.printer.cell(node.tensor, indices)
+        self.write(f"pair_to_T(&{cell}, {self.halves.pop(key)}, {values});")
 
     def fetch_ahead(self, node: Lanes, inside: Self, first: str, last: str) -> None:
         """Ask for the rows of the next round of the loop around: they begin elsewhere in memory."""

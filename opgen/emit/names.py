@@ -34,6 +34,8 @@ store_columns half_lanes integer_lanes single_lanes words_from_T AS_ROUNDED_NOW
 store_words same_lanes sum_of_lanes team_sum team_sums atomicAdd
 EVERY_SECOND every_second every_second_within only_every_second sum_of_every_second
 EACH_TWICE each_twice each_twice_within half_T_lanes doubled_T_lanes
+rounded_words pair_lanes first_of_pair second_of_pair first_of_pair_or_one second_of_pair_or_one
+pair_to_T
 call tensors integers numbers arguments task share shares MOST_SHARES stream is_of_lines
 will_be_written
 run_as_one find_largest_cache watch_forks take_chunks stored_T stored_bits masked_lanes

@@ -20,15 +20,50 @@ _TYPES: Final = (
 _LOADED: Final = "(half_lanes)*(const T_lanes *)(place)"
 
 _BF16_TO_LANES: Final = r"""
-/* Rounds to nearest, ties to even; a NaN stays one. */
-FUNCTION void lanes_to_T(T *place, wide_lanes values)
+/* Rounds to nearest, ties to even; a NaN stays one. The number is the upper half of each word. */
+FUNCTION word_lanes rounded_words(wide_lanes values)
 {
     const float_lanes rounded = __builtin_convertvector(values, float_lanes);
     const word_lanes bits = (word_lanes)rounded, is_nan = (word_lanes)(rounded != rounded);
-    const word_lanes upper = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    *(T_lanes *)place = __builtin_convertvector((upper & ~is_nan) | (0x7fc0 & is_nan), T_lanes);
+    return ((bits + 0x7fff + (bits >> 16 & 1)) & ~is_nan) | (0x7fc00000 & is_nan);
+}
+FUNCTION void lanes_to_T(T *place, wide_lanes values)
+{
+    *(T_lanes *)place = __builtin_convertvector(rounded_words(values) >> 16, T_lanes);
 }
 """
+
+_BF16_PAIRS: Final = r"""
+typedef uint32_t
+    pair_lanes __attribute__((vector_size(LANES * 4), aligned(sizeof(T)), may_alias));
+#define first_of_pair(place) ((wide_lanes)(*(const pair_lanes *)(place) << 16))
+#define second_of_pair(place) ((wide_lanes)(*(const pair_lanes *)(place) & 0xffff0000))
+FUNCTION void pair_to_T(T *place, wide_lanes first, wide_lanes second)
+{
+    const word_lanes upper = rounded_words(second) & 0xffff0000;
+    *(pair_lanes *)place = rounded_words(first) >> 16 | upper;
+}
+"""
+"""Numbers with even places in one vector and those with odd ones in another: what is side by side
+in memory is a word of 32 bits, of which either is one half. A line is loaded and stored whole, and
+no number has to move to another lane."""
+
+_F16_PAIRS: Final = r"""
+#define first_of_pair(place) lanes_from_T(place)
+#define second_of_pair(place) lanes_from_T((place) + LANES)
+FUNCTION void pair_to_T(T *place, wide_lanes first, wide_lanes second)
+{
+    lanes_to_T(place, first);
+    lanes_to_T(place + LANES, second);
+}
+"""
+
+_PAIRS_OR_ONE: Final = (
+    "#define first_of_pair_or_one(place, step) \\",
+    "    ((step) == 1 ? first_of_pair(place) : same_lanes(from_T(*(place))))",
+    "#define second_of_pair_or_one(place, step) \\",
+    "    ((step) == 1 ? second_of_pair(place) : same_lanes(from_T(*(place))))",
+)
 
 
 def bf16_lanes(wide: str) -> Iterator[str]:
@@ -50,6 +85,8 @@ def bf16_lanes(wide: str) -> Iterator[str]:
         yield plain
     yield "#define lanes_from_T(place) lanes_of((float_lanes)(words_from_T(place) << 16))"
     yield from _BF16_TO_LANES.strip().split("\n")
+    if wide == "f32":
+        yield from _pairs(_BF16_PAIRS)
 
 
 def f16_lanes(wide: str) -> Iterator[str]:
@@ -73,4 +110,13 @@ def f16_lanes(wide: str) -> Iterator[str]:
     yield "        (single_lanes)(values), AS_ROUNDED_NOW, (half_lanes){0}, -1))"
     yield "#else"
     yield from plain
+    yield "#endif"
+    yield from _pairs(_F16_PAIRS)
+
+
+def _pairs(functions: str) -> Iterator[str]:
+    """Two vectors from, and to, twice as many elements as a vector has lanes."""
+    yield "#if PAIRED_LANES"
+    yield from functions.strip().split("\n")
+    yield from _PAIRS_OR_ONE
     yield "#endif"
