@@ -38,7 +38,8 @@ AHEAD: Final = 2**14
 """How many bytes behind what is loaded of planes the same of later ones is asked for.
 
 Processors foresee it, but not far enough where most of what moves is read: the gradient of nearest
-upsampling of 8 by 8 takes 0.9 of the time so. Where as much is written as read, it takes longer.
+upsampling of 8 by 8 takes 0.9 of the time so. Where as much is written as read, it takes longer, as
+do numbers of 16 bits, which are limited by what converts them.
 """
 
 HAVE: Final = {
@@ -220,9 +221,8 @@ class _PlanePrinter:
         place = self.place(cell, begin, self.steps.get(picked.first.tensor, 0))
         loaded = f"*(const stored_lanes *)({place})" if self.copies else f"lanes_from_T({place})"
         if self.fetches and loaded not in self.known:
-            # Two vectors of 16 bits are a line.
-            every = "" if begin % (2 * LANES) == 0 else "if (sizeof(T) > 2) "
-            self.emitter.write(f"{every}FETCH({place} + {AHEAD} / (int64_t)sizeof(T));")
+            later = f"{place} + {AHEAD} / (int64_t)sizeof(T)"
+            self.emitter.write(f"if (sizeof(T) > 2) FETCH({later});")
         return self.named(f"{picked.first.tensor}_{begin}", loaded)
 
     def gathered(self, picked: Picked) -> str:
