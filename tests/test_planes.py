@@ -19,6 +19,7 @@ from torch import Tensor
 import opgen
 from catalogue import SPECS
 from opgen.compiler import check_source, read_source, special_source
+from opgen.emit.planes import AHEAD
 from opgen.errors import Source
 from opgen.ir.cells import to_array
 from opgen.ir.loops import Call, Integer, Load, Number, Planes, Program, Scalar
@@ -293,6 +294,28 @@ def test_the_same_input_gives_the_same_bytes() -> None:
     path, values = ("upsample_bilinear", "x"), up_values(8, 8)
     first, second = (special_source(text, "spec", path, values) for _ in range(2))
     assert "are_planes" in first and first == second
+
+
+@pytest.mark.parametrize(
+    ("file", "path", "values", "are_fetched"),
+    [
+        ("upsample_nearest", ("upsample_nearest", "x"), up_values(8, 8), True),
+        ("upsample_bilinear", ("upsample_bilinear", "x"), up_values(8, 8), True),
+        ("upsample_bilinear", ("upsample_bilinear", "x"), up_values(16, 16), True),  # in loops
+        ("upsample_bilinear", ("upsample_bilinear",), up_values(8, 8), False),  # writes most
+        ("conv", ("conv2d",), conv_values(8, 8, 3, 1), False),  # writes as much as it reads
+        ("conv_transpose", ("conv_transpose2d", "x"), transposed_values(8, 8), True),
+        # Another kernel of the same call reads the planes as well.
+        ("conv_transpose", ("conv_transpose2d", "x,weight"), transposed_values(8, 8), False),
+    ],
+)
+def test_planes_are_asked_for_where_most_is_read(
+    file: str, path: tuple[str, ...], values: dict[str, int], are_fetched: bool
+) -> None:
+    text = (SPECS / f"{file}.op").read_text()
+    source = special_source(text, "spec", path, values)
+    assert "_planes(" in source
+    assert (f"{AHEAD} / (int64_t)sizeof(T)" in source) == are_fetched
 
 
 # ---------------------------------------------------------------------------- compiled
