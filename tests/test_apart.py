@@ -17,7 +17,7 @@ from opgen.algebra.poly import poly, symbol
 from opgen.compiler import check_source, read_source, special_source
 from opgen.ir.cells import to_array
 from opgen.ir.context import facts_of
-from opgen.ir.loops import Load, Program
+from opgen.ir.loops import Load, Program, Store, walk
 from opgen.passes.apart import are_apart
 from opgen.passes.blocks import with_blocks
 from opgen.passes.differentiate import derivative
@@ -124,11 +124,14 @@ def both_programs(values: dict[str, int]) -> tuple[Program, Program]:
     return plain, with_one_pass(plain, rejoined(plain, parts))
 
 
-@pytest.mark.parametrize("size", [(2, 3), (3, 2), (1, 5)])
-def test_one_kernel_computes_what_two_do(size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("size", "pixels"), [((2, 3), 3), ((3, 2), 2), ((1, 5), 1), ((2, 4), 4), ((1, 6), 3)]
+)
+def test_one_kernel_computes_what_two_do(size: tuple[int, int], pixels: int) -> None:
     values = geometry(size)
     plain, joined = both_programs(values)
     *others, last = joined.kernels
+    assert sum(isinstance(n, Store) and n.tensor == "grad_x" for n in walk(last.body)) == pixels
     assert set(last.all_written) == {"grad_x", "grad_weight"}
     random = np.random.default_rng(0)
     known = {**dict.fromkeys(plain.integers, 1), **values, "groups": 19, "N": 2}

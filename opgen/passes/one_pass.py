@@ -6,6 +6,11 @@ After: a third kernel that computes the cells of the image at the pixels of the 
 loads everything once. It runs where it has points enough for all threads, else the other two do.
 
 Cells and sums have the same terms in the same order in both ways, so that the bits are the same.
+
+Some neighbouring pixels are one pass: sums, and the filter that cells are multiplied by, are loaded
+once for all of them. They are half of what a pass for a single pixel loads, and more than the first
+cache holds beside the pixels. With 2048 channels of 8 by 8, by hand, one pixel at a time took 1.05
+ms, two 0.75 and four 0.70, where copying as many bytes took 0.58.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from opgen.ir.loops import (
     Kernel,
     Lanes,
     Load,
+    Node,
     Program,
     accumulators_of,
     loads_of,
@@ -36,6 +42,9 @@ from opgen.passes.rows import direct
 
 MOST_TERMS: Final = 64
 """The most terms that cells have: they are written out."""
+
+MOST_PIXELS: Final = 4
+"""The most neighbouring pixels in a pass: each of their elements is a stream through memory."""
 
 
 def with_one_pass(plain: Program, program: Program) -> Program:
@@ -108,12 +117,9 @@ def _joined(plain: Kernel, cells: Kernel, sums: Kernel) -> Kernel | None:
         return None
     places |= {other.axis.name: symbol(row.axis.name)}
     own = map_nodes(written_out, lambda value: value.substitute(places))
-    taken = set(accumulators_of(*sums.body))
-    names = {name: fresh_name(name, taken) for name in sorted(accumulators_of(*own))}
-    own = renamed(own, names.__getitem__)
     if not set(loads_of(own)) & set(loads_of(found.inside.body)) or len(own) > MOST_TERMS:
         return None
-    inside = replace(found.inside, body=(*found.inside.body, *own))
+    found = _side_by_side(found, own, set(accumulators_of(*sums.body)))
     tensors = dict.fromkeys(
         name
         for each in (cells, sums)
@@ -123,7 +129,7 @@ def _joined(plain: Kernel, cells: Kernel, sums: Kernel) -> Kernel | None:
     only = Blocks(row.axis.extent, tuple(tensors), True, counts)
     spec = (*cells.spec, *sums.spec)
     also = (*sums.also, cells.written)
-    return replace(sums, body=found.with_inside(inside), also=also, only=only, spec=spec)
+    return replace(sums, body=found.body, also=also, only=only, spec=spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +141,10 @@ class _Pixels:
     inside: Lanes
     behind: Body
 
-    def with_inside(self, inside: Lanes) -> Body:
-        """The nodes with another pass."""
-        body: Body = (inside,)
+    @property
+    def body(self) -> Body:
+        """All nodes."""
+        body: Body = (self.inside,)
         for loop in reversed(self.loops):
             body = (replace(loop, body=body),)
         return (*self.before, *body, *self.behind)
@@ -159,6 +166,28 @@ def _pixels(body: Body) -> _Pixels | None:
     if not isinstance(inside, Lanes):
         return None
     return _Pixels(body[: places[0]], tuple(loops), inside, body[places[0] + 1 :])
+
+
+def _side_by_side(pixels: _Pixels, cells: Body, taken: set[str]) -> _Pixels:
+    """The loops with cells in their pass, and with neighbouring pixels in it.
+
+    Sums come before cells and have the same accumulators in all pixels; cells have their own, of
+    names that are not `taken`.
+    """
+    *outer, loop = pixels.loops
+    extent = loop.upper[0] + 1
+    count = 1
+    if extent.is_constant:
+        most = min(MOST_PIXELS, MOST_TERMS // len(cells))
+        count = max(n for n in range(1, most + 1) if extent.constant % n == 0)
+    body: list[Node] = []
+    for at_pixel in range(count):
+        names = {name: fresh_name(name, taken) for name in sorted(accumulators_of(*cells))}
+        both = (*pixels.inside.body, *renamed(cells, names.__getitem__))
+        body += at(both, {loop.name: symbol(loop.name) * count + at_pixel})
+    loop = replace(loop, upper=(extent // count - 1,))
+    inside = replace(pixels.inside, body=tuple(body))
+    return replace(pixels, loops=(*outer, loop), inside=inside)
 
 
 def _places(body: Body, axes: Mapping[str, Poly], pixels: _Pixels) -> dict[str, Poly] | None:

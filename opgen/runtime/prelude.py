@@ -48,6 +48,8 @@ C = (
 #endif
 #define FETCH(place) __builtin_prefetch(place, 0, 2)
 #define FETCH_NEAR(place) __builtin_prefetch(place, 0, 3)
+/* One of several that are `size` bytes together: near, where they fit into the first cache. */
+#define FETCH_ROUND(size, place) ((size) <= 1 << 15 ? FETCH_NEAR(place) : FETCH(place))
 #define PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
 #define INDEPENDENT PRAGMA(clang loop vectorize(assume_safety))
