@@ -37,7 +37,7 @@ EACH_TWICE each_twice each_twice_within half_T_lanes doubled_T_lanes
 call tensors integers numbers arguments task share shares MOST_SHARES stream is_of_lines
 will_be_written
 run_as_one find_largest_cache watch_forks take_chunks stored_T stored_bits masked_lanes
-stored_lanes
+stored_lanes unrounded rounded rounded_lanes stored_from_unrounded unrounded_from_stored
 """
 _FUNCTIONS: Final = """
 abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh div erf erfc exp exp2 expm1
