@@ -13,8 +13,8 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen.compiler import unrounded_source
-from opgen.runtime import Operation, special, unrounded
+from opgen import compiler
+from opgen.runtime import Operation, special, unrounded, unrounded_source
 
 LAST = torch.channels_last
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": LAST}
@@ -356,7 +356,43 @@ def test_an_input_that_is_loaded_many_times_is_cast() -> None:
     text = (SPECS / "conv.op").read_text(encoding="utf-8")
     values = {f"{n}[{at}]": 1 for n in ("stride", "padding", "dilation") for at in (0, 1)}
     values |= {"K": 3, "L": 3, "Ci": 1, "Co": 1}
-    made = unrounded_source(text, "conv.op", ("conv2d",), values, 0, ("x",))
+    made = compiler.unrounded_source(text, "conv.op", ("conv2d",), values, 0, ("x",))
     assert made == ""
-    gradient = unrounded_source(text, "conv.op", ("conv2d", "x"), values, 0, ("grad_x",))
+    gradient = compiler.unrounded_source(text, "conv.op", ("conv2d", "x"), values, 0, ("grad_x",))
     assert "to_unrounded(" in gradient
+
+
+def test_cells_that_repeat_an_element_are_written_together() -> None:
+    text = (SPECS / "upsample_nearest.op").read_text(encoding="utf-8")
+    given = text, "upsample_nearest.op", ("upsample_nearest",)
+    for factor, stores in ((2, 2), (3, 3), (5, 1)):
+        made = compiler.unrounded_source(
+            *given, {"scale_factor": factor, "H": 8, "W": 8}, 3, ("x",)
+        )
+        assert made.count("= to_T(x[") == stores
+
+
+@pytest.mark.parametrize("factor", [1, 3, 5])
+def test_images_enlarged_by_other_factors(factor: int) -> None:
+    name = f"unrounded_factor_{factor}"
+    found = module("upsample_nearest", "upsample_nearest", name)
+    for layout, shape in itertools.product(FORMATS.values(), SIZES[:3]):
+        x = image(shape, layout, special_ones=True)
+        with autocast(), torch.no_grad():
+            got = getattr(found, name)(x, scale_factor=factor)
+        assert same(got, F.interpolate(x.to(torch.bfloat16), scale_factor=factor))
+    assert rounds_itself(operation(found, name))
+
+
+def test_the_tests_notice_numbers_that_are_rounded_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = unrounded_source.unrounded()
+    wrong = right.replace("0x7fff ", "0x8000 ").replace("__AVX512BF16__", "NEVER")
+    assert wrong != right
+    monkeypatch.setattr(unrounded_source, "unrounded", lambda: wrong)
+    name = "unrounded_wrongly"
+    up = getattr(module("upsample_nearest", "upsample_nearest", name), name)
+    x = image((2, 3, 8, 8), torch.contiguous_format, special_ones=True)
+    with autocast(), torch.no_grad():
+        assert not same(up(x), F.interpolate(x.to(torch.bfloat16), scale_factor=2))

@@ -5,18 +5,27 @@ memory, a third of what an op that moves data takes, and kernels can do without:
 so does a store. Cells are stored once, so that rounding them costs nothing more. What is loaded is
 loaded by some kernels many times, as pixels are for windows that overlap, and rounded each time: a
 cast before it is cheaper then.
+
+A copy that repeats what it loads rounds it once for cells that are neighbours: points of the axis
+along which it does become one point with a store for each. (Of an image in channels-last format
+that is enlarged two times in both directions, pixels side by side are written together, which takes
+0.7 of the time. Rows of pixels are not: that would be four streams of memory at once.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Final
 
+from opgen.algebra.poly import poly
 from opgen.ir.loops import (
     AtomicAdd,
     Finite,
     For,
     Kernel,
+    Lanes,
+    Load,
     Program,
     Store,
     loads_of,
@@ -38,7 +47,7 @@ def unrounded(program: Program, tensors: Collection[str]) -> Program | None:
     return replace(
         program,
         operands=tuple(replace(o, unrounded=o.name in names) for o in program.operands),
-        kernels=tuple(_without_moves(kernel, names) for kernel in program.kernels),
+        kernels=tuple(_rounding(kernel, names) for kernel in program.kernels),
     )
 
 
@@ -72,7 +81,34 @@ def _is_loaded_as_stored(kernel: Kernel, name: str) -> bool:
     return len(loads) <= sum(isinstance(node, Store) for node in nodes)
 
 
-def _without_moves(kernel: Kernel, names: Collection[str]) -> Kernel:
+def _rounding(kernel: Kernel, names: Collection[str]) -> Kernel:
     """A kernel that is no copy of elements as they are, if they have to be rounded."""
-    touched = uses(kernel).tensors
-    return replace(kernel, moves=()) if not touched.isdisjoint(names) else kernel
+    if uses(kernel).tensors.isdisjoint(names):
+        return kernel
+    return _stored_together(replace(kernel, moves=()), names)
+
+
+_MOST_STORES: Final = 4
+"""The most cells that are written together."""
+
+
+def _stored_together(kernel: Kernel, names: Collection[str]) -> Kernel:
+    """A copy with a store for every value of its last axis, if that repeats what is loaded."""
+    match kernel.body:
+        case (Lanes(lower=(), upper=(), body=(Store(value=Load() as load) as store,)) as lanes,):
+            pass
+        case _:
+            return kernel
+    is_plain = kernel.plane is None and kernel.only is None and kernel.guest is None
+    if load.tensor not in names or not kernel.axes or kernel.prologue or kernel.group:
+        return kernel
+    *axes, last = kernel.axes
+    is_few = last.extent.is_constant and last.extent.constant <= _MOST_STORES
+    if not is_plain or not is_few or any(last.name in each.symbols for each in load.indices):
+        return kernel
+    stores = []
+    for at in range(last.extent.constant):
+        indices = tuple(each.substitute({last.name: poly(at)}) for each in store.indices)
+        stores.append(replace(store, indices=indices))
+    body = (replace(lanes, body=tuple(stores)),)
+    return replace(kernel, axes=tuple(axes), body=body)
