@@ -339,7 +339,7 @@ def special_source(
 
     `layout` says which tensors are in channels-last format, see `passes.relayout`.
     """
-    return c_source(*_special_program(text, name, path, values, layout))
+    return c_source(*_special_program(text, name, path, tuple(values.items()), layout))
 
 
 def unrounded_source(
@@ -354,15 +354,21 @@ def unrounded_source(
 
     Empty where that is not worth it, see `passes.unrounded`.
     """
-    program, called_as, orders = _special_program(text, name, path, values, layout)
+    given = tuple(values.items())
+    program, called_as, orders = _special_program(text, name, path, given, layout)
     found = unrounded(program, tensors)
     return "" if found is None else c_source(found, called_as, orders)
 
 
+@functools.lru_cache(maxsize=2)
 def _special_program(
-    text: str, name: str, path: tuple[str, ...], values: Mapping[str, int], layout: int
+    text: str, name: str, path: tuple[str, ...], given: tuple[tuple[str, int], ...], layout: int
 ) -> tuple[Program, Program, Orders]:
-    """The program for particular values, the general one, and the orders of the dims of tensors."""
+    """The program for particular values, the general one, and the orders of the dims of tensors.
+
+    It is kept for a moment: a call may look at its source before it asks for another one.
+    """
+    values: Mapping[str, int] = dict(given)
     op = _derived_op(text, name, path)
     program = _rows(op, schedule(op, gather(op)))
     orders = with_temporaries(op, channels_last(op, layout), program)
