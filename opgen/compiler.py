@@ -339,7 +339,15 @@ def special_source(
 
     `layout` says which tensors are in channels-last format, see `passes.relayout`.
     """
-    return c_source(*_special_program(text, name, path, tuple(values.items()), layout))
+    _LATEST.clear()
+    key = text, name, path, tuple(values.items()), layout
+    _LATEST[key] = _special_program(text, name, path, values, layout)
+    return c_source(*_LATEST[key])
+
+
+_LATEST: dict[object, tuple[Program, Program, Orders]] = {}
+"""The program that `special_source` made last: a call may look at its source before it asks for the
+one that rounds."""
 
 
 def unrounded_source(
@@ -354,21 +362,16 @@ def unrounded_source(
 
     Empty where that is not worth it, see `passes.unrounded`.
     """
-    given = tuple(values.items())
-    program, called_as, orders = _special_program(text, name, path, given, layout)
+    latest = _LATEST.get((text, name, path, tuple(values.items()), layout))
+    program, called_as, orders = latest or _special_program(text, name, path, values, layout)
     found = unrounded(program, tensors)
     return "" if found is None else c_source(found, called_as, orders)
 
 
-@functools.lru_cache(maxsize=2)
 def _special_program(
-    text: str, name: str, path: tuple[str, ...], given: tuple[tuple[str, int], ...], layout: int
+    text: str, name: str, path: tuple[str, ...], values: Mapping[str, int], layout: int
 ) -> tuple[Program, Program, Orders]:
-    """The program for particular values, the general one, and the orders of the dims of tensors.
-
-    It is kept for a moment: a call may look at its source before it asks for another one.
-    """
-    values: Mapping[str, int] = dict(given)
+    """The program for particular values, the general one, and the orders of the dims of tensors."""
     op = _derived_op(text, name, path)
     program = _rows(op, schedule(op, gather(op)))
     orders = with_temporaries(op, channels_last(op, layout), program)
