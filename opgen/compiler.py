@@ -66,6 +66,7 @@ from opgen.passes.specialise import (
     windows_of,
 )
 from opgen.passes.unclamp import unclamped
+from opgen.passes.unrounded import unrounded
 from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
 from opgen.runtime import Operation, generated
 from opgen.runtime.description import LARGEST_WINDOW
@@ -338,21 +339,54 @@ def special_source(
 
     `layout` says which tensors are in channels-last format, see `passes.relayout`.
     """
+    _LATEST.clear()
+    key = text, name, path, tuple(values.items()), layout
+    _LATEST[key] = _special_program(text, name, path, values, layout)
+    return c_source(*_LATEST[key])
+
+
+_LATEST: dict[object, tuple[Program, Program, Orders]] = {}
+"""The program that `special_source` made last: a call may look at its source before it asks for the
+one that rounds."""
+
+
+def unrounded_source(
+    text: str,
+    name: str,
+    path: tuple[str, ...],
+    values: Mapping[str, int],
+    layout: int,
+    tensors: tuple[str, ...],
+) -> str:
+    """The same where these tensors are float32 and the call computes with bfloat16.
+
+    Empty where that is not worth it, see `passes.unrounded`.
+    """
+    latest = _LATEST.get((text, name, path, tuple(values.items()), layout))
+    program, called_as, orders = latest or _special_program(text, name, path, values, layout)
+    found = unrounded(program, tensors)
+    return "" if found is None else c_source(found, called_as, orders)
+
+
+def _special_program(
+    text: str, name: str, path: tuple[str, ...], values: Mapping[str, int], layout: int
+) -> tuple[Program, Program, Orders]:
+    """The program for particular values, the general one, and the orders of the dims of tensors."""
     op = _derived_op(text, name, path)
     program = _rows(op, schedule(op, gather(op)))
     orders = with_temporaries(op, channels_last(op, layout), program)
     if (wide := _wide(op, program, of_images(orders), values)) is not None:
-        return c_source(wide, program, of_images(orders))
+        return wide, program, of_images(orders)
     windows = _windows(op, _checked(text, name)[path[0]])
     values = {n: v for n, v in values.items() if n not in windows or v <= LARGEST_WINDOW}
     laid_out = relayout(op, orders)
     special = _special(laid_out, program, values, _plain_rows)
     if special is program:
-        return c_source(program)
+        return program, program, {}
     known = specialise(laid_out, values)
     special = with_one_pass(schedule(known, gather(known)), _with_all_kernels(known, special))
     special = with_guests(special)
-    return c_source(special, program, with_workspaces(orders, special.workspaces))
+    return special, program, with_workspaces(orders, special.workspaces)
 
 
 def _wide(op: Op, program: Program, orders: Orders, values: Mapping[str, int]) -> Program | None:

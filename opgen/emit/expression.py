@@ -32,7 +32,7 @@ def type_name(operand: Operand) -> str:
             return "wide"
         return "int64_t" if operand.dtype.is_integer else "real"
     if operand.dtype in GENERIC:
-        return "T"
+        return "unrounded" if operand.unrounded else "T"
     if operand.dtype is DType.INT:
         return f"T_{operand.name}"
     return "b8" if operand.dtype is DType.BOOL else operand.dtype.value
@@ -164,17 +164,19 @@ class Printer:
             tensor = self._tensor(name)
             if isinstance(tensor, Operand) and tensor.widened:
                 return Text(f"lanes_from_wide(&{cell})")
+            kind = "_unrounded" if isinstance(tensor, Operand) and tensor.unrounded else ""
             if isinstance(tensor, Operand) and tensor.optional:
                 step = self.names.strides[name, tensor.rank - 1]
-                return Text(f"lanes_or_one(&{cell}, {step})")
+                return Text(f"lanes_or_one{kind}(&{cell}, {step})")
             if not any(self.walking in index.symbols for index in indices[-1:]):
                 (axis,) = (at for at, i in enumerate(indices) if self.walking in i.symbols)
-                return Text(f"lanes_apart(&{cell}, {self.names.strides[name, axis]})")
-            function = "lanes_from_T"
+                return Text(f"lanes_apart{kind}(&{cell}, {self.names.strides[name, axis]})")
+            function = "lanes"
             if (step_of(indices[-1], self.walking) == EVERY_SECOND) != self.twice:
                 function = "each_twice" if self.twice else "every_second"
             if self.within:
-                return Text(f"{function.removesuffix('_from_T')}_within(&{cell}, {self.within})")
+                return Text(f"{function}_within{kind}(&{cell}, {self.within})")
+            function = f"lanes_from{kind or '_T'}" if function == "lanes" else function + kind
             return Text(f"{function}(&{cell})")
         match self._tensor(name):
             case Table():
@@ -193,21 +195,35 @@ class Printer:
         first = self.first_of_pair(indices)
         cell, operand = self.cell(name, first), self.program.operand(name)
         function = "first_of_pair" if first == tuple(indices) else "second_of_pair"
+        kind = "_unrounded" if operand.unrounded else ""
         if operand.optional:
-            return Text(f"{function}_or_one(&{cell}, {self.names.strides[name, operand.rank - 1]})")
-        return Text(f"{function}(&{cell})")
+            step = self.names.strides[name, operand.rank - 1]
+            return Text(f"{function}_or_one{kind}(&{cell}, {step})")
+        return Text(f"{function}{kind}(&{cell})")
 
     def first_of_pair(self, indices: Sequence[Poly]) -> tuple[Poly, ...]:
         """The indices of the first vector of a pair."""
         return tuple(index.substitute({self.behind: ZERO}) for index in indices)
 
-    def is_copy(self, operand: Operand, load: loops.Load) -> bool:
-        """Whether an element to be stored is of the same type, the one that a call chooses.
+    def copy(self, operand: Operand, cell: str, load: loops.Load) -> str:
+        """An assignment of an element of the type that a call chooses; empty if it is none.
 
-        It needs no conversion then, which takes longer than the copy where numbers have 16 bits.
+        It needs no conversion then, which takes longer than the copy where numbers have 16 bits,
+        or one where either is stored unrounded.
         """
-        source = self._tensor(load.tensor)
-        return isinstance(source, Operand) and type_name(source) == type_name(operand) == "T"
+        tensor = self._tensor(load.tensor)
+        if not isinstance(tensor, Operand):
+            return ""
+        source = self.cell(load.tensor, load.indices)
+        match type_name(tensor), type_name(operand):
+            case "T", "T":
+                return f"stored_T({cell}) = stored_T({source});"
+            case "unrounded", "T":
+                return f"{cell} = to_T({source});"
+            case "T", "unrounded":
+                return f"{cell} = from_T({source});"
+            case _:
+                return ""
 
     def stored(self, operand: Operand, value: Text) -> str:
         """The right-hand side of an assignment to an element."""

@@ -249,8 +249,9 @@ class LaneEmitter(AccumulatorEmitter):
             axis = next(at for at, index in enumerate(found.place) if lane in index.symbols)
             step = self.printer.names.strides[found.tensor, axis]
             cell = self.printer.cell(found.tensor, found.cell)
+            kind = "_unrounded" if program.operand(found.tensor).unrounded else ""
             self.write(f"wide_lanes {name}[{COUNT}];")
-            self.write(f"load_columns(&{cell}, {step}, {name});")
+            self.write(f"load_columns{kind}(&{cell}, {step}, {name});")
             for last in found.asked:
                 key = found.tensor, (*found.place, last)
                 self.printer.columns[key] = f"{name}[{last.constant - found.first}]"
@@ -273,7 +274,9 @@ class LaneEmitter(AccumulatorEmitter):
             for at, store in enumerate(stores):
                 self.write(f"{name}[{at}] = {self.printer.scalar(store.value).text};")
             cell = self.printer.cell(first.tensor, first.indices)
-            self.write(f"store_columns(&{cell}, {step}, {name});")
+            unrounded = self.printer.program.operand(first.tensor).unrounded
+            kind = "_unrounded" if unrounded else ""
+            self.write(f"store_columns{kind}(&{cell}, {step}, {name});")
         return True
 
     def store_lanes(self, node: Store) -> None:
@@ -285,11 +288,12 @@ class LaneEmitter(AccumulatorEmitter):
             return
         *rows, last = node.indices
         if not any(lane in index.symbols for index in rows) and is_next(last, lane):
+            operand = self.printer.program.operand(node.tensor)
+            kind = type_name(operand) if operand.widened or operand.unrounded else "T"
             if self.printer.within:
                 cell = self.printer.cell(node.tensor, node.indices)
-                self.write(f"lanes_to_T_within(&{cell}, {values}, {self.printer.within});")
+                self.write(f"lanes_to_{kind}_within(&{cell}, {values}, {self.printer.within});")
                 return
-            kind = "wide" if self.printer.program.operand(node.tensor).widened else "T"
             cell = self.printer.cell(node.tensor, node.indices)
             self.write(f"lanes_to_{kind}(&{cell}, {values});")
             return
@@ -313,7 +317,8 @@ class LaneEmitter(AccumulatorEmitter):
             self.halves[key] = values
             return
         cell = self.printer.cell(node.tensor, indices)
-        self.write(f"pair_to_T(&{cell}, {self.halves.pop(key)}, {values});")
+        kind = "unrounded" if self.printer.program.operand(node.tensor).unrounded else "T"
+        self.write(f"pair_to_{kind}(&{cell}, {self.halves.pop(key)}, {values});")
 
     def fetch_ahead(self, node: Lanes, inside: Self, first: str, last: str) -> None:
         """Ask for the rows of the next round of the loop around: they begin elsewhere in memory.

@@ -35,11 +35,12 @@ store_words same_lanes sum_of_lanes team_sum team_sums atomicAdd
 EVERY_SECOND every_second every_second_within only_every_second sum_of_every_second
 EACH_TWICE each_twice each_twice_within half_T_lanes doubled_T_lanes
 rounded_words pair_lanes first_of_pair second_of_pair first_of_pair_or_one second_of_pair_or_one
-pair_to_T
+pair_to_T first_of_pair_unrounded second_of_pair_unrounded first_of_pair_or_one_unrounded
+second_of_pair_or_one_unrounded pair_to_unrounded
 call tensors integers numbers arguments task share shares MOST_SHARES stream is_of_lines
 will_be_written
 run_as_one find_largest_cache watch_forks take_chunks stored_T stored_bits masked_lanes
-stored_lanes
+stored_lanes unrounded rounded rounded_lanes stored_from_unrounded unrounded_from_stored
 """
 _FUNCTIONS: Final = """
 abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh div erf erfc exp exp2 expm1

@@ -12,7 +12,7 @@ What is loaded or written down for one vector serves all that need it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from opgen.emit.emitter import ScopeEmitter
@@ -53,7 +53,7 @@ HAVE: Final = {
 def print_plane(emitter: ScopeEmitter, plane: Plane) -> None:
     """The cells of a point."""
     fetches = _reads_most(plane) and _reads_alone(emitter, plane)
-    printer = _PlanePrinter(emitter, plane.copies, fetches)
+    printer = _PlanePrinter(emitter, plane.target.tensor, plane.copies, fetches)
     target = emitter.printer.cell(plane.target.tensor, plane.target.indices)
     for run in plane.runs:
         printer.run(run, target)
@@ -89,6 +89,7 @@ class _PlanePrinter:
     """Prints the vectors of one point."""
 
     emitter: ScopeEmitter
+    target: str
     copies: bool  # whether elements stay as they are stored
     fetches: bool  # whether planes are asked for before they are needed
     known: dict[str, str] = field(default_factory=dict)  # vectors and numbers by their text
@@ -115,7 +116,7 @@ class _PlanePrinter:
         self.emitter.write(f"for (int64_t {name} = 0; {name} < {run.count}; {name}++) {{")
         inner.write("NOT_A_VECTOR;")
         known, steps = dict(self.known), dict(run.steps)
-        printer = _PlanePrinter(inner, self.copies, self.fetches, known, round=name, steps=steps)
+        printer = replace(self, emitter=inner, known=known, total="", round=name, steps=steps)
         for cells in run.cells:
             printer.cells(cells, target, run.step)
         self.emitter.write("}")
@@ -132,10 +133,17 @@ class _PlanePrinter:
             self.term(term)
         value = self.lanes(cells.value)
         place = self.place(target, cells.first, step)
-        if self.copies:
+        kind = "unrounded" if self.is_unrounded(self.target) else "T"
+        if not self.copies:
+            self.emitter.write(f"lanes_to_{kind}({place}, {value});")
+        elif kind == "T":
             self.emitter.write(f"*(stored_lanes *)({place}) = {value};")
-            return
-        self.emitter.write(f"lanes_to_T({place}, {value});")
+        else:
+            self.emitter.write(f"unrounded_from_stored({place}, {value});")
+
+    def is_unrounded(self, tensor: str) -> bool:
+        """Whether it is stored as float32, and rounded where it is loaded or stored."""
+        return self.emitter.printer.program.operand(tensor).unrounded
 
     def begun(self) -> str:
         """The sum of the cells, which is zero where none of them has a term."""
@@ -219,7 +227,13 @@ class _PlanePrinter:
         """A vector of consecutive elements of a plane."""
         cell = self.emitter.printer.cell(picked.first.tensor, picked.first.indices)
         place = self.place(cell, begin, self.steps.get(picked.first.tensor, 0))
-        loaded = f"*(const stored_lanes *)({place})" if self.copies else f"lanes_from_T({place})"
+        kind = "unrounded" if self.is_unrounded(picked.first.tensor) else "T"
+        if not self.copies:
+            loaded = f"lanes_from_{kind}({place})"
+        elif kind == "T":
+            loaded = f"*(const stored_lanes *)({place})"
+        else:
+            loaded = f"stored_from_unrounded({place})"
         if self.fetches and loaded not in self.known:
             later = f"{place} + {AHEAD} / (int64_t)sizeof(T)"
             self.emitter.write(f"if (sizeof(T) > 2) FETCH({later});")

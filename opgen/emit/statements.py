@@ -261,14 +261,11 @@ class Emitter(LaneEmitter):
                     return
                 operand = self.printer.program.operand(tensor)
                 cell = self.places.get((tensor, indices)) or self.printer.cell(tensor, indices)
-                if (
-                    isinstance(value, Load)
-                    and not self.printer.cuda
-                    and self.printer.is_copy(operand, value)
-                ):
-                    source = self.printer.cell(value.tensor, value.indices)
-                    self.write(f"stored_T({cell}) = stored_T({source});")
-                    return
+                if isinstance(value, Load) and not self.printer.cuda:
+                    copy = self.printer.copy(operand, cell, value)
+                    if copy:
+                        self.write(copy)
+                        return
                 self.write(f"{cell} = {self.printer.stored(operand, self.printer.scalar(value))};")
             case AtomicAdd(tensor=tensor, indices=indices, value=value):
                 cell = self.printer.cell(tensor, indices)

@@ -327,7 +327,9 @@ class Row:
 class Operand:
     """A tensor of a program. A `widened` one is stored in the type it is computed in.
 
-    An `optional` input may be absent: one number then stands for all of its elements.
+    An `optional` input may be absent: one number then stands for all of its elements. An
+    `unrounded` one is stored as float32 where the call computes with numbers of 16 bits: a load
+    rounds to these, and so does a store.
     """
 
     name: str
@@ -335,6 +337,7 @@ class Operand:
     extents: tuple[Poly, ...]
     widened: bool = False
     optional: bool = False
+    unrounded: bool = False
 
     @property
     def rank(self) -> int:

@@ -1,7 +1,8 @@
 """Ops under `torch.autocast`: floating tensors are cast to the type that is active.
 
 Eager and compiled calls pass here alike. As for PyTorch's own ops, float64 is left alone, and so
-are tensors whose type the spec declares.
+are tensors whose type the spec declares. Eager calls on the CPU that can do without the casts are
+made by `unrounded`, which is asked first; their results are the same.
 """
 
 from __future__ import annotations

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from opgen.runtime import build, checks, cuda, eager, library_call, prelude, special
+from opgen.runtime import (
+    build,
+    checks,
+    cuda,
+    eager,
+    library_call,
+    prelude,
+    special,
+    unrounded_source,
+)
 from opgen.runtime.description import Input, Output, Shape, Shapes
 from opgen.runtime.layout import memory_format, merges
 from opgen.runtime.schema import Numbers
@@ -52,7 +61,10 @@ class Types:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A checked call: everything but the numbers in the tensors."""
+    """A checked call: everything but the numbers in the tensors.
+
+    Those in `unrounded` are float32, and the kernels round them to the type that is shared.
+    """
 
     operation: Operation
     tensors: Tensors
@@ -61,6 +73,7 @@ class Call:
     leading: Shape
     shapes: Shapes
     types: Types
+    unrounded: tuple[str, ...] = ()
 
     def format_of(self, rank: int) -> torch.memory_format:
         """The memory format of an output: that of the first input of its rank.
@@ -131,7 +144,8 @@ def empty_outputs(call: Call) -> tuple[torch.Tensor, ...]:
 
 
 def _empty_output(call: Call, output: Output, shape: Shape) -> torch.Tensor:
-    dtype = checks.TORCH_DTYPES[call.types.found[output.name]]
+    is_unrounded = output.name in call.unrounded
+    dtype = checks.TORCH_DTYPES["f32" if is_unrounded else call.types.found[output.name]]
     if output.batched:
         shape = (*call.leading, *shape[1:])
     format_ = call.format_of(len(shape))
@@ -167,8 +181,12 @@ def evaluate(
                 known.enter_convolution(call, plan, found)
             return (found,)
         known = None  # the next call like this one may well be the library's
-    if call is None:
-        call = prepare(operation, tensors, values)
+    return computed(prepare(operation, tensors, values) if call is None else call, known)
+
+
+def computed(call: Call, known: Known | None = None) -> Outputs:
+    """The outputs of a checked call, by kernels of its op. `known` hears of success on the CPU."""
+    operation = call.operation
     outputs = empty_outputs(call)
     places = tuple(
         _place(tensor, output, call.leading)
@@ -287,11 +305,12 @@ def compiled(call: Call, operands: Mapping[str, torch.Tensor]) -> Compiled:
     """The C kernels for the element types of a call, its attributes, and some of its sizes."""
     operation = call.operation
     values = special.values_of(operation, call.shapes.integers, images_of(call, operands))
-    key = call.types.key, values
+    key = (*call.types.key, *call.unrounded), values
     found = operation.compiled.get(key)
     if found is None:
-        source = prelude.C + call.types.bindings() + special.source_of(operation, values)
-        found = Compiled(build.library(source), operation.sources.entry)
+        source = special.source_of(operation, values, call.unrounded)
+        helpers = call.types.bindings() + (unrounded_source.unrounded() if call.unrounded else "")
+        found = Compiled(build.library(prelude.C + helpers + source), operation.sources.entry)
         operation.compiled[key] = found
     return found
 

@@ -22,6 +22,7 @@ MAKERS = {
     "module_source": ".py",
     "derived_source": ".py",
     "special_source": ".c",
+    "unrounded_source": ".c",
     "special_cuda": ".py",
 }
 """Functions of `opgen.compiler` that make texts, and what these are."""

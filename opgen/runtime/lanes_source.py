@@ -11,24 +11,28 @@ _SIZES = {"f32": 4, "f64": 8, "i64": 8}
 _COLUMNS = 16
 
 
-def _columns(lanes: int) -> Iterable[str]:
-    """Functions that load and store consecutive elements of rows, with a vector for each column."""
-    yield "FUNCTION void load_columns(const T *place, int64_t step, wide_lanes *out)"
+def columns(stored: str = "T", ending: str = "", lanes: int = _COLUMNS) -> Iterable[str]:
+    """Functions that load and store consecutive elements of rows, with a vector for each column.
+
+    Their names have an ending of their own for elements that are `stored` in another type.
+    """
+    place = f"{stored} *place, int64_t step"
+    yield f"FUNCTION void load_columns{ending}(const {place}, wide_lanes *out)"
     yield "{"
     yield f"    for (int first = 0; first < {_COLUMNS}; first += LANES) {{"
     yield "        wide_lanes *const v = out + first;"
     yield "        for (int lane = 0; lane < LANES; lane++)"
-    yield "            v[lane] = lanes_from_T(place + lane * step + first);"
+    yield f"            v[lane] = lanes_from_{stored}(place + lane * step + first);"
     yield from _transposed(lanes)
     yield "    }"
     yield "}"
-    yield "FUNCTION void store_columns(T *place, int64_t step, wide_lanes *columns)"
+    yield f"FUNCTION void store_columns{ending}({place}, wide_lanes *columns)"
     yield "{"
     yield f"    for (int first = 0; first < {_COLUMNS}; first += LANES) {{"
     yield "        wide_lanes *const v = columns + first;"
     yield from _transposed(lanes)
     yield "        for (int lane = 0; lane < LANES; lane++)"
-    yield "            lanes_to_T(place + lane * step + first, v[lane]);"
+    yield f"            lanes_to_{stored}(place + lane * step + first, v[lane]);"
     yield "    }"
     yield "}"
 
@@ -89,7 +93,7 @@ def lanes(shared: str, wide: str) -> Iterable[str]:
     yield "    for (int lane = 0; lane < LANES; lane++) out[lane] = from_T(place[lane * step]);"
     yield "    return out;"
     yield "}"
-    yield from _columns(_BYTES // _SIZES[wide])
+    yield from columns(lanes=_BYTES // _SIZES[wide])
     yield "#define lanes_or_one(place, step) \\"
     yield "    ((step) == 1 ? lanes_from_T(place) : same_lanes(from_T(*(place))))"
     yield from _masked_lanes(shared, wide)

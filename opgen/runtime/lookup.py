@@ -34,6 +34,7 @@ class Twin:
     table: Table
     call: Callable[..., Any]
     fixed: dict[tuple[int, ...], Callable[..., Any]]
+    is_cast: bool  # whether autocast casts its tensors
 
     def for_integers(self, integers: tuple[int, ...]) -> Callable[..., Any] | None:
         """The same for some values of the integers, of tensors and floats alone.
@@ -54,7 +55,7 @@ class Twin:
                 self.fixed[integers] = self._with(integers)
             else:
                 name = f"{self.name}_{len(self.fixed)}"
-                made = _define(self.operation, name, self.table, integers)
+                made = _define(self.operation, name, self.table, integers, self.is_cast)
                 if made is None:
                     return None
                 self.fixed[integers] = made
@@ -146,8 +147,8 @@ _MOST_KNOWN = 1024
 """For how many values a call is looked up at all."""
 
 
-def twin(operation: Operation, name: str) -> Twin | None:
-    """A new twin of an op, under the same name in a namespace of its own; None if it has none."""
+def twin(operation: Operation, name: str, is_cast: bool) -> Twin | None:
+    """A new twin of an op, under that name in a namespace of its own; None if it has none."""
     numbers = sum(attribute.length or 1 for attribute in operation.attributes)
     tensors = max(len(operation.inputs), len(operation.outputs))
     if numbers > MAX_NUMBERS or tensors > MAX_TENSORS:
@@ -155,12 +156,18 @@ def twin(operation: Operation, name: str) -> Twin | None:
     if all(declared.default is not None for declared in operation.inputs):
         return None  # a call may have no tensor to be dispatched on
     table = Table.new()
-    call = None if table is None else _define(operation, name, table, None)
-    return None if table is None or call is None else Twin(operation, name, table, call, {})
+    call = None if table is None else _define(operation, name, table, None, is_cast)
+    if table is None or call is None:
+        return None
+    return Twin(operation, name, table, call, {}, is_cast)
 
 
 def _define(
-    operation: Operation, name: str, table: Table, integers: tuple[int, ...] | None
+    operation: Operation,
+    name: str,
+    table: Table,
+    integers: tuple[int, ...] | None,
+    is_cast: bool,
 ) -> Callable[..., Any] | None:
     """A new twin; with `integers`, they are no arguments."""
     kinds = [0 if declared.default is None else 1 for declared in operation.inputs]
@@ -169,4 +176,4 @@ def _define(
         kinds += [3 if attribute.type == "float" else whole] * (attribute.length or 1)
     left = iter(integers or ())
     constants = [next(left) if kind == 4 else 0 for kind in kinds]
-    return define(name, table, kinds, constants, len(operation.outputs), operation.is_public)
+    return define(name, table, kinds, constants, len(operation.outputs), is_cast)

@@ -35,7 +35,7 @@ _MOST = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """Gradients that one op computes: where they go, the op, its numbers, its tensors' sources.
 
     A source is the position of an input, or -1 - the position of an output's cotangent.
@@ -48,7 +48,7 @@ class _Step:
     sources: tuple[int, ...]
     twin: Callable[..., Any] | None
     floats: tuple[float, ...]
-    beside: tuple[_Step, Callable[..., Any]] | None = None
+    beside: tuple[Step, Callable[..., Any]] | None = None
     """A later step, and what may compute both at once: the gradients, or None."""
 
 
@@ -71,7 +71,7 @@ def recorded(
         for at, output in enumerate(operation.outputs)
         if output.dtype not in ("same", "float", *checks.FLOATING)
     ]
-    plans: dict[Any, tuple[_Step, ...]] = {}
+    plans: dict[Any, tuple[Step, ...]] = {}
     is_compiling = torch.compiler.is_compiling
     answer, is_grad_enabled, is_plain = (
         lookup_library.ask_python(),
@@ -114,7 +114,7 @@ def recorded(
         wanted = ctx.needs_input_grad[2:]
         # A compiler that traces a backward pass must meet ops, not their twins.
         is_looked_up = is_single and not is_compiling() and not is_suspended()
-        steps: tuple[_Step, ...] | None = ()
+        steps: tuple[Step, ...] | None = ()
         if is_looked_up:
             is_quick = not is_grad_enabled() and is_plain() and type(cotangents[0]) is torch.Tensor
             on_gpu = is_quick and cotangents[0].is_cuda
@@ -125,7 +125,7 @@ def recorded(
                 if len(plans) >= _MOST:
                     plans.clear()
                 given_shape = cotangents[0].shape if on_gpu else None
-                steps = plans[key] = _plan(
+                steps = plans[key] = plan(
                     *(operation, wanted, shapes, numbers),
                     is_last=is_quick,
                     on_gpu=given_shape,
@@ -136,35 +136,14 @@ def recorded(
             kinds = ctx.kinds if not is_single else (Kind.of(cotangents[0]),)
             point = Point(operation, numbers, shapes, tensors, kinds)
             return (None, None, *autograd.gradients(point, wanted, cotangents))
-        found: list[Any] = [None] * count
 
-        def given_to(step: _Step) -> list[Any]:
+        def given_to(step: Step) -> list[Any]:
             return [
                 cotangents[-1 - source] if source < 0 else saved[kept.index(source)]
                 for source in step.sources
             ]
 
-        for step in steps:
-            if found[step.at] is not None:
-                continue
-            given = given_to(step)
-            if is_quick and step.twin is not None:
-                result = step.twin(*given, *step.floats)
-                if step.together:
-                    if result[0] is not answer:
-                        _place(found, step, result)
-                        continue
-                elif result is not answer:
-                    found[step.at] = result
-                    continue
-            if is_quick and step.beside is not None:
-                other, both = step.beside
-                pair = both(given, step.numbers, given_to(other), other.numbers)
-                if pair is not None:
-                    found[step.at], found[other.at] = pair
-                    continue
-            _place(found, step, step.derived.apply(given, step.numbers))
-        return (None, None, *found)
+        return (None, None, *computed(steps, given_to, count, is_quick=is_quick))
 
     function = type(
         operation.name,
@@ -174,13 +153,56 @@ def recorded(
     return compat.fast_apply(function)
 
 
-def _place(found: list[Any], step: _Step, gradients: Sequence[torch.Tensor]) -> None:
+def computed(
+    steps: Sequence[Step],
+    given_to: Callable[[Step], list[Any]],
+    count: int,
+    *,
+    is_quick: bool,
+    instead: Callable[[Step, list[Any]], Sequence[torch.Tensor] | None] | None = None,
+) -> list[Any]:
+    """The gradients of the inputs of an op, as many as it has; None for those that no step gives.
+
+    `given_to` gives the tensors that a step reads, `instead` what it computes, or None, if its op
+    is not to be run. Where nothing is recorded it `is_quick`.
+    """
+    answer = lookup_library.ask_python()
+    found: list[Any] = [None] * count
+    for step in steps:
+        if found[step.at] is not None:
+            continue
+        given = given_to(step)
+        if instead is not None:
+            gradients = instead(step, given)
+            if gradients is not None:
+                _place(found, step, gradients)
+                continue
+        if is_quick and step.twin is not None:
+            result = step.twin(*given, *step.floats)
+            if step.together:
+                if result[0] is not answer:
+                    _place(found, step, result)
+                    continue
+            elif result is not answer:
+                found[step.at] = result
+                continue
+        if is_quick and step.beside is not None:
+            other, both = step.beside
+            pair = both(given, step.numbers, given_to(other), other.numbers)
+            if pair is not None:
+                found[step.at], found[other.at] = pair
+                continue
+        _place(found, step, step.derived.apply(given, step.numbers))
+    return found
+
+
+def _place(found: list[Any], step: Step, gradients: Sequence[torch.Tensor]) -> None:
     """Put gradients where they go."""
     for at, gradient in zip(step.together or (step.at,), gradients, strict=True):
         found[at] = gradient
 
 
-def _plan(
+def plan(
     operation: Operation,
     wanted: Sequence[bool],
     shapes: Sequence[Any],
@@ -189,7 +211,7 @@ def _plan(
     is_last: bool,
     on_gpu: Shape | None = None,
     on_cpu: bool = False,
-) -> tuple[_Step, ...]:
+) -> tuple[Step, ...]:
     """How to compute the gradients of a call; sizes are integers here.
 
     No steps at all where one reads an input that was left out, for which `autograd` makes a tensor.
@@ -237,11 +259,11 @@ def _plan(
         floats = tuple(number for number in given if isinstance(number, float))
         goes = tuple(places[each] for each in together)
         several = goes if len(goes) > 1 else ()
-        steps.append(_Step(goes[0], several, derived, given, sources, fixed, floats))
+        steps.append(Step(goes[0], several, derived, given, sources, fixed, floats))
     return _paired(steps)
 
 
-def _paired(steps: Sequence[_Step]) -> tuple[_Step, ...]:
+def _paired(steps: Sequence[Step]) -> tuple[Step, ...]:
     """The steps, where two of them may be one call of a library the first of these knows the other.
 
     An op has one such pair at most: the gradients of the two factors of a convolution.

@@ -41,7 +41,8 @@ class Ways:
 
     `in_full` checks the arguments of a caller and runs the op on them; `overload` is the op of the
     dispatcher; `record` runs the twin and records the call for autograd; `library` gives what
-    PyTorch's library computes for tensors and numbers that it knows, else None.
+    PyTorch's library computes for tensors and numbers that it knows, else None; `unrounded` what
+    kernels do that need no casts under autocast, else None.
     """
 
     in_full: Callable[..., Any]
@@ -49,6 +50,7 @@ class Ways:
     record: Callable[..., Any]
     twin: Callable[[], Twin | None]
     library: Callable[[Sequence[Any], tuple[Number, ...]], Any] | None
+    unrounded: Callable[[tuple[Number, ...], Sequence[Any]], Any] | None
 
 
 def derived_caller(ways: Ways, is_public: bool) -> Callable[[Sequence[Any], Sequence[Number]], Any]:
@@ -111,12 +113,13 @@ def public_caller(operation: Operation, ways: Ways) -> Callable[..., Any]:
         is_suspended,
         torch.is_autocast_enabled,
         functools.partial(autocast.eager, operation),
+        ways.unrounded,
     )
 
 
 _CALLER = """
 def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
-         Parameter, suspended, cpu_autocast, cast):
+         Parameter, suspended, cpu_autocast, cast, unrounded):
     in_full, overload, record, find_twin = ways.in_full, ways.overload, ways.record, ways.twin
     transforms, modes = compat.transforms_are_active, compat.dispatch_modes
     function_modes, forward_ad = compat.function_modes_are_active, compat.forward_ad
@@ -126,16 +129,17 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
     autocast, tracing = compat.autocast_is_active, compat.is_jit_tracing
     library = ways.library
 
-    def aside({parameters}):
+    def aside(numbers, {parameters}):
         if tracing() or suspended() or not cpu_autocast("cpu"):
             return in_full({parameters})
         for tensor in ({listed}):
             if tensor is not None and not tensor.is_cpu:
                 return in_full({parameters})
-        return under_autocast({parameters})
+        result = unrounded(numbers, ({listed}))
+        return under_autocast({parameters}) if result is None else result
 
-    def first(integers, {parameters}):
-        result = in_full({parameters})
+    def first(integers, numbers, {parameters}):
+        result = aside(numbers, {parameters}) if autocast() else in_full({parameters})
         found = find_twin()
         if found is not None:
             twin = found.for_integers(integers)
@@ -153,16 +157,16 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
         ):
             twin = twins.get(({integers}))
             if twin is None:
-                return first(({integers}), {parameters})
+                return first(({integers}), ({numbers}), {parameters})
             if is_grad_enabled() and {wanted}:
                 if autocast() or tracing():
-                    return aside({parameters})
+                    return aside(({numbers}), {parameters})
                 return record(twin, ({numbers}), {tensors})
             result = twin({fewer})
             if {first} is not answer:
                 return result
             if autocast() or tracing():
-                return aside({parameters}){library}
+                return aside(({numbers}), {parameters}){library}
         return in_full({parameters})
 
     under_autocast = cast(call)

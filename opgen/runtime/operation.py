@@ -20,6 +20,7 @@ from opgen.runtime import (
     lookup_library,
     registration,
     sharding,
+    unrounded,
 )
 from opgen.runtime.description import (
     Attribute,
@@ -211,5 +212,6 @@ class _Dispatch:
 
         library = library_call.caller(operation)
         record = lookup_autograd.recorded(operation, run, library)
-        ways = lookup_caller.Ways(in_full, overload, record, twin, library)
+        rounding = unrounded.caller(operation) if operation.is_public else None
+        ways = lookup_caller.Ways(in_full, overload, record, twin, library, rounding)
         return _Dispatch(overload, ways, lookup_caller.derived_caller(ways, operation.is_public))

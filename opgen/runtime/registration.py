@@ -50,7 +50,7 @@ def twin(name: str) -> lookup.Twin | None:
             return None  # it belongs to another copy of this runtime
         with lookup_library.LOCK:
             if name not in _TWINS:
-                _TWINS[name] = lookup.twin(operation, name)
+                _TWINS[name] = lookup.twin(operation, name, operation.is_public)
     return _TWINS[name]
 
 

@@ -185,8 +185,14 @@ def is_made_for(operation: Operation, integers: Mapping[str, int]) -> bool:
     return sizes in chosen or (has_room and _is_room_for_sizes(operation, chosen))
 
 
-def source_of(operation: Operation, values: Values) -> str:
-    """The C source for these values."""
+class NotMadeError(Exception):
+    """There are no kernels that round some tensors of a call themselves."""
+
+
+def source_of(operation: Operation, values: Values, unrounded: tuple[str, ...] = ()) -> str:
+    """The C source for these values; NotMadeError if there is none that rounds these tensors."""
+    if unrounded:
+        return _unrounded(operation, values, unrounded)
     special = operation.special
     if special is None or not values:
         return operation.sources.c
@@ -198,6 +204,17 @@ def source_of(operation: Operation, values: Values) -> str:
     if known is None:
         known = sources.get(_attributes_alone(special, values))
     return operation.sources.c if known is None else known
+
+
+def _unrounded(operation: Operation, values: Values, tensors: tuple[str, ...]) -> str:
+    """The C source where these tensors are float32 and are rounded by the kernels."""
+    special = operation.special
+    if special is None or not values or len(operation.compiled) >= _most():
+        raise NotMadeError
+    made = _made(operation, special, values, "unrounded_source", tensors)
+    if not made:
+        raise NotMadeError
+    return made
 
 
 def cuda_of(operation: Operation, integers: Mapping[str, int], images: Images) -> CudaKernels:
@@ -249,14 +266,19 @@ def _attributes_alone(special: Special, values: Values) -> Values:
     return (*values[:attributes], *(None for _ in values[attributes:]))
 
 
-def _made(operation: Operation, special: Special, values: Values, maker: str) -> str | None:
-    """A source made now by that function of `opgen.compiler`; None where opgen is not installed."""
+def _made(
+    operation: Operation, special: Special, values: Values, maker: str, *more: object
+) -> str | None:
+    """A source made now by that function of `opgen.compiler`; None where opgen is not installed.
+
+    Where it is given `more`, a layout stands before that.
+    """
     *integers, layout = values
     pairs = zip(special.integers, integers, strict=True)
     given = {name: value for name, value in pairs if value is not None}
     family, path = operation.family, operation.path
-    layouts = () if layout is None else (layout,)
+    layouts = () if layout is None and not more else (layout or 0,)
     try:
-        return generated.source(maker, family.spec, family.spec_name, path, given, *layouts)
+        return generated.source(maker, family.spec, family.spec_name, path, given, *layouts, *more)
     except ImportError:
         return None

@@ -1,0 +1,324 @@
+"""Calls under autocast without its casts: kernels round float32 to bfloat16 themselves.
+
+A cast is a pass over memory and a new tensor, which takes as long as half of what an op that moves
+data does. So a large input is given to kernels as it is, where these load every element about once
+(`opgen.passes.unrounded`), and gradients come from kernels in the type that is wanted. Inputs that
+a backward pass reads are cast and kept, as are small ones: that costs little, and what is kept
+takes half of the memory. Everything else, such as what a library computes, is cast as ever.
+
+Autograd sees a cast input and its cast both: the gradient of the last order goes to the input
+itself, and where it is to be differentiated again it goes to the cast, of which PyTorch knows the
+derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opgen.runtime import (
+    autograd,
+    compat,
+    evaluation,
+    library,
+    lookup,
+    lookup_autograd,
+    lookup_caller,
+    lookup_library,
+    special,
+)
+from opgen.runtime.autograd import Kind, Point
+from opgen.runtime.schema import Number, unflatten
+from opgen.runtime.special import NotMadeError
+from opgen.runtime.toolchain import NoCompilerError, find_compiler
+
+if TYPE_CHECKING:
+    from opgen.runtime.evaluation import Call
+    from opgen.runtime.lookup_autograd import Step
+    from opgen.runtime.operation import Operation
+
+_GENERIC = ("same", "float")
+_MOST = 1024
+_NARROW, _WIDE = torch.bfloat16, torch.float32
+
+Tensors = Sequence[torch.Tensor | None]
+Numbers = tuple[Number, ...]
+
+
+# ---------------------------------------------------------------------------- one op
+@dataclass
+class _Kernels:
+    """The calls of an op whose kernels round float32: large inputs, or of a gradient its outputs.
+
+    `refused` are calls that need casts.
+    """
+
+    operation: Operation
+    twin: lookup.Twin | None
+    refused: set[Any] = field(default_factory=set)
+
+    def __call__(self, tensors: Tensors, numbers: Numbers) -> tuple[torch.Tensor, ...] | None:
+        """The outputs, of which large ones of a gradient are float32; None where casts are needed.
+
+        Inputs that the op does not round are bfloat16, if their type is not declared.
+        """
+        if self.twin is None:
+            return None
+        key = _key(tensors, numbers) if self.refused else None
+        if key in self.refused:
+            return None
+        result = self.twin.call(*tensors, *numbers)
+        if lookup_library.is_answered(result):
+            return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+        call = self.checked(tensors, numbers)
+        if call is not None:
+            try:
+                return evaluation.computed(call, self.twin)
+            except NotMadeError:
+                pass
+        if len(self.refused) >= _MOST:
+            self.refused.clear()
+        self.refused.add(key or _key(tensors, numbers))
+        return None
+
+    def checked(self, tensors: Tensors, numbers: Numbers) -> Call | None:
+        """The call, if it may be one; raises what is wrong with it."""
+        call = narrow_call(self.operation, tensors, numbers)
+        if call.types.key[:2] != ("bf16", "f32") or self.operation.faults:
+            return None
+        if library.case_of(call) is not None or not _has_compiler():
+            return None
+        if self.operation.is_public:
+            declared = zip(self.operation.inputs, tensors, strict=True)
+            names = [each.name for each, x in declared if each.dtype in _GENERIC and _is_wide(x)]
+        else:
+            shapes = zip(self.operation.outputs, call.shapes.outputs, strict=True)
+            names = [o.name for o, shape in shapes if o.dtype in _GENERIC and _is_large(shape)]
+        return replace(call, tensors=tensors, unrounded=tuple(names)) if names else None
+
+
+def narrow_call(operation: Operation, tensors: Tensors, numbers: Numbers) -> Call:
+    """The checked call after all casts, on tensors that hold nothing."""
+    like = [
+        torch.empty_strided(x.shape, x.stride(), dtype=_NARROW)
+        if x is not None and declared.dtype in _GENERIC
+        else x
+        for declared, x in zip(operation.inputs, tensors, strict=True)
+    ]
+    return evaluation.prepare(operation, like, unflatten(operation.attributes, numbers))
+
+
+_KERNELS: dict[str, _Kernels] = {}
+
+
+def _kernels(operation: Operation) -> _Kernels:
+    name = operation.registered_name
+    if name not in _KERNELS:
+        with lookup_library.LOCK:
+            if name not in _KERNELS:
+                twin = lookup.twin(operation, f"{name}_unrounded", is_cast=False)
+                _KERNELS[name] = _Kernels(operation, twin)
+    return _KERNELS[name]
+
+
+def _key(tensors: Tensors, numbers: Numbers) -> Any:
+    given = [None if each is None else (each.shape, each.stride(), each.dtype) for each in tensors]
+    return numbers, *given
+
+
+def _is_wide(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and tensor.dtype is _WIDE
+
+
+def _is_large(shape: Sequence[int]) -> bool:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size >= special.LARGE
+
+
+def _has_compiler() -> bool:
+    try:
+        find_compiler()
+    except NoCompilerError:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------------- calls
+def caller(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
+    """A function of numbers and plain tensors on the CPU; None where autocast is to cast first.
+
+    It is asked where autocast is on.
+    """
+    generic = [at for at, each in enumerate(operation.inputs) if each.dtype in _GENERIC]
+    is_grad_enabled, any_requires_grad = torch.is_grad_enabled, compat.any_requires_grad
+    is_single = len(operation.outputs) == 1
+    has_gradient = is_single and operation.outputs[0].dtype in _GENERIC
+    record = _recorded(operation)
+
+    def call(numbers: Numbers, tensors: Tensors) -> Any:
+        if torch.get_autocast_dtype("cpu") is not _NARROW:
+            return None
+        is_large = False
+        for at in generic:
+            tensor = tensors[at]
+            if tensor is None:
+                continue
+            if tensor.layout is not torch.strided:
+                return None
+            if tensor.dtype is _WIDE:
+                is_large = is_large or tensor.numel() >= special.LARGE
+            elif tensor.dtype is not _NARROW:
+                return None
+        if not is_large:
+            return None
+        if is_grad_enabled() and any_requires_grad(*tensors):
+            return record(numbers, tensors) if has_gradient else None
+        given = list(tensors)
+        for at in generic:
+            tensor = given[at]
+            if tensor is not None and tensor.dtype is _WIDE and tensor.numel() < special.LARGE:
+                given[at] = tensor.to(_NARROW)
+        outputs = _kernels(operation)(given, numbers)
+        if outputs is None:
+            return None
+        return outputs[0] if is_single else outputs
+
+    return call
+
+
+# ---------------------------------------------------------------------------- autograd
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What a recorded call leaves beside tensors.
+
+    `cast` says which inputs were cast, `wide` which others are float32 and were not; `kept` are
+    those whose casts, or which themselves, are saved.
+    """
+
+    numbers: Numbers
+    shapes: tuple[Any, ...]
+    kept: tuple[int, ...]
+    wanted: tuple[bool, ...]
+    cast: tuple[bool, ...]
+    wide: tuple[bool, ...]
+
+
+def _recorded(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
+    """A function that calls an op with one output and records the call; None where casts do it."""
+    count = len(operation.inputs)
+    generic = [each.dtype in _GENERIC for each in operation.inputs]
+    apply = compat.fast_apply(_function(operation))
+    is_library: dict[Any, bool] = {}
+
+    def record(numbers: Numbers, tensors: Tensors) -> Any:
+        key = _key(tensors, numbers)
+        if key not in is_library:
+            if len(is_library) >= _MOST:
+                is_library.clear()
+            is_library[key] = library.case_of(narrow_call(operation, tensors, numbers)) is not None
+        if is_library[key]:
+            return None
+        wanted = tuple([x is not None and x.requires_grad for x in tensors])
+        kept = autograd.needed(operation, wanted, forward_mode=False)
+        before: list[Any] = [None] * count
+        given = list(tensors)
+        for at, tensor in enumerate(tensors):
+            if tensor is None or not generic[at] or tensor.dtype is not _WIDE:
+                continue
+            if at in kept or tensor.numel() < special.LARGE:
+                before[at], given[at] = tensor, tensor.to(_NARROW)
+        about = _About(
+            numbers,
+            tuple([None if x is None else x.shape for x in tensors]),
+            kept,
+            wanted,
+            tuple([x is not None for x in before]),
+            tuple([each and _is_wide(x) for each, x in zip(generic, given, strict=True)]),
+        )
+        return apply(about, *before, *given)
+
+    return record
+
+
+def _function(operation: Operation) -> type[torch.autograd.Function]:
+    """The autograd function of a call: inputs that were cast, and then what the op is given."""
+    count = len(operation.inputs)
+    plans: dict[Any, tuple[Step, ...]] = {}
+
+    def forward(ctx: Any, about: _About, *tensors: Any) -> Any:
+        given = tensors[count:]
+        ctx.about = about
+        if about.kept:
+            ctx.save_for_backward(*[given[at] for at in about.kept])
+        if any(about.wide):
+            outputs = _kernels(operation)(given, about.numbers)
+            if outputs is not None:
+                return outputs[0]
+            pairs = zip(given, about.wide, strict=True)
+            given = tuple([x.to(_NARROW) if is_wide else x for x, is_wide in pairs])
+        torch.set_autocast_enabled("cpu", False)
+        try:
+            return operation.derived_call(given, about.numbers)
+        finally:
+            torch.set_autocast_enabled("cpu", True)
+
+    def backward(ctx: Any, cotangent: Any) -> Any:
+        about: _About = ctx.about
+        saved = ctx.saved_tensors if about.kept else ()
+        before: list[Any] = [None] * count
+        steps: tuple[Step, ...] = ()
+        if _is_quick(cotangent):
+            key = about.wanted, about.shapes, about.numbers
+            if key not in plans:
+                if len(plans) >= _MOST:
+                    plans.clear()
+                arguments = operation, about.wanted, about.shapes, about.numbers
+                plans[key] = lookup_autograd.plan(*arguments, is_last=True, on_cpu=True)
+            steps = plans[key]
+        if not steps:
+            names = (operation.inputs[at].name for at in about.kept)
+            tensors = dict(zip(names, saved, strict=True))
+            kinds = (Kind.of(cotangent),)
+            point = Point(operation, about.numbers, about.shapes, tensors, kinds)
+            found = autograd.gradients(point, about.wanted, (cotangent,))
+            pairs = zip(found, about.wide, strict=True)
+            return (None, *before, *[_widened(x) if is_wide else x for x, is_wide in pairs])
+
+        def given_to(step: Step) -> list[Any]:
+            sources = step.sources
+            return [cotangent if at < 0 else saved[about.kept.index(at)] for at in sources]
+
+        def instead(step: Step, given: list[Any]) -> tuple[torch.Tensor, ...] | None:
+            if not all(about.cast[at] or about.wide[at] for at in step.together or (step.at,)):
+                return None
+            return _kernels(step.derived)(given, step.numbers)
+
+        found = lookup_autograd.computed(steps, given_to, count, is_quick=True, instead=instead)
+        for at, gradient in enumerate(found):
+            if about.cast[at]:
+                before[at], found[at] = _widened(gradient), None
+            elif about.wide[at]:
+                found[at] = _widened(gradient)
+        return (None, *before, *found)
+
+    return type(
+        operation.name,
+        (torch.autograd.Function,),
+        {"forward": staticmethod(forward), "backward": staticmethod(backward)},
+    )
+
+
+def _is_quick(cotangent: Any) -> bool:
+    """Whether a gradient is the last one, and nothing but plain tensors is in play."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not lookup_caller.is_plain():
+        return False
+    return type(cotangent) is torch.Tensor and cotangent.is_cpu
+
+
+def _widened(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    return None if gradient is None else gradient.to(_WIDE)
