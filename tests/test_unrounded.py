@@ -360,6 +360,11 @@ def test_an_input_that_is_loaded_many_times_is_cast() -> None:
     assert made == ""
     gradient = compiler.unrounded_source(text, "conv.op", ("conv2d", "x"), values, 0, ("grad_x",))
     assert "to_unrounded(" in gradient
+    # As the kernels of images in channels-last format, with vectors of even and odd channels.
+    values |= {"H": 16, "W": 16, "groups": 64}
+    gradient = compiler.unrounded_source(text, "conv.op", ("conv2d", "x"), values, 6, ("grad_x",))
+    assert "pair_to_unrounded(&grad_x[" in gradient
+    assert "pair_to_T(&grad_x[" not in gradient
 
 
 def test_cells_that_repeat_an_element_are_written_together() -> None:
