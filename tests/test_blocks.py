@@ -17,7 +17,8 @@ from opgen.emit.c import c_source
 from opgen.errors import Source
 from opgen.ir.cells import to_array
 from opgen.ir.context import facts_of
-from opgen.ir.loops import Blocks, For, Lanes, Load, Program, loads_of, walk
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Blocks, For, Lanes, Load, Program, walk
 from opgen.ir.map_loops import map_loads
 from opgen.ir.notation import Op
 from opgen.ir.show_loops import show_program

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 from opgen.algebra.poly import poly, symbol
-from opgen.ir.loops import Accumulate, Call, For, Load, Start, loads_of
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Accumulate, Call, For, Load, Start
 from opgen.ir.notation import Reducer
 from opgen.passes.load_order import MOST_OTHERS, by_column, by_load
 

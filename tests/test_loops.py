@@ -16,7 +16,8 @@ from notation_strategies import Call
 from opgen.errors import Source
 from opgen.ir import cells, loops
 from opgen.ir.binding import Array, bind
-from opgen.ir.loops import For, Kernel, Node, Program, uses, walk
+from opgen.ir.loop_parts import uses
+from opgen.ir.loops import For, Kernel, Node, Program, walk
 from opgen.ir.notation import Op
 from opgen.ir.reference import evaluate
 from opgen.ir.show_loops import show_program

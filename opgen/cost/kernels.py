@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from opgen.algebra.poly import Poly
 from opgen.cost.machines import Machine
+from opgen.ir.loop_parts import node_scalars, uses
 from opgen.ir.loops import (
     Accumulate,
     Call,
@@ -28,8 +29,6 @@ from opgen.ir.loops import (
     Program,
     Scalar,
     Store,
-    node_scalars,
-    uses,
     walk,
 )
 from opgen.ir.notation import DType, Reducer

@@ -11,6 +11,7 @@ from opgen.emit.emitter import Argument, ScopeEmitter
 from opgen.emit.expression import type_name
 from opgen.emit.types import Type
 from opgen.emit.vectors import vector_pairs, vector_sum
+from opgen.ir.loop_parts import accumulators_of, results_of
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -23,8 +24,6 @@ from opgen.ir.loops import (
     Scalar,
     Short,
     Start,
-    accumulators_of,
-    results_of,
     walk,
 )
 from opgen.ir.notation import Reducer

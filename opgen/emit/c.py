@@ -15,6 +15,7 @@ from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
 from opgen.ir.family import ONE_PASS
+from opgen.ir.loop_parts import visit
 from opgen.ir.loops import (
     Accumulate,
     Blocks,
@@ -27,7 +28,6 @@ from opgen.ir.loops import (
     Scalar,
     Short,
     Store,
-    visit,
     walk,
 )
 

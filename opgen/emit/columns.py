@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from opgen.algebra.poly import Poly, poly
-from opgen.ir.loops import Accumulate, Load, Node, Program, Store, loads_of
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Accumulate, Load, Node, Program, Store
 
 COUNT: Final = 16
 """How many columns are transposed at once, whatever the element type."""

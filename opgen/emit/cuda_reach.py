@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from opgen.algebra.poly import Atom, Kind, Monomial, Poly, poly, symbol
-from opgen.ir.loops import Define, For, If, Kernel, Lanes, Node, visit
+from opgen.ir.loop_parts import visit
+from opgen.ir.loops import Define, For, If, Kernel, Lanes, Node
 
 Magnitudes = Mapping[str, Poly]
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from opgen.algebra.poly import ZERO, Kind, Poly, poly, split_quotient, symbol, symbol_atom
+from opgen.ir.loop_parts import loads_of, node_scalars
 from opgen.ir.loops import (
     Accumulate,
     All,
@@ -41,8 +42,6 @@ from opgen.ir.loops import (
     Start,
     Store,
     Test,
-    loads_of,
-    node_scalars,
     walk,
 )
 

@@ -17,6 +17,7 @@ from opgen.emit.polynomial import Text, condition_text, sum_text
 from opgen.emit.types import GENERIC, Type, Types
 from opgen.emit.vectors import EVERY_SECOND, step_of
 from opgen.ir import loops
+from opgen.ir.loop_parts import moving
 from opgen.ir.loops import Operand, Program
 from opgen.ir.notation import DType, Table
 from opgen.ir.primitives import PRIMITIVES, Level, Spelling
@@ -298,12 +299,12 @@ class Printer:
             self.helpers[name, kind] = None
         spelling: Spelling = row.cuda if self.cuda else row.c
         is_vector = bool(self.walking) and any(
-            True for argument in arguments for _ in loops.moving(argument, self.walking)
+            True for argument in arguments for _ in moving(argument, self.walking)
         )
         texts = []
         for argument, own, level in zip(arguments, kinds, spelling.arguments, strict=True):
             text = self.scalar(argument)
-            if is_vector and not any(loops.moving(argument, self.walking)):
+            if is_vector and not any(moving(argument, self.walking)):
                 # A vector is joined with a number of its own type.
                 text, own = Text(f"(wide){text.at(Level.UNARY)}", Level.UNARY), Type.REAL
             if row.needs_float and own is not Type.REAL:

@@ -12,14 +12,8 @@ from opgen.emit.planes import HAVE
 from opgen.emit.statements import Emitter
 from opgen.emit.streams import streams
 from opgen.emit.types import Type, Types
-from opgen.ir.loops import (
-    Blocks,
-    Kernel,
-    Operand,
-    Planes,
-    Program,
-    uses,
-)
+from opgen.ir.loop_parts import uses
+from opgen.ir.loops import Blocks, Kernel, Operand, Planes, Program
 from opgen.ir.work import points
 
 

@@ -18,18 +18,8 @@ from typing import Final
 
 from opgen.algebra.poly import Poly, symbol
 from opgen.emit.vectors import is_next
-from opgen.ir.loops import (
-    Accumulate,
-    For,
-    Kernel,
-    Lanes,
-    Node,
-    Start,
-    Store,
-    accumulators_of,
-    loads_of,
-    walk,
-)
+from opgen.ir.loop_parts import accumulators_of, loads_of
+from opgen.ir.loops import Accumulate, For, Kernel, Lanes, Node, Start, Store, walk
 from opgen.ir.map_loops import map_nodes, renamed
 from opgen.ir.progression import Body, moved
 

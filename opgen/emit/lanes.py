@@ -15,19 +15,8 @@ from opgen.emit.lane_pairs import Pass, in_pairs, one_by_one
 from opgen.emit.polynomial import Text
 from opgen.emit.streams import Line, lines
 from opgen.emit.vectors import is_next, row_loads
-from opgen.ir.loops import (
-    Accumulate,
-    Blocks,
-    Lanes,
-    Node,
-    Row,
-    Short,
-    Start,
-    Store,
-    accumulators_of,
-    loads_of,
-    walk,
-)
+from opgen.ir.loop_parts import accumulators_of, loads_of
+from opgen.ir.loops import Accumulate, Blocks, Lanes, Node, Row, Short, Start, Store, walk
 
 FEW: Final = 8
 """How many lanes are not worth a vector, nor the time that the compiler takes to make one."""

@@ -17,7 +17,8 @@ from typing import Final, assert_never
 
 from opgen.emit.emitter import ScopeEmitter
 from opgen.emit.polynomial import Text
-from opgen.ir.loops import Elements, Scalar, loads_of, walk
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Elements, Scalar, walk
 from opgen.ir.plane import (
     LANES,
     Cells,

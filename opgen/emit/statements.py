@@ -16,6 +16,7 @@ from opgen.emit.names import function_name
 from opgen.emit.planes import print_plane
 from opgen.emit.polynomial import Text
 from opgen.emit.vectors import VectorSum, vector_sum
+from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -30,7 +31,6 @@ from opgen.ir.loops import (
     Short,
     Start,
     Store,
-    loads_of,
     walk,
 )
 from opgen.ir.primitives import Level

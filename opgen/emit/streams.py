@@ -13,19 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from opgen.algebra.poly import Poly, symbol_atom
-from opgen.ir.loops import (
-    AtomicAdd,
-    Blocks,
-    Kernel,
-    Lanes,
-    Program,
-    Row,
-    Short,
-    Store,
-    loads_of,
-    uses,
-    walk,
-)
+from opgen.ir.loop_parts import read_by
+from opgen.ir.loops import AtomicAdd, Blocks, Kernel, Lanes, Program, Row, Short, Store, walk
 
 FEWEST: Final = 32
 """Lines that are known to have fewer elements are not worth the buffer."""
@@ -73,9 +62,7 @@ def streams(kernel: Kernel, program: Program) -> bool:
 
 def _is_last(kernel: Kernel, program: Program) -> bool:
     """Whether no kernel reads what this one writes."""
-    read = {load.tensor for each in program.kernels for load in loads_of(walk(each.body))}
-    indices = frozenset[str]().union(*(uses(each).loaded for each in program.kernels))
-    return kernel.written not in read | indices | set(kernel.local)
+    return kernel.written not in read_by(*program.kernels) | set(kernel.local)
 
 
 def _placed(store: Store, row: Row, found: list[Line]) -> bool:

@@ -20,6 +20,7 @@ from typing import Final
 
 from opgen.algebra.poly import Poly, symbol_atom
 from opgen.emit.types import GENERIC
+from opgen.ir.loop_parts import visit
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -36,7 +37,6 @@ from opgen.ir.loops import (
     Program,
     Scalar,
     Start,
-    visit,
     walk,
 )
 from opgen.ir.map_loops import map_loads

@@ -8,6 +8,7 @@ from typing import assert_never
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly
+from opgen.ir.loop_parts import visit
 from opgen.ir.loops import (
     Accumulate,
     All,
@@ -33,7 +34,6 @@ from opgen.ir.loops import (
     Start,
     Store,
     Test,
-    visit,
     walk,
 )
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from opgen.algebra.poly import Poly, symbol, symbol_atom
-from opgen.ir.loops import For, Kernel, Lanes, Load, Node, Program, Store, loads_of, walk
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import For, Kernel, Lanes, Load, Node, Program, Store, walk
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from opgen.algebra.poly import Poly, poly, symbol_atom
-from opgen.ir.loops import Axis, Define, Kernel, Store, loads_of
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Axis, Define, Kernel, Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ import itertools
 from collections.abc import Collection, Iterable
 
 from opgen.algebra.poly import symbol_atom
-from opgen.ir.loops import Accumulate, For, Load, Start, loads_of, walk
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Accumulate, For, Load, Start, walk
 from opgen.passes.merge import Body, constant_range
 
 

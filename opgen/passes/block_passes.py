@@ -22,18 +22,8 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, poly, symbol
-from opgen.ir.loops import (
-    Accumulate,
-    Define,
-    For,
-    Kernel,
-    Lanes,
-    Load,
-    Node,
-    Start,
-    loads_of,
-    walk,
-)
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Accumulate, Define, For, Kernel, Lanes, Load, Node, Start, walk
 from opgen.passes.apart import terms_are_apart
 from opgen.passes.merge import Body, at, constant_range, terms_of
 

@@ -24,6 +24,7 @@ from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
+from opgen.ir.loop_parts import loads_of, moving
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -47,8 +48,6 @@ from opgen.ir.loops import (
     Scalar,
     Start,
     Store,
-    loads_of,
-    moving,
     walk,
 )
 from opgen.ir.map_loops import symbols_of, test_symbols

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from opgen.ir.loop_parts import results_of
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -21,7 +22,6 @@ from opgen.ir.loops import (
     Node,
     Start,
     Store,
-    results_of,
     walk,
 )
 from opgen.ir.notation import Reducer

@@ -20,6 +20,7 @@ from opgen.algebra.prove import is_positive
 from opgen.ir.context import facts_of
 from opgen.ir.contraction import Contraction, Factor
 from opgen.ir.convolution import Role
+from opgen.ir.loop_parts import visit
 from opgen.ir.loops import (
     Accumulate,
     All,
@@ -37,7 +38,6 @@ from opgen.ir.loops import (
     Start,
     Store,
     Test,
-    visit,
     walk,
 )
 from opgen.ir.map_loops import symbols_of

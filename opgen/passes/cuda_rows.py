@@ -22,6 +22,7 @@ from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Kind, Poly, symbol_atom
 from opgen.algebra.prove import implies
+from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Always,
     Axis,
@@ -34,7 +35,6 @@ from opgen.ir.loops import (
     Program,
     Row,
     Store,
-    loads_of,
     walk,
 )
 from opgen.ir.map_loops import map_nodes

@@ -12,18 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from opgen.ir.loops import (
-    Accumulate,
-    For,
-    If,
-    Kernel,
-    Lanes,
-    Node,
-    Start,
-    Store,
-    accumulators_of,
-    walk,
-)
+from opgen.ir.loop_parts import accumulators_of
+from opgen.ir.loops import Accumulate, For, If, Kernel, Lanes, Node, Start, Store, walk
 from opgen.ir.map_loops import renamed
 from opgen.ir.sums import serial_sum
 from opgen.passes.gather import fresh_name

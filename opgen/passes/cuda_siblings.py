@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import ZERO, Poly, symbol
+from opgen.ir.loop_parts import accumulators_of, loads_of, uses
 from opgen.ir.loops import (
     Accumulate,
     Axis,
@@ -31,9 +32,6 @@ from opgen.ir.loops import (
     Program,
     Start,
     Store,
-    accumulators_of,
-    loads_of,
-    uses,
     walk,
 )
 from opgen.ir.map_loops import map_nodes, renamed

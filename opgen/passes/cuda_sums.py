@@ -18,6 +18,7 @@ from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Kind, Poly, poly, symbol
 from opgen.algebra.prove import implies, is_nonnegative
+from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -29,7 +30,6 @@ from opgen.ir.loops import (
     Node,
     Start,
     Store,
-    loads_of,
     walk,
 )
 from opgen.ir.map_loops import map_nodes

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, poly, symbol
+from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Always,
     Axis,
@@ -26,7 +27,6 @@ from opgen.ir.loops import (
     Node,
     Row,
     Store,
-    loads_of,
     walk,
 )
 from opgen.passes.gather import fresh_name

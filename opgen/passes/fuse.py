@@ -13,22 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly, symbol
-from opgen.ir.loops import (
-    Define,
-    For,
-    If,
-    Kernel,
-    Load,
-    Program,
-    Result,
-    Start,
-    Store,
-    accumulators_of,
-    loads_of,
-    node_tests,
-    uses,
-    walk,
-)
+from opgen.ir.loop_parts import accumulators_of, loads_of, node_tests, uses
+from opgen.ir.loops import Define, For, If, Kernel, Load, Program, Result, Start, Store, walk
 from opgen.ir.map_loops import map_loads, map_nodes, renamed
 from opgen.passes.gather import fresh_name
 from opgen.passes.sums import joined_sums

@@ -16,19 +16,8 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import symbol
-from opgen.ir.loops import (
-    Accumulate,
-    Define,
-    For,
-    Kernel,
-    Node,
-    Row,
-    Start,
-    Store,
-    accumulators_of,
-    loads_of,
-    walk,
-)
+from opgen.ir.loop_parts import accumulators_of, loads_of
+from opgen.ir.loops import Accumulate, Define, For, Kernel, Node, Row, Start, Store, walk
 from opgen.ir.map_loops import symbols_of
 from opgen.passes.gather import fresh_name
 

@@ -11,19 +11,8 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, symbol, symbol_atom
-from opgen.ir.loops import (
-    Axis,
-    Define,
-    For,
-    If,
-    Kernel,
-    Lanes,
-    Load,
-    Node,
-    Row,
-    loads_of,
-    walk,
-)
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Axis, Define, For, If, Kernel, Lanes, Load, Node, Row, walk
 from opgen.ir.map_loops import symbols_of
 from opgen.passes.gather import fresh_name
 

@@ -26,7 +26,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import ZERO, Poly, poly, symbol
-from opgen.ir.loops import For, Guest, Kernel, Load, Program, loads_of, uses, walk
+from opgen.ir.loop_parts import loads_of, read_by, uses
+from opgen.ir.loops import For, Guest, Kernel, Load, Program, walk
 from opgen.passes.group_sums import grouped_sums
 
 ROWS: Final = 4
@@ -84,10 +85,10 @@ def _may_swap(program: Program, host: Kernel, guest: Kernel) -> bool:
         all(map(_is_plain, both))
         and host.only is None
         and wide.isdisjoint(own)
-        and all(own.isdisjoint(_read(kernel)) for kernel in both)
+        and all(own.isdisjoint(read_by(kernel)) for kernel in both)
         and len(own) == sum(len(kernel.all_written) for kernel in both)
         and all(own.isdisjoint(uses(kernel).tensors) for kernel in between)
-        and all(_read(moved).isdisjoint(kernel.all_written) for kernel in between)
+        and all(read_by(moved).isdisjoint(kernel.all_written) for kernel in between)
     )
 
 
@@ -104,11 +105,6 @@ def _is_plain(kernel: Kernel) -> bool:
         and kernel.contraction is None
         and not uses(kernel).faults
     )
-
-
-def _read(kernel: Kernel) -> frozenset[str]:
-    loads = (load.tensor for load in loads_of(walk(kernel.body)))
-    return uses(kernel).loaded.union(loads)
 
 
 # ---------------------------------------------------------------------------- points
@@ -221,7 +217,7 @@ def _same_places(
 # ---------------------------------------------------------------------------- worth
 def _is_worth_it(program: Program, host: Kernel, other: Kernel) -> bool:
     """Whether more than a tenth is spared of what both kernels move."""
-    read = [_read(kernel) for kernel in (host, other)]
+    read = [read_by(kernel) for kernel in (host, other)]
     shared = read[0] & read[1]
     moved = [*read[0], *read[1], *host.all_written, *other.all_written]
     spared = sum(_elements(program, name) for name in sorted(shared))

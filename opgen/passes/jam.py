@@ -14,20 +14,8 @@ from typing import Final
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import Kind, Poly, maximum, minimum, poly, symbol, symbol_atom
-from opgen.ir.loops import (
-    Axis,
-    Define,
-    For,
-    If,
-    Kernel,
-    Load,
-    Node,
-    Scalar,
-    Store,
-    loads_of,
-    visit,
-    walk,
-)
+from opgen.ir.loop_parts import loads_of, visit
+from opgen.ir.loops import Axis, Define, For, If, Kernel, Load, Node, Scalar, Store, walk
 from opgen.ir.map_loops import map_nodes, polynomials, renamed
 from opgen.passes.moving_loops import counted, step
 

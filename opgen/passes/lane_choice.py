@@ -12,16 +12,8 @@ from enum import Enum
 from typing import Final
 
 from opgen.algebra.poly import Atom, Kind, Poly, of_atom, symbol, symbol_atom
-from opgen.ir.loops import (
-    Accumulate,
-    Define,
-    For,
-    Kernel,
-    Node,
-    Store,
-    loads_of,
-    walk,
-)
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Accumulate, Define, For, Kernel, Node, Store, walk
 from opgen.ir.notation import Reducer
 from opgen.passes.moving_loops import step
 

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from opgen.ir.loops import Accumulate, For, If, Lanes, Load, Node, loads_of
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Accumulate, For, If, Lanes, Load, Node
 from opgen.passes.merge import Body
 
 MOST_OTHERS: Final = 10

@@ -21,7 +21,8 @@ from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import poly, symbol
-from opgen.ir.loops import Accumulate, Axis, For, If, Kernel, Lanes, loads_of, walk
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Accumulate, Axis, For, If, Kernel, Lanes, walk
 from opgen.ir.progression import Step, moved, parts_of, step_between
 from opgen.passes.load_order import by_load
 from opgen.passes.merge import Body, at, merged

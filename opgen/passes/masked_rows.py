@@ -17,6 +17,7 @@ from typing import Final, assert_never
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Poly, symbol_atom
+from opgen.ir.loop_parts import loads_of, moving
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -40,8 +41,6 @@ from opgen.ir.loops import (
     Short,
     Start,
     Store,
-    loads_of,
-    moving,
     walk,
 )
 from opgen.ir.notation import DType, Reducer

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
+from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Accumulate,
     Axis,
@@ -32,7 +33,6 @@ from opgen.ir.loops import (
     Program,
     Row,
     Store,
-    loads_of,
     walk,
 )
 from opgen.ir.map_loops import map_loads, symbols_of

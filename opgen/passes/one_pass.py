@@ -20,20 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import ZERO, Poly, symbol, symbol_atom
-from opgen.ir.loops import (
-    Blocks,
-    Define,
-    For,
-    Kernel,
-    Lanes,
-    Load,
-    Node,
-    Program,
-    accumulators_of,
-    loads_of,
-    uses,
-    walk,
-)
+from opgen.ir.loop_parts import accumulators_of, loads_of, read_by, uses
+from opgen.ir.loops import Blocks, Define, For, Kernel, Lanes, Load, Node, Program, walk
 from opgen.ir.map_loops import map_nodes, renamed
 from opgen.ir.work import points
 from opgen.passes.gather import fresh_name
@@ -55,7 +43,7 @@ def with_one_pass(plain: Program, program: Program) -> Program:
     if program.faults or program.workspaces:
         return program
     written = {name for kernel in program.kernels for name in kernel.all_written}
-    loaded = _loaded(program.kernels)
+    loaded = read_by(*program.kernels)
     for sums in filter(_is_of_pixels, program.kernels):
         for cells in program.kernels:
             own = [each for each in plain.kernels if each.written == cells.written]
@@ -91,14 +79,8 @@ def _may_join(cells: Kernel, sums: Kernel, written: set[str]) -> bool:
         and len(rows) == 2
         and rows[0] == rows[1]
         and cells.written != sums.written
-        and written.isdisjoint(_loaded(both))
+        and written.isdisjoint(read_by(*both))
     )
-
-
-def _loaded(kernels: Sequence[Kernel]) -> set[str]:
-    """What kernels read of tensors, as numbers or in indices."""
-    numbers = {load.tensor for each in kernels for load in loads_of(walk(each.body))}
-    return numbers.union(*(uses(each).loaded for each in kernels))
 
 
 # ---------------------------------------------------------------------------- the body

@@ -18,6 +18,7 @@ from typing import Final
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.ir.context import facts_of
+from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Axis,
     Define,
@@ -31,7 +32,6 @@ from opgen.ir.loops import (
     Number,
     Program,
     Store,
-    loads_of,
     walk,
 )
 from opgen.ir.map_loops import map_loads

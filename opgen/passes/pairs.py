@@ -13,19 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from opgen.algebra.poly import ZERO, Poly, maximum, minimum, symbol, symbol_atom
-from opgen.ir.loops import (
-    Accumulate,
-    Always,
-    Define,
-    For,
-    If,
-    Kernel,
-    Lanes,
-    Load,
-    Node,
-    loads_of,
-    walk,
-)
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Accumulate, Always, Define, For, If, Kernel, Lanes, Load, Node, walk
 from opgen.ir.map_loops import map_nodes
 from opgen.ir.notation import Reducer
 from opgen.passes.gather import fresh_name

@@ -16,6 +16,7 @@ from typing import Final, assert_never
 
 from opgen.algebra.condition import Relation
 from opgen.algebra.poly import Kind, Poly, poly
+from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Accumulate,
     All,
@@ -44,7 +45,6 @@ from opgen.ir.loops import (
     Start,
     Store,
     Test,
-    loads_of,
     walk,
 )
 from opgen.ir.map_loops import symbols_of

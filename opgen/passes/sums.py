@@ -11,18 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from opgen.algebra.poly import Poly, symbol
-from opgen.ir.loops import (
-    Accumulate,
-    Define,
-    For,
-    If,
-    Node,
-    Result,
-    Start,
-    accumulators_of,
-    results_of,
-    walk,
-)
+from opgen.ir.loop_parts import accumulators_of, results_of
+from opgen.ir.loops import Accumulate, Define, For, If, Node, Result, Start, walk
 from opgen.ir.map_loops import map_nodes, renamed
 from opgen.ir.notation import Reducer
 

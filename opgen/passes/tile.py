@@ -12,18 +12,8 @@ from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, poly, symbol
-from opgen.ir.loops import (
-    Accumulate,
-    Axis,
-    Define,
-    For,
-    If,
-    Kernel,
-    Load,
-    Node,
-    loads_of,
-    walk,
-)
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Accumulate, Axis, Define, For, If, Kernel, Load, Node, walk
 from opgen.ir.map_loops import symbols_of
 from opgen.ir.notation import Reducer
 from opgen.passes.gather import fresh_name

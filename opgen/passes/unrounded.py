@@ -19,19 +19,8 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import poly
-from opgen.ir.loops import (
-    AtomicAdd,
-    Finite,
-    For,
-    Kernel,
-    Lanes,
-    Load,
-    Program,
-    Store,
-    loads_of,
-    uses,
-    walk,
-)
+from opgen.ir.loop_parts import loads_of, uses
+from opgen.ir.loops import AtomicAdd, Finite, For, Kernel, Lanes, Load, Program, Store, walk
 
 
 def unrounded(program: Program, tensors: Collection[str]) -> Program | None:

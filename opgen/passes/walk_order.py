@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from opgen.algebra.poly import Poly, symbol_atom
-from opgen.ir.loops import Axis, Define, Kernel, Store, loads_of, walk
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Axis, Define, Kernel, Store, walk
 
 
 def in_walk_order(kernel: Kernel) -> Kernel:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, poly, symbol
+from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Axis,
     Blocks,
@@ -42,7 +43,6 @@ from opgen.ir.loops import (
     Row,
     Start,
     Store,
-    loads_of,
     walk,
 )
 from opgen.ir.map_loops import map_loads

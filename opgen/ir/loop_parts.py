@@ -1,0 +1,276 @@
+"""What loop nests are made of: scalars, tests and polynomials, and what a kernel refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import assert_never
+
+from opgen.algebra.poly import Kind, Poly
+from opgen.ir.loops import (
+    Accumulate,
+    All,
+    Always,
+    Any,
+    Argument,
+    AtomicAdd,
+    Call,
+    Choose,
+    Define,
+    Either,
+    For,
+    If,
+    Inside,
+    Integer,
+    Kernel,
+    Lanes,
+    Load,
+    Node,
+    Nonzero,
+    Number,
+    Result,
+    Scalar,
+    Start,
+    Store,
+    Test,
+    walk,
+)
+
+
+def node_scalars(node: Node) -> tuple[Scalar, ...]:
+    """The scalars a node holds itself."""
+    match node:
+        case Start(value=None) | Define() | For() | Lanes() | If():
+            return ()
+        case Start(value=value) | Store(value=value) | AtomicAdd(value=value):
+            assert value is not None
+            return (value,)
+        case Accumulate(value=value):
+            return (value,)
+        case unexpected:
+            assert_never(unexpected)
+
+
+def node_tests(node: Node) -> tuple[Test, ...]:
+    """The tests a node holds itself."""
+    match node:
+        case If(test=test):
+            return (test,)
+        case Accumulate(present=present):
+            return (present,)
+        case _:
+            return ()
+
+
+def node_polys(node: Node) -> tuple[Poly, ...]:
+    """The polynomials a node holds itself, those of its scalars and tests not counted."""
+    match node:
+        case Define(value=value):
+            return (value,)
+        case For(lower=lower, upper=upper) | Lanes(lower=lower, upper=upper):
+            return (*lower, *upper)
+        case If(conditions=conditions):
+            return tuple(condition.value for condition in conditions)
+        case Start():
+            return ()
+        case Accumulate(position=position, order=order):
+            return order if position is None else (position, *order)
+        case Store(indices=indices) | AtomicAdd(indices=indices):
+            return indices
+        case unexpected:
+            assert_never(unexpected)
+
+
+def visit(
+    node: Node,
+    on_scalar: Callable[[Scalar], None],
+    on_test: Callable[[Test], None],
+    on_poly: Callable[[Poly], None],
+) -> None:
+    """Call back for all scalars, tests and polynomials that a node holds, not for its children."""
+
+    def scalar(value: Scalar) -> None:
+        on_scalar(value)
+        match value:
+            case Integer(value=number):
+                on_poly(number)
+            case Load(indices=indices):
+                for index in indices:
+                    on_poly(index)
+            case Call(arguments=arguments):
+                for argument in arguments:
+                    scalar(argument)
+            case Choose(test=condition, then=then, otherwise=otherwise):
+                test(condition)
+                scalar(then)
+                scalar(otherwise)
+            case Number() | Argument() | Result():
+                pass
+            case unexpected:
+                assert_never(unexpected)
+
+    def test(value: Test) -> None:
+        on_test(value)
+        match value:
+            case Always():
+                pass
+            case Inside(index=index, extent=extent):
+                on_poly(index)
+                on_poly(extent)
+            case Nonzero(value=number):
+                scalar(number)
+            case All(tests=tests) | Any(tests=tests):
+                for each in tests:
+                    test(each)
+            case Either(condition=condition, then=then, otherwise=otherwise):
+                test(condition)
+                test(then)
+                test(otherwise)
+            case unexpected:
+                assert_never(unexpected)
+
+    for number in node_scalars(node):
+        scalar(number)
+    for condition in node_tests(node):
+        test(condition)
+    for value in node_polys(node):
+        on_poly(value)
+
+
+def loads_of(nodes: Iterable[Node]) -> list[Load]:
+    """Every load that nodes hold, in order, repeats included; not those of their children."""
+    found: list[Load] = []
+
+    def on_scalar(value: Scalar) -> None:
+        if isinstance(value, Load):
+            found.append(value)
+
+    for node in nodes:
+        visit(node, on_scalar, lambda test: None, lambda value: None)
+    return found
+
+
+def results_of(nodes: tuple[Node, ...]) -> tuple[str, ...]:
+    """The accumulators whose values scalars in the nodes, or in their children, read."""
+    found: dict[str, None] = {}
+
+    def on_scalar(value: Scalar) -> None:
+        if isinstance(value, Result):
+            found[value.accumulator] = None
+
+    for node in walk(nodes):
+        visit(node, on_scalar, lambda test: None, lambda value: None)
+    return tuple(found)
+
+
+def moving(value: Scalar, name: str) -> Iterator[Scalar]:
+    """The parts of a value that differ from lane to lane, where no test does."""
+    match value:
+        case Result():
+            yield value
+        case Load(indices=indices):
+            if any(name in index.symbols for index in indices):
+                yield value
+        case Integer(value=number):
+            if name in number.symbols:
+                yield value
+        case Call(arguments=arguments):
+            for argument in arguments:
+                yield from moving(argument, name)
+        case Choose(then=then, otherwise=otherwise):
+            yield from moving(then, name)
+            yield from moving(otherwise, name)
+        case Number() | Argument():
+            return
+        case unexpected:
+            assert_never(unexpected)
+
+
+def accumulators_of(*nodes: Node) -> frozenset[str]:
+    """The accumulators that nodes, and those in them, start, join or read."""
+    found: set[str] = set()
+
+    def on_scalar(value: Scalar) -> None:
+        if isinstance(value, Result):
+            found.add(value.accumulator)
+
+    for node in walk(nodes):
+        visit(node, on_scalar, lambda test: None, lambda value: None)
+        if isinstance(node, Start | Accumulate):
+            found.add(node.accumulator)
+    return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What a kernel refers to: names of tensors and tables, symbols, float attributes.
+
+    `loaded` are the tensors that are read as part of an index; `faults` tells whether an index is
+    checked at run time.
+    """
+
+    tensors: frozenset[str]
+    loaded: frozenset[str]
+    symbols: frozenset[str]
+    numbers: frozenset[str]
+    faults: bool
+
+
+def uses(kernel: Kernel) -> Uses:
+    """Everything a kernel refers to; its own axes, loops and definitions are not counted."""
+    tensors = set(kernel.all_written)
+    loaded: set[str] = set()
+    symbols: set[str] = set()
+    numbers: set[str] = set()
+    faults: list[int] = []
+    local = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
+
+    def on_poly(value: Poly) -> None:
+        symbols.update(value.symbols)
+        loaded.update(atom.name for atom in value.all_atoms() if atom.kind is Kind.LOAD)
+
+    def on_scalar(value: Scalar) -> None:
+        match value:
+            case Load(tensor=tensor):
+                tensors.add(tensor)
+            case Argument(name=name):
+                numbers.add(name)
+            case _:
+                pass
+
+    def on_test(value: Test) -> None:
+        if isinstance(value, Inside) and value.fault is not None:
+            faults.append(value.fault)
+
+    for row in kernel.stretched:
+        local |= {row.axis.name, row.first, row.last}
+        on_poly(row.axis.extent)
+    for axis in kernel.axes:
+        on_poly(axis.extent)
+    for define in kernel.prologue:
+        on_poly(define.value)
+    if kernel.guest is not None:
+        on_poly(kernel.guest.first)
+        on_poly(kernel.guest.count)
+    for node in walk(kernel.body):
+        visit(node, on_scalar, on_test, on_poly)
+        match node:
+            case Define(name=name) | For(name=name):
+                local.add(name)
+            case Store(tensor=tensor) | AtomicAdd(tensor=tensor) | Start(tensor=tensor):
+                tensors.add(tensor)
+            case _:
+                pass
+    return Uses(
+        frozenset(tensors | loaded),
+        frozenset(loaded),
+        frozenset(symbols - local),
+        frozenset(numbers),
+        bool(faults),
+    )
+
+
+def read_by(*kernels: Kernel) -> frozenset[str]:
+    """The tensors of which kernels read elements, as numbers or in indices."""
+    numbers = {load.tensor for each in kernels for load in loads_of(walk(each.body))}
+    return frozenset(numbers.union(*(uses(each).loaded for each in kernels)))
