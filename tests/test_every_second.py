@@ -40,6 +40,7 @@ op thirds(x[C,N,W], g[C,N,V]) -> y[C]
 """
 WIDTHS = [0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 50]
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+LIKE_OTHERS = [torch.float64, torch.float16]
 
 
 def wanted(x: Tensor, g: Tensor, taps: int = 2) -> Tensor:
@@ -81,7 +82,11 @@ def test_what_vectors_are_loaded_with() -> None:
     assert functions_of("thirds") == set()
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(each, marks=[pytest.mark.slow] if each in LIKE_OTHERS else []) for each in TYPES],
+    ids=str,
+)
 def test_sums_of_every_width(dtype: torch.dtype, ops: Any) -> None:
     """Integers, which all types add exactly."""
     generator = torch.Generator().manual_seed(5)

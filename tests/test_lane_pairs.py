@@ -44,7 +44,7 @@ CALLS = [
     pytest.param((torch.bfloat16, 32, 8, 3), marks=pytest.mark.slow),
     pytest.param((torch.bfloat16, 48, 12, 2), marks=pytest.mark.slow),
     pytest.param((torch.bfloat16, 289, 20, 3), marks=pytest.mark.slow),
-    (torch.float16, 17, 16, 3),
+    pytest.param((torch.float16, 17, 16, 3), marks=pytest.mark.slow),
     pytest.param((torch.float16, 47, 7, 3), marks=pytest.mark.slow),
     pytest.param((torch.float32, 33, 16, 3), marks=pytest.mark.slow),
     pytest.param((torch.float64, 17, 9, 3), marks=pytest.mark.slow),

@@ -131,7 +131,9 @@ def test_upsampling(layout: str, processor: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
-@pytest.mark.parametrize("layout", FORMATS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param("contiguous", marks=pytest.mark.slow), "channels_last"]
+)
 def test_transposed_convolutions(
     layout: str, processor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +170,9 @@ def test_transposed_convolutions(
                 assert torch.equal(own, other.to(torch.bfloat16).float())
 
 
-@pytest.mark.parametrize("layout", FORMATS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param("contiguous", marks=pytest.mark.slow), "channels_last"]
+)
 def test_windows_that_overlap_are_cast_as_ever_or_rounded_alike(layout: str) -> None:
     name = f"unrounded_conv_{layout}"
     found = module("conv", "conv2d", name)
@@ -377,7 +381,9 @@ def test_cells_that_repeat_an_element_are_written_together() -> None:
         assert made.count("= to_T(x[") == stores
 
 
-@pytest.mark.parametrize("factor", [1, 3, 5])
+@pytest.mark.parametrize(
+    "factor", [3, *(pytest.param(factor, marks=pytest.mark.slow) for factor in (1, 5))]
+)
 def test_images_enlarged_by_other_factors(factor: int) -> None:
     name = f"unrounded_factor_{factor}"
     found = module("upsample_nearest", "upsample_nearest", name)

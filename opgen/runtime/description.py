@@ -211,9 +211,9 @@ LARGEST_WINDOW = 16
 WIDEST_WINDOW = 32
 """The largest one that kernels for large calls on the CPU are made for."""
 
-LONGEST_ROW = 128
-"""The longest row that kernels are made for. For 112 cells a filter's gradient takes half the time
-with them: only where it is known how far each tap reaches, all taps go over the image together."""
+LONGEST_ROW = 64
+"""The longest row that kernels are made for; a longer one gains nothing by it, but for gradients of
+filters, which take half the time for 112 cells (results take several times as long then)."""
 
 
 @dataclass(frozen=True, slots=True)
