@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import opgen
 from binding_cases import OPS, Op, real, spec
+from catalogue import SPECS
+from opgen.runtime import Operation
 from opgen.runtime.layout import is_channels_last
 
 close = torch.testing.assert_close
@@ -206,3 +208,30 @@ def test_autocast_leaves_double_and_declared_types_alone() -> None:
         assert module.mix(torch.ones(2), torch.ones(2, dtype=torch.int32)).dtype == torch.float32
     with autocast(torch.bfloat16), torch.autocast("cpu", enabled=False):
         assert spec("softmax").softmax(real(3).float()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("call", ["first", "later", "autocast"])
+def test_a_cotangent_that_repeats_a_number_is_taken_as_rows(
+    call: str, format_: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of `sum()`, for which kernels for any steps in memory took a hundred times as long."""
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    x = torch.randn(2, 48, 20, 19).contiguous(memory_format=format_).requires_grad_()
+    w = torch.randn(48, 1, 5, 5, requires_grad=True)
+    with torch.autocast("cpu", enabled=call == "autocast"):
+        y = conv(x, w, padding=2, groups=48)
+        y = conv(x, w, padding=2, groups=48) if call == "later" else y
+    given: list[tuple[int, ...]] = []
+    apply = Operation.apply
+
+    def noted(self: Operation, tensors: Any, numbers: Any) -> Any:
+        given.extend(each.stride() for each in tensors if each is not None)
+        return apply(self, tensors, numbers)
+
+    monkeypatch.setattr(Operation, "apply", noted)
+    repeated = torch.autograd.grad(y.sum(), (x, w), retain_graph=True)
+    dense = torch.autograd.grad(y, (x, w), torch.ones_like(y))
+    assert all(map(torch.equal, repeated, dense))
+    assert [each.stride() for each in repeated] == [each.stride() for each in dense]
+    assert not any(0 in strides for strides in given)

@@ -17,6 +17,7 @@ import torch
 from opgen.runtime import checks, compat, cuda, partners, sharding, special
 from opgen.runtime.description import Gradient, Shape
 from opgen.runtime.evaluation import default_tensor
+from opgen.runtime.layout import memory_format
 from opgen.runtime.schema import Number, Numbers, flatten
 
 if TYPE_CHECKING:
@@ -194,6 +195,10 @@ def gradients(
     found: list[torch.Tensor | None] = [None] * len(operation.inputs)
     if all(cotangent is None for cotangent in cotangents):
         return found
+    is_last = not torch.is_grad_enabled() and _are_plain((*point.tensors.values(), *cotangents))
+    if is_last and point.outputs[0].device.type == "cpu":
+        saved = tuple(point.tensors.values())
+        cotangents = [None if each is None else without_repeats(each, saved) for each in cotangents]
     given = _with_zeros(point, cotangents)
     known, optional = operation.symbols(point.shapes, point.numbers)
     names = [
@@ -202,7 +207,6 @@ def gradients(
         if wanted[at] and operation.is_differentiable(declared)
     ]
     places = {declared.name: at for at, declared in enumerate(operation.inputs)}
-    is_last = not torch.is_grad_enabled() and _are_plain((*point.tensors.values(), *cotangents))
 
     def sizes(derived: Operation, link: Gradient) -> Mapping[str, Numbers]:
         shapes = [_shape(point, optional, source) for source in link.tensors]
@@ -221,6 +225,17 @@ def gradients(
         for name, gradient in zip(together, derived.apply(tensors, numbers), strict=True):
             found[places[name]] = gradient
     return found
+
+
+def without_repeats(cotangent: torch.Tensor, saved: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """A large cotangent that has a number once for many cells, as that of `sum()`, cell by cell.
+
+    Kernels for images, and the library, look for rows: without them a filter's gradient would take
+    a hundred times as long as this copy.
+    """
+    if 0 not in cotangent.stride() or cotangent.numel() < special.LARGE:
+        return cotangent
+    return cotangent.contiguous(memory_format=memory_format(cotangent.dim(), saved))
 
 
 def derivatives(

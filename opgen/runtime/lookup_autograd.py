@@ -131,6 +131,8 @@ def recorded(
                     on_gpu=given_shape,
                     on_cpu=on_cpu,
                 )
+        if is_looked_up and on_cpu:
+            cotangents = (autograd.without_repeats(cotangents[0], saved),)
         if not steps:
             tensors = dict(zip((operation.inputs[at].name for at in kept), saved, strict=True))
             kinds = ctx.kinds if not is_single else (Kind.of(cotangents[0]),)

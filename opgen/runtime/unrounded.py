@@ -280,6 +280,7 @@ def _function(operation: Operation) -> type[torch.autograd.Function]:
                 arguments = operation, about.wanted, about.shapes, about.numbers
                 plans[key] = lookup_autograd.plan(*arguments, is_last=True, on_cpu=True)
             steps = plans[key]
+            cotangent = autograd.without_repeats(cotangent, saved)
         if not steps:
             names = (operation.inputs[at].name for at in about.kept)
             tensors = dict(zip(names, saved, strict=True))
