@@ -339,10 +339,10 @@ def special_source(
 
     `layout` says which tensors are in channels-last format, see `passes.relayout`.
     """
-    _LATEST.clear()
-    key = text, name, path, tuple(values.items()), layout
-    _LATEST[key] = _special_program(text, name, path, values, layout)
-    return c_source(*_LATEST[key])
+    made = _special_program(text, name, path, values, layout)
+    _LATEST.clear()  # by other threads as well
+    _LATEST[text, name, path, tuple(values.items()), layout] = made
+    return c_source(*made)
 
 
 _LATEST: dict[object, tuple[Program, Program, Orders]] = {}

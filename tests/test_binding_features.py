@@ -310,3 +310,17 @@ def test_checkpoint_of_an_op_that_two_modules_share() -> None:
         wanted = torch.autograd.grad(square(module)(*tensors), tensors)
         result = checkpoint(square(module), *tensors, use_reentrant=False)
         close(torch.autograd.grad(result, tensors), wanted)
+
+
+@pytest.mark.parametrize("is_cast", [False, True])
+def test_checkpoints_of_an_op_that_nobody_has_differentiated(is_cast: bool) -> None:
+    """The backward pass of the second one finds a derivative before the first one runs again."""
+    name = f"copied_{is_cast}"
+    text = f"op {name}(x[N,C]) -> y[N,C]\n  y[n,c] = 2*x[n,c]\n"
+    op = getattr(opgen.compile(text, "copied.op"), name)
+    x = torch.randn(300, 200, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_cast):
+        y = checkpoint(op, checkpoint(op, x, use_reentrant=False).float(), use_reentrant=False)
+    y.float().sum().backward()
+    assert x.grad is not None
+    close(x.grad, torch.full_like(x, 4.0))

@@ -356,6 +356,35 @@ def test_what_is_left_to_casts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rounds_itself(operation(found, name))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_what_is_wrong_with_a_call_is_said_as_without_autocast(requires_grad: bool) -> None:
+    found, (x, weight), _ = graphs(f"unrounded_bad_{requires_grad}")
+    op = getattr(found, f"unrounded_bad_{requires_grad}")
+    x, weight = (each.detach().requires_grad_(requires_grad) for each in (x, weight))
+    nested = torch.nested.nested_tensor([torch.randn(6, 8, 8)] * 2, requires_grad=requires_grad)
+    with autocast():
+        for stride in (2**70, 2**62 + 1):
+            with pytest.raises(ValueError, match="attribute 'stride' must lie between"):
+                op(x, weight, stride=stride, groups=6)
+        op(x, weight, stride=2, groups=6)
+        for _ in range(2):
+            with pytest.raises(TypeError, match="x must be a dense strided tensor, got a nested"):
+                op(nested, weight, stride=2, groups=6)
+
+
+def test_a_program_that_another_thread_forgets_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forgetful(dict[object, object]):
+        def __setitem__(self, key: object, value: object) -> None:
+            """Another thread clears it at once."""
+
+    monkeypatch.setattr(compiler, "_LATEST", Forgetful())
+    text = (SPECS / "upsample_nearest.op").read_text(encoding="utf-8")
+    given = text, "upsample_nearest.op", ("upsample_nearest",), {"scale_factor": 2}
+    assert "stored_T(" in compiler.special_source(*given)
+    assert "= to_T(x[" in compiler.unrounded_source(*given, 0, ("x",))
+
+
 def test_an_input_that_is_loaded_many_times_is_cast() -> None:
     text = (SPECS / "conv.op").read_text(encoding="utf-8")
     values = {f"{n}[{at}]": 1 for n in ("stride", "padding", "dilation") for at in (0, 1)}

@@ -8,6 +8,7 @@ author of a spec wrote a gradient by hand.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -119,17 +120,31 @@ def _save(ctx: Any, operation: Operation, arguments: Sequence[Any], result: Any)
 def needed(
     operation: Operation, needs_input_grad: Sequence[bool], *, forward_mode: bool
 ) -> tuple[int, ...]:
-    """The inputs that derivatives read; all of them where a derivative is not known yet."""
+    """The inputs that derivatives read; all of them where a derivative is not known yet.
+
+    Where somebody looks at what is kept, derivatives are found first: checkpointing runs a call
+    again, after backward passes of other calls, and wants to see as many tensors as before.
+    """
     key = _key(operation, needs_input_grad, forward_mode)
     found = _KEPT.get(key)
     if found is None:
         names = _names_needed(operation, needs_input_grad, forward_mode)
+        if names is None and compat.saved_tensors_are_hooked():
+            with contextlib.suppress(RuntimeError):  # nothing can be derived, now or later
+                _derive(operation, needs_input_grad)
+            names = _names_needed(operation, needs_input_grad, forward_mode)
         every = range(len(operation.inputs))
         if names is None:
             return tuple(every)
         found = tuple(at for at in every if operation.inputs[at].name in names)
         _KEPT[key] = found
     return found
+
+
+def _derive(operation: Operation, needs_input_grad: Sequence[bool]) -> None:
+    for declared, wanted in zip(operation.inputs, needs_input_grad, strict=False):
+        if wanted and operation.is_differentiable(declared):
+            operation.gradient(declared.name)
 
 
 def is_known(operation: Operation, needs_input_grad: Sequence[bool]) -> bool:

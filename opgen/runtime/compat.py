@@ -51,6 +51,16 @@ forward_ad = cast(Any, find("torch.autograd", "forward_ad"))
 find("torch.autograd", "forward_ad._current_level")
 
 
+_saved_tensors_hooks = cast(
+    Callable[[bool], object], find("torch._C", "_autograd._top_saved_tensors_default_hooks")
+)
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Whether somebody, such as `torch.utils.checkpoint`, looks at what is saved."""
+    return _saved_tensors_hooks(True) is not None
+
+
 def dual_level_is_active() -> bool:
     """Whether a call is inside of `forward_ad.dual_level()`; not kept up to date by compilers."""
     return bool(forward_ad._current_level >= 0)

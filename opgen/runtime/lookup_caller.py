@@ -39,12 +39,14 @@ def is_plain() -> bool:
 class Ways:
     """The ways to run an op, from the most general one to the fastest.
 
-    `in_full` checks the arguments of a caller and runs the op on them; `overload` is the op of the
-    dispatcher; `record` runs the twin and records the call for autograd; `library` gives what
-    PyTorch's library computes for tensors and numbers that it knows, else None; `unrounded` what
-    kernels do that need no casts under autocast, else None.
+    `check` gives the numbers of a caller's arguments and raises what is wrong with these, `in_full`
+    does so and runs the op on them; `overload` is the op of the dispatcher; `record` runs the twin
+    and records the call for autograd; `library` gives what PyTorch's library computes for tensors
+    and numbers that it knows, else None; `unrounded` what kernels do that need no casts under
+    autocast, else None.
     """
 
+    check: Callable[..., tuple[Number, ...]]
     in_full: Callable[..., Any]
     overload: Callable[..., Any]
     record: Callable[..., Any]
@@ -139,7 +141,11 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
         return under_autocast({parameters}) if result is None else result
 
     def first(integers, numbers, {parameters}):
-        result = aside(numbers, {parameters}) if autocast() else in_full({parameters})
+        if autocast():
+            ways.check({parameters})  # numbers that no call had yet
+            result = aside(numbers, {parameters})
+        else:
+            result = in_full({parameters})
         found = find_twin()
         if found is not None:
             twin = found.for_integers(integers)

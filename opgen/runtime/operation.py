@@ -186,16 +186,19 @@ class _Dispatch:
         overload, name = registration.register(operation), operation.registered_name
         inputs, count = operation.inputs, len(operation.inputs)
 
-        def in_full(*arguments: Any) -> Any:
-            tensors = arguments[:count]
+        def check(*arguments: Any) -> tuple[Number, ...]:
             if not torch.compiler.is_compiling():
-                checks.tensors(operation.name, inputs, tensors)
+                checks.tensors(operation.name, inputs, arguments[:count])
                 sharding.register(operation)
             values = [
                 checks.attribute_value(operation.name, attribute, value)
                 for attribute, value in zip(operation.attributes, arguments[count:], strict=True)
             ]
-            return overload(*tensors, *flatten(values))
+            return tuple(flatten(values))
+
+        def in_full(*arguments: Any) -> Any:
+            numbers = check(*arguments)
+            return overload(*arguments[:count], *numbers)
 
         def twin() -> lookup.Twin | None:
             return registration.twin(name)
@@ -213,5 +216,5 @@ class _Dispatch:
         library = library_call.caller(operation)
         record = lookup_autograd.recorded(operation, run, library)
         rounding = unrounded.caller(operation) if operation.is_public else None
-        ways = lookup_caller.Ways(in_full, overload, record, twin, library, rounding)
+        ways = lookup_caller.Ways(check, in_full, overload, record, twin, library, rounding)
         return _Dispatch(overload, ways, lookup_caller.derived_caller(ways, operation.is_public))

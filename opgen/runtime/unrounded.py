@@ -168,7 +168,7 @@ def caller(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
             tensor = tensors[at]
             if tensor is None:
                 continue
-            if tensor.layout is not torch.strided:
+            if tensor.layout is not torch.strided or tensor.is_nested:
                 return None
             if tensor.dtype is _WIDE:
                 is_large = is_large or tensor.numel() >= special.LARGE
@@ -217,11 +217,13 @@ def _recorded(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
 
     def record(numbers: Numbers, tensors: Tensors) -> Any:
         key = _key(tensors, numbers)
-        if key not in is_library:
+        goes_there = is_library.get(key)
+        if goes_there is None:
             if len(is_library) >= _MOST:
                 is_library.clear()
-            is_library[key] = library.case_of(narrow_call(operation, tensors, numbers)) is not None
-        if is_library[key]:
+            goes_there = library.case_of(narrow_call(operation, tensors, numbers)) is not None
+            is_library[key] = goes_there
+        if goes_there:
             return None
         wanted = tuple([x is not None and x.requires_grad for x in tensors])
         kept = autograd.needed(operation, wanted, forward_mode=False)
@@ -271,15 +273,16 @@ def _function(operation: Operation) -> type[torch.autograd.Function]:
         about: _About = ctx.about
         saved = ctx.saved_tensors if about.kept else ()
         before: list[Any] = [None] * count
-        steps: tuple[Step, ...] = ()
+        steps: tuple[Step, ...] | None = ()
         if _is_quick(cotangent):
             key = about.wanted, about.shapes, about.numbers
-            if key not in plans:
+            steps = plans.get(key)
+            if steps is None:
                 if len(plans) >= _MOST:
                     plans.clear()
                 arguments = operation, about.wanted, about.shapes, about.numbers
-                plans[key] = lookup_autograd.plan(*arguments, is_last=True, on_cpu=True)
-            steps = plans[key]
+                steps = lookup_autograd.plan(*arguments, is_last=True, on_cpu=True)
+                plans[key] = steps
             cotangent = autograd.without_repeats(cotangent, saved)
         if not steps:
             names = (operation.inputs[at].name for at in about.kept)
