@@ -14,8 +14,11 @@ from torch import Tensor
 import opgen
 from catalogue import SPECS
 from guarded_memory import before_a_page
+from opgen.algebra.poly import floor_div, poly, symbol
 from opgen.compiler import stage_text
 from opgen.errors import Source
+from opgen.ir.loops import For
+from opgen.passes.moving_loops import FURTHEST, step
 
 OPS = """
 op largest(x[N,W]; step: int, reach: int) -> y[N,V]
@@ -71,6 +74,14 @@ def test_both_remainders_are_stored_together() -> None:
         assert f"y[n, 3*v{more}] = total_{at}" in programs["spread"]
     assert "y[n, 2*v + 1] = total_1" in programs["halves"]
     assert "for j" not in programs["spread"] + programs["halves"]
+
+
+@pytest.mark.parametrize("stride", [2, 7, FURTHEST, FURTHEST + 1, 10**9])
+def test_long_steps_are_not_looked_for(stride: int) -> None:
+    """There is a polynomial for each cell of a step: of thousands, a call would take seconds."""
+    w, divisor = symbol("w"), poly(stride)
+    loop = For("j", (floor_div(w, divisor),), (floor_div(w + stride // 2, divisor),), ())
+    assert step(loop, "w", {}) == (stride if stride <= FURTHEST else 1)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -352,3 +353,23 @@ op below(x: float[N,H,W], w: float[3]) -> y[N,U,W]
     (gradient,) = torch.autograd.grad(found, x, cotangent)
     (expected,) = torch.autograd.grad(wanted, exact, cotangent.double())
     torch.testing.assert_close(gradient.double(), expected, atol=1e-5, rtol=0)
+
+
+def test_other_threads_may_add_kernels_while_they_are_counted() -> None:
+    op = fresh("filtered_counted")
+    compiled = op.operation.compiled
+    call(op, 1, 0, 3)
+    ((types, values),) = compiled
+
+    class Key(tuple[object, ...]):
+        """Another kernel is added while this entry is looked at."""
+
+        def __iter__(self) -> Iterator[object]:
+            compiled[types, (len(compiled), 0, 3, None)] = compiled[types, values]
+            return super().__iter__()
+
+    for stride in (5, 6):
+        key = Key((types, (stride, 0, 3, None)))
+        compiled[key] = compiled[types, values]  # type: ignore[index]
+    call(op, 2, 1, 3)
+    assert (2, 1, 3, None) in made(op)

@@ -20,6 +20,9 @@ from opgen.ir.map_loops import map_nodes
 LONGEST: Final = 8
 """The most terms of a cell that are counted from a quotient."""
 
+FURTHEST: Final = 64
+"""The longest step that is looked for: it takes as many polynomials to see that it is one."""
+
 
 def from_begin(
     loop: For, depends: Callable[[Poly], bool], values: Mapping[str, Poly]
@@ -48,12 +51,15 @@ def from_begin(
 def step(loop: For, name: str, values: Mapping[str, Poly]) -> int:
     """In which steps of an index its range moves; 1 where that makes its length no constant.
 
-    Cells that are as many apart have equally many terms, if no other bound cuts some off.
+    Cells that are as many apart have equally many terms, if no other bound cuts some off. Steps
+    longer than `FURTHEST` are not looked for.
     """
     for first in _quotients(loop.lower, name, values):
         for last in _quotients(loop.upper, name, values):
             divisors = {*_divisors(first, name), *_divisors(last, name)}
             found = math.lcm(*divisors)
+            if found > FURTHEST:
+                continue
             cells = (symbol(name) * found + remainder for remainder in range(found))
             counts = ((last - first).substitute({name: cell}) for cell in cells)
             if all(count.is_constant and count.constant < LONGEST for count in counts):

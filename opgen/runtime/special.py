@@ -102,7 +102,8 @@ def _is_room_for_sizes(operation: Operation, chosen: Sequence[Values]) -> bool:
 
 def _compiled_for(operation: Operation) -> frozenset[Values]:
     """The values of all kernels so far, of whatever element types."""
-    return frozenset(values for _, values in operation.compiled)
+    entries = tuple(operation.compiled)  # at once: other threads may add to them
+    return frozenset(values for _, values in entries)
 
 
 @dataclass(frozen=True, slots=True)
