@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -355,21 +354,21 @@ op below(x: float[N,H,W], w: float[3]) -> y[N,U,W]
     torch.testing.assert_close(gradient.double(), expected, atol=1e-5, rtol=0)
 
 
-def test_other_threads_may_add_kernels_while_they_are_counted() -> None:
-    op = fresh("filtered_counted")
-    compiled = op.operation.compiled
-    call(op, 1, 0, 3)
-    ((types, values),) = compiled
-
-    class Key(tuple[object, ...]):
-        """Another kernel is added while this entry is looked at."""
-
-        def __iter__(self) -> Iterator[object]:
-            compiled[types, (len(compiled), 0, 3, None)] = compiled[types, values]
-            return super().__iter__()
-
-    for stride in (5, 6):
-        key = Key((types, (stride, 0, 3, None)))
-        compiled[key] = compiled[types, values]  # type: ignore[index]
-    call(op, 2, 1, 3)
-    assert (2, 1, 3, None) in made(op)
+def test_values_that_are_admitted_have_kernels_for_every_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "1")
+    op = fresh("filtered_7")
+    call(op, 2, 0, 3)
+    call(op, 3, 0, 3)
+    x, k = torch.randn(3, 40).double(), torch.randn(3).double()
+    asked = []
+    source = compiler.special_source
+    monkeypatch.setattr(
+        compiler, "special_source", lambda *given: asked.append(given[3]) or source(*given)
+    )
+    for stride in (2, 3):
+        wanted = torch.nn.functional.conv1d(x[:, None], k[None, None], stride=stride)[:, 0]
+        torch.testing.assert_close(op(x, k, stride=stride, padding=0), wanted)
+    assert [given["stride"] for given in asked] in ([], [2])  # not asked where it is kept on disk
+    assert op.operation.admitted == {(2, 0, 3, None)}

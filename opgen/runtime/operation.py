@@ -76,6 +76,7 @@ class Operation:
     compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
     chosen: Chosen = field(default_factory=dict)
     small: set[Values] = field(default_factory=set)
+    admitted: set[Values] = field(default_factory=set)
     special_cuda: dict[Values, CudaKernels] = field(default_factory=dict)
     _dispatch: list[_Dispatch] = field(default_factory=list)
 

@@ -89,21 +89,17 @@ def values_of(operation: Operation, integers: Mapping[str, int], images: Images)
 def _is_for_small(operation: Operation, special: Special, values: Values) -> bool:
     """Whether calls with little to do have a kernel for these values: the first few have."""
     admitted = operation.small
-    if values not in admitted and values not in dict(special.sources) and len(admitted) < _few():
+    if values in admitted or any(values == given for given, _ in special.sources):
+        return True
+    if len(admitted) < _few():
         admitted.add(values)
-    return values in admitted or values in dict(special.sources)
+    return values in admitted
 
 
 def _is_room_for_sizes(operation: Operation, chosen: Sequence[Values]) -> bool:
     """Whether kernels may be made for other sizes, beside those `chosen` for the same values."""
     made = sum(map(len, operation.chosen.values()))
     return len(chosen) < MOST_SIZES and made < _few()
-
-
-def _compiled_for(operation: Operation) -> frozenset[Values]:
-    """The values of all kernels so far, of whatever element types."""
-    entries = tuple(operation.compiled)  # at once: other threads may add to them
-    return frozenset(values for _, values in entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +178,16 @@ def is_made_for(operation: Operation, integers: Mapping[str, int]) -> bool:
     if None in values[len(special.names) :] or None in sizes:
         return False
     chosen = operation.chosen.get(values, [])
-    has_room = len(_compiled_for(operation)) < _most()
+    has_room = len(operation.admitted) < _most()
     return sizes in chosen or (has_room and _is_room_for_sizes(operation, chosen))
+
+
+def _is_admitted(operation: Operation, values: Values) -> bool:
+    """Whether kernels are made for these values, of whatever element types: the first are."""
+    admitted = operation.admitted
+    if values not in admitted and len(admitted) < _most():
+        admitted.add(values)
+    return values in admitted
 
 
 class NotMadeError(Exception):
@@ -200,7 +204,7 @@ def source_of(operation: Operation, values: Values, unrounded: tuple[str, ...] =
     sources = dict(special.sources)
     known = sources.get(values)
     is_open = all(value is None for value in values)
-    if known is None and not is_open and len(_compiled_for(operation)) < _most():
+    if known is None and not is_open and _is_admitted(operation, values):
         known = _made(operation, special, values, "special_source")
     if known is None:
         known = sources.get(_attributes_alone(special, values))
@@ -210,7 +214,7 @@ def source_of(operation: Operation, values: Values, unrounded: tuple[str, ...] =
 def _unrounded(operation: Operation, values: Values, tensors: tuple[str, ...]) -> str:
     """The C source where these tensors are float32 and are rounded by the kernels."""
     special = operation.special
-    if special is None or not values or len(operation.compiled) >= _most():
+    if special is None or not values or not _is_admitted(operation, values):
         raise NotMadeError
     made = _made(operation, special, values, "unrounded_source", tensors)
     if not made:
