@@ -36,7 +36,8 @@ def pooling(stride: int, height: int, width: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "bodies"), [(16, 16, 9), (2, 14, 3), (4, 17, 6), (3, 15, 6)]
+    ("height", "width", "bodies"),
+    [pytest.param(16, 16, 9, marks=pytest.mark.slow), (2, 14, 3), (4, 17, 6), (3, 15, 6)],
 )
 def test_lone_cells_give_what_cells_give(height: int, width: int, bodies: int) -> None:
     """Cells at the borders have bodies of their own, but two with as many terms share one."""

@@ -316,7 +316,7 @@ def test_ops_that_only_copy(
     ("dtype", "mode"),
     [
         (torch.float32, "CRD"),
-        (torch.bfloat16, "DCR"),
+        pytest.param(torch.bfloat16, "DCR", marks=pytest.mark.slow),
         pytest.param(torch.float32, "DCR", marks=pytest.mark.slow),
         pytest.param(torch.bfloat16, "CRD", marks=pytest.mark.slow),
     ],

@@ -84,7 +84,9 @@ def test_some_kernels(stem: str, shared: str) -> None:
     check(programs(spec_text(stem)), shared, "sm_80")
 
 
-@pytest.mark.parametrize("stem", ["conv_transpose", "softmax"])
+@pytest.mark.parametrize(
+    "stem", [pytest.param("conv_transpose", marks=pytest.mark.slow), "softmax"]
+)
 def test_indices_of_64_bits(stem: str) -> None:
     check(programs(spec_text(stem)), "f32", "sm_90", narrow=False)
 

@@ -311,6 +311,7 @@ def test_without_a_writable_cache_a_directory_of_the_process_is_used(cache: Path
     assert build.cache_directory() != cache
 
 
+@pytest.mark.slow
 def test_processes_may_build_the_same_at_the_same_time(cache: Path) -> None:
     program = f"from opgen.runtime import build; print(build.library({SOURCE!r}).answer())"
     workers = [

@@ -22,7 +22,7 @@ from opgen.testing.layouts import spread, transposed
 
 WITH_TORCH = [e for e in CATALOGUE if e.torch_equivalent is not None]
 each = pytest.mark.parametrize("subject", WITH_TORCH, ids=repr)
-LONG = ("local_attention", "conv1d", "conv3d", "conv_transpose1d")
+LONG = ("local_attention", "conv1d", "conv3d", "conv_transpose1d", "group_norm")
 """They take a quarter of the time of all; those beside them in their specs go the same ways."""
 
 each_but_long = pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_transposed_convolutions(
 def test_windows_that_overlap_are_cast_as_ever_or_rounded_alike(layout: str) -> None:
     name = f"unrounded_conv_{layout}"
     found = module("conv", "conv2d", name)
-    for shape in SIZES[:3]:
+    for shape in SIZES[1:3]:
         channels = shape[1]
         x = torch.randint(-9, 9, shape).float().to(memory_format=FORMATS[layout])
         x += 2**-10  # rounded away
@@ -202,6 +202,7 @@ def test_windows_that_overlap_are_cast_as_ever_or_rounded_alike(layout: str) -> 
             assert torch.equal(own, own.to(torch.bfloat16).float())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_strides(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGEN_CFLAGS", FLAGS[processor])
