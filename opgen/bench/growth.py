@@ -11,7 +11,7 @@ import torch
 from opgen.bench import statistics
 from opgen.bench.calls import OPGEN
 from opgen.bench.faults import BenchError
-from opgen.bench.measure import Result, contenders_of, measure
+from opgen.bench.measure import Measure, Result, contenders_of, measure
 from opgen.bench.memory import peak
 from opgen.bench.row import Contender, Direction, Row, Shape
 
@@ -57,6 +57,7 @@ def growth(
     shape: Shape,
     budget: float,
     known: Peaks | None = None,
+    measured: Measure = measure,
 ) -> Growth:
     """Measure a row at three sizes; DisagreementError as for `measure`.
 
@@ -66,11 +67,11 @@ def growth(
     """
     smallest, *larger = grown(row, shape)
     budget /= len(PARTS)
-    first = measure(row, direction, device, shape=smallest, budget=budget)
+    first = measured(row, direction, device, shape=smallest, budget=budget)
     results = (
         first,
         *(
-            measure(row, direction, device, shape=size, only=first.best, budget=budget)
+            measured(row, direction, device, shape=size, only=first.best, budget=budget)
             for size in larger
         ),
     )

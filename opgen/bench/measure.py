@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -68,6 +68,10 @@ class Result:
     def bandwidth(self) -> float:
         """The part of the bandwidth of a copy that opgen reaches."""
         return self.copy[COPY] / self.times[OPGEN]
+
+
+Measure = Callable[..., Result]
+"""`measure`, or what takes its place."""
 
 
 def measure(

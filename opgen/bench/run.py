@@ -6,7 +6,7 @@ import contextlib
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
@@ -16,7 +16,7 @@ import torch
 from opgen.bench import recycle
 from opgen.bench.faults import BenchError
 from opgen.bench.growth import Growth, Peaks, growth
-from opgen.bench.measure import Result, measure, recycled
+from opgen.bench.measure import Measure, Result, measure, recycled
 from opgen.bench.row import Direction, Row, Shape
 
 _TIMED: Final = 0.35
@@ -96,7 +96,7 @@ def by_turns(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(row for turn in rounds for row in turn if row is not None)
 
 
-def run(plan: Plan, measured: Callable[..., Result] = measure) -> Iterator[Outcome]:
+def run(plan: Plan, measured: Measure = measure) -> Iterator[Outcome]:
     """Measure; the time that is left is shared out evenly among the rows that are left."""
     if plan.device.type == "cuda":
         torch.backends.cudnn.benchmark = True
@@ -123,7 +123,7 @@ def run(plan: Plan, measured: Callable[..., Result] = measure) -> Iterator[Outco
 
 
 def run_again(
-    plan: Plan, outcomes: Sequence[Outcome], measured: Callable[..., Result] = measure
+    plan: Plan, outcomes: Sequence[Outcome], measured: Measure = measure
 ) -> Iterator[Result]:
     """The rows that were disturbed, once more: those that were not this time.
 
@@ -165,7 +165,7 @@ def run_recycled(plan: Plan, outcomes: Sequence[Outcome]) -> Iterator[Result]:
         yield found
 
 
-def run_growth(plan: Plan) -> Iterator[Growth | Refused | Omitted]:
+def run_growth(plan: Plan, measured: Measure = measure) -> Iterator[Growth | Refused | Omitted]:
     """Every row at three sizes, within the time."""
     end = time.perf_counter() + 60 * plan.minutes
     todo = [(row, direction) for row, direction in plan.measurements() if row.grows]
@@ -178,7 +178,7 @@ def run_growth(plan: Plan) -> Iterator[Growth | Refused | Omitted]:
             yield Omitted(row, direction)
             continue
         try:
-            yield growth(row, direction, plan.device, shape, budget, peaks)
+            yield growth(row, direction, plan.device, shape, budget, peaks, measured)
         except Exception as error:  # as above
             yield Refused(row, direction, _reason(error))
         gc.collect()

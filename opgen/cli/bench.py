@@ -8,7 +8,8 @@ from typing import Final
 
 DESCRIPTION = """\
 Times ops of opgen beside the formulations of PyTorch's users, the best eager ones known, and the
-limit of the machine, call by call in turn in one process. All must agree before they are timed.
+limit of the machine, call by call in turn, each row in one process. All must agree before they are
+timed.
 With SPEC an op of your own is measured the same way.
 """
 _DTYPES: Final = ("float32", "float64", "float16", "bfloat16")

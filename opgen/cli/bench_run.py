@@ -18,7 +18,8 @@ from opgen.bench import machine, own, plot, report, tables
 from opgen.bench.document import Document, document
 from opgen.bench.faults import BenchError
 from opgen.bench.growth import Growth
-from opgen.bench.measure import Result
+from opgen.bench.measure import Measure, Result, measure
+from opgen.bench.processes import measure_alone
 from opgen.bench.row import Direction, Row
 from opgen.bench.rows import QUICKLY_COMPILED, every_row
 from opgen.bench.run import (
@@ -50,8 +51,11 @@ def run(options: argparse.Namespace) -> int:
         plan = _plan(options, rows)
         _look_at_files(options)
         started = time.strftime("%Y-%m-%d %H:%M:%S")
-        growths = _grown(plan, console) if options.growth else []
-        outcomes = [] if options.growth else _measured(plan, console)
+        # On a GPU PyTorch's allocator keeps what was freed, and every process would begin anew.
+        alone = options.spec is None and plan.device.type == "cpu"
+        measured = measure_alone if alone else measure
+        growths = _grown(plan, measured, console) if options.growth else []
+        outcomes = [] if options.growth else _measured(plan, measured, console)
         about = {"started": started, "command": _command(sys.argv[1:])}
         found = document(outcomes, machine.describe(plan.device), about, growths)
         _write(options, found)
@@ -173,17 +177,17 @@ def _plan(options: argparse.Namespace, rows: Sequence[Row]) -> Plan:
 
 
 # ---------------------------------------------------------------------------- the run
-def _measured(plan: Plan, console: Console) -> list[Outcome]:
+def _measured(plan: Plan, measured: Measure, console: Console) -> list[Outcome]:
     """Every outcome, printed as it comes."""
     console.print(report.heading(), style="bold")
     outcomes: list[Outcome] = []
-    for outcome in run_plan(plan):
+    for outcome in run_plan(plan, measured):
         outcomes.append(outcome)
         if isinstance(outcome, Result):
             console.print(report.line(outcome))
         else:
             errors().print(f"opgen: {report.problem(outcome)}")
-    again = run_again(plan, outcomes)
+    again = run_again(plan, outcomes, measured)
     outcomes = _replaced(outcomes, again, console, "disturbed rows again", report.line)
     kept = run_recycled(plan, outcomes)
     try:
@@ -210,11 +214,11 @@ def _replaced(
     return [found.get((o.row.name, o.direction), o) for o in outcomes]
 
 
-def _grown(plan: Plan, console: Console) -> list[Growth]:
+def _grown(plan: Plan, measured: Measure, console: Console) -> list[Growth]:
     """Every row at three sizes, printed as it comes."""
     console.print(report.growth_heading(), style="bold")
     growths = []
-    for found in run_growth(plan):
+    for found in run_growth(plan, measured):
         if isinstance(found, Growth):
             growths.append(found)
             console.print(report.growth_line(found))

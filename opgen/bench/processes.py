@@ -1,0 +1,95 @@
+"""Rows measured each in a process of its own, so that none owes its figures to those before it.
+
+What earlier rows left decides whether the C library has memory for a result or asks the system for
+new pages: one row was at 0.8 of its rival after a hundred others and at 1.1 alone. A process of its
+own is what a program of that row alone would be, and the same in every run, whichever rows are
+asked for. One that crashes ends nothing but its row.
+
+The processes are forked from one that has loaded PyTorch and has no threads yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import BaseContext
+from typing import Final, ParamSpec, TypeVar
+
+import torch
+
+from opgen.bench.faults import BenchError
+from opgen.bench.measure import Result, measure
+from opgen.bench.row import Direction, Row, Shape, Workload, text
+from opgen.bench.rows import every_row
+
+_Given = ParamSpec("_Given")
+_Found = TypeVar("_Found")
+
+_CLEAN: Final = "forkserver"
+_ANYWHERE: Final = "spawn"
+
+
+def _context() -> BaseContext:
+    """How processes begin: forked from one that loads this module once, where the system can."""
+    if _CLEAN not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context(_ANYWHERE)
+    context = multiprocessing.get_context(_CLEAN)
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def in_its_own(
+    function: Callable[_Given, _Found], *arguments: _Given.args, **named: _Given.kwargs
+) -> _Found:
+    """What a function gives in a new process with as many threads, which ends after it.
+
+    Function, arguments and result must be such as can be pickled. Raises what it raises, and
+    BenchError if the process dies.
+    """
+    threads = torch.get_num_threads()
+    with ProcessPoolExecutor(
+        1, mp_context=_context(), initializer=torch.set_num_threads, initargs=(threads,)
+    ) as pool:
+        try:
+            return pool.submit(function, *arguments, **named).result()
+        except BrokenProcessPool as error:
+            raise BenchError("its process died: killed, or it crashed") from error
+
+
+def measure_alone(
+    row: Row,
+    direction: Direction,
+    device: torch.device,
+    *,
+    shape: Shape | None = None,
+    compiled: bool = False,
+    only: str | None = None,
+    budget: float = 2.0,
+) -> Result:
+    """`measure`, for a row of the benchmark, in a process of its own.
+
+    Raises what it does, and BenchError if the process dies.
+    """
+    given = {"shape": shape, "compiled": compiled, "only": only, "budget": budget}
+    found = in_its_own(_measured, row.name, direction, device, given)
+    return dataclasses.replace(found, row=row)
+
+
+def _measured(
+    name: str,
+    direction: Direction,
+    device: torch.device,
+    given: Mapping[str, object],
+) -> Result:
+    """`measure` of the row with a name, whose `make` cannot be pickled and stays here."""
+    row = next(row for row in every_row() if row.name == name)
+    found = measure(row, direction, device, **given)  # type: ignore[arg-type]
+    return dataclasses.replace(found, row=dataclasses.replace(row, make=_left_behind))
+
+
+def _left_behind(shape: Shape, device: torch.device) -> Workload:
+    """What a row that came from another process has for its `make`."""
+    raise AssertionError(f"a row at {text(shape)} on {device} is made from its name")

@@ -1,0 +1,62 @@
+"""Rows measured in processes of their own."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from bench_rows import CPU, double, small
+from opgen.bench.calls import OPGEN
+from opgen.bench.faults import BenchError
+from opgen.bench.processes import in_its_own, measure_alone
+from opgen.bench.row import Direction
+from opgen.bench.rows import every_row
+from opgen.bench.run import Plan, Refused, run
+
+ROW = next(row for row in every_row() if row.name == "nearest [8,2048,8,8]")
+
+
+def _crash() -> None:
+    os.abort()
+
+
+def _fail(text: str) -> None:
+    raise BenchError(text)
+
+
+def test_every_call_is_in_a_process_of_its_own() -> None:
+    found = {os.getpid(), in_its_own(os.getpid), in_its_own(os.getpid)}
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_processes_have_the_threads_of_the_run(count: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        assert in_its_own(torch.get_num_threads) == count
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_goes_wrong_in_a_process_is_said() -> None:
+    with pytest.raises(BenchError, match="no such thing"):
+        in_its_own(_fail, "no such thing")
+    with pytest.raises(BenchError, match="its process died"):
+        in_its_own(_crash)
+    assert in_its_own(abs, -3) == 3
+
+
+def test_a_row_keeps_what_it_is() -> None:
+    found = measure_alone(ROW, Direction.FORWARD, CPU, shape=ROW.tiny, budget=0)
+    assert found.row is ROW and found.shape == ROW.tiny
+    assert set(found.times) == {OPGEN, "F.interpolate", "expand, reshape"}
+
+
+def test_a_row_that_cannot_be_measured_does_not_end_the_run() -> None:
+    """Here one of the names that no process knows."""
+    rows = (small(double), ROW)
+    first, second = run(Plan(rows, (Direction.FORWARD,), CPU, 1, tiny=True), measure_alone)
+    assert isinstance(first, Refused) and not isinstance(second, Refused)
