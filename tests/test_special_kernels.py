@@ -16,7 +16,7 @@ from opgen import compiler
 from opgen.errors import Source
 from opgen.lang.read import read
 from opgen.passes.specialise import counts_of
-from opgen.runtime import Operation, generated, special
+from opgen.runtime import Operation, evaluation, generated, special
 
 SPEC = """
 op {name}(x[N,W], k[K]; stride = 1, padding = 0) -> y[N,V]
@@ -175,6 +175,15 @@ def test_fifty_shapes_make_at_most_four_kernels() -> None:
         for width in (numbers.randint(1, 9), numbers.randint(1, 200), 70):
             planes(op, *shape, width)
     assert len(op.operation.compiled) == 4
+
+
+def test_values_without_end_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "MOST_KNOWN", 3)
+    monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "1")
+    op = fresh("filtered_many")
+    for padding in range(10):
+        call(op, 1, padding, 3)
+        assert len(op.operation.compiled) <= 3
 
 
 def test_a_factor_of_one_has_a_kernel() -> None:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from opgen.runtime.library_call import Plan
     from opgen.runtime.operation import Operation
 
+MOST_KNOWN = 1024
+"""For how many sets of types and values an op remembers its kernels."""
+
 Tensors = Sequence[torch.Tensor | None]
 Outputs = tuple[torch.Tensor, ...]
 Operands = dict[str, torch.Tensor]
@@ -311,6 +314,8 @@ def compiled(call: Call, operands: Mapping[str, torch.Tensor]) -> Compiled:
         source = special.source_of(operation, values, call.unrounded)
         helpers = call.types.bindings() + (unrounded_source.unrounded() if call.unrounded else "")
         found = Compiled(build.library(prelude.C + helpers + source), operation.sources.entry)
+        if len(operation.compiled) >= MOST_KNOWN:
+            operation.compiled.clear()  # attributes that are new in every call share one library
         operation.compiled[key] = found
     return found
 
