@@ -1,32 +1,39 @@
 """What the first call of an op costs: in a fresh process with an empty cache, then with a warm one.
 
-    python benchmarks/first_call.py [PATTERN]
+    python benchmarks/first_call.py [PATTERN] [--write-readme]
 
 For the rows of `opgen bench --quick`, or those whose name matches the pattern: milliseconds of the
 first call less those of a later one, forward and with its gradients. Cold, kernels for the call are
 derived and compiled; warm, they are found on disk. The exit status is 1 if an op takes longer than
-1.5 s cold, or 20 ms warm; a row may run several, and the gradient of each input is one more.
+1.5 s cold, or 20 ms warm; a row may run several, and the gradient of each input is one more. The
+figures can be put into `benchmarks/README.md`.
 """
 
 from __future__ import annotations
 
-import fnmatch
+import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from opgen.bench import machine, tables
 from opgen.bench.row import Row
 from opgen.bench.rows import every_row
+from opgen.bench.run import chosen
 
 COLD, WARM = 1500.0, 20.0
 """The most milliseconds of an op."""
+README = Path(__file__).parent / "README.md"
 
 
 def measure(row: Row) -> dict[str, float]:
@@ -71,28 +78,69 @@ def _in_a_process(row: Row, cache: str) -> dict[str, float]:
     return found
 
 
+@dataclass(frozen=True)
+class FirstCalls:
+    """Milliseconds of a row, cold and warm."""
+
+    row: Row
+    cold: dict[str, float]
+    warm: dict[str, float]
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """Cold forward and with gradients, then warm."""
+        found = (each[way] for each in (self.cold, self.warm) for way in ("forward", "backward"))
+        return tuple(f"{value:.0f}" for value in found)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether an op takes longer than a limit."""
+        return any(
+            found["forward"] > limit or found["backward"] > limit * found["gradients"]
+            for found, limit in ((self.cold, COLD), (self.warm, WARM))
+        )
+
+
+def first_calls(row: Row) -> FirstCalls:
+    """Those of a row, in two processes with one cache, which is empty at first."""
+    with tempfile.TemporaryDirectory() as cache:
+        return FirstCalls(row, *(_in_a_process(row, cache) for _ in range(2)))
+
+
 def main() -> int:
     """Print a line for every row; 1 if an op took longer than a limit."""
     rows = {row.name: row for row in every_row()}
     if sys.argv[1:2] == ["--measure"]:
         print(json.dumps(measure(rows[sys.argv[2]])))
         return 0
-    chosen = [
-        row
-        for row in rows.values()
-        if (fnmatch.fnmatch(row.name, sys.argv[1]) if sys.argv[1:] else row.quick)
-    ]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "pattern",
+        nargs="?",
+        help="rows whose name has this, or matches it; those of quick mode without it",
+    )
+    parser.add_argument("--write-readme", action="store_true", help="put the table there")
+    given = parser.parse_args()
+    if given.write_readme:
+        tables.split(README, tables.FIRST_CALLS)  # complains before minutes are spent
+    wanted = [row for row in rows.values() if row.quick or given.pattern is not None]
+    started = time.strftime("%Y-%m-%d %H:%M:%S")
     print(f"{'':58}{'cold, ms':>16}{'warm, ms':>16}")
     print(f"{'row':58}{'forward':>8}{'grad':>8}{'forward':>8}{'grad':>8}")
-    slow = False
-    for row in chosen:
-        with tempfile.TemporaryDirectory() as cache:
-            cold, warm = (_in_a_process(row, cache) for _ in range(2))
-        figures = (cold["forward"], cold["backward"], warm["forward"], warm["backward"])
-        print(f"{row.name:58}" + "".join(f"{value:8.0f}" for value in figures), flush=True)
-        for found, limit in ((cold, COLD), (warm, WARM)):
-            slow |= found["forward"] > limit or found["backward"] > limit * found["gradients"]
-    return int(slow)
+    found = []
+    for row in chosen(wanted, given.pattern or ""):
+        found.append(first_calls(row))
+        print(f"{row.name:58}" + "".join(f"{v:>8}" for v in found[-1].figures), flush=True)
+    if given.write_readme:
+        command = shlex.join(["python", "benchmarks/first_call.py", *sys.argv[1:]])
+        table = [(each.row.name, *each.figures) for each in found]
+        about = {
+            "machine": machine.describe(torch.device("cpu")),
+            "started": started,
+            "command": command,
+        }
+        tables.rewritten(README, tables.FIRST_CALLS, {**about, "first calls": table})
+    return int(any(each.is_slow for each in found))
 
 
 if __name__ == "__main__":

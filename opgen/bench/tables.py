@@ -15,6 +15,13 @@ from opgen.bench.statistics import geometric_mean
 
 ROWS: Final = "rows"
 GROWTH: Final = "growth"
+FIRST_CALLS: Final = "first calls"
+COMMANDS: Final = {
+    ROWS: "opgen bench",
+    GROWTH: "opgen bench",
+    FIRST_CALLS: "benchmarks/first_call.py",
+}
+"""What writes each part of the file."""
 TITLES: Final = {
     "shift_sum": "Shift and sum",
     "upsampling": "Upsampling by two",
@@ -29,8 +36,9 @@ _LIKE_FRESH: Final = 1.25
 
 
 def marks(part: str) -> tuple[str, str]:
-    """The lines between which a part of the file is written: `ROWS` or `GROWTH`."""
-    return f"<!-- {part}: written by opgen bench --write-readme -->", f"<!-- end of {part} -->"
+    """The lines between which a part of the file is written, one of `COMMANDS`."""
+    command = COMMANDS[part]
+    return f"<!-- {part}: written by {command} --write-readme -->", f"<!-- end of {part} -->"
 
 
 def split(path: Path, part: str) -> tuple[str, str]:
@@ -48,7 +56,7 @@ def rewritten(path: Path, part: str, found: Document) -> None:
     """Put the figures between the marks of a file; BenchError where it has none."""
     head, tail = split(path, part)
     begin, end = marks(part)
-    lines = [*_origin(found), *(_growth(found) if part == GROWTH else _rows(found))]
+    lines = [*_origin(found), *_PARTS[part](found)]
     path.write_text("\n".join([head + begin, *lines, end + tail]), encoding="utf-8")
 
 
@@ -58,7 +66,7 @@ def _origin(found: Document) -> Iterator[str]:
     yield from (f"* date: {found['started']}", f"* machine: {machine}")
     yield f"* command: `{found['command']}`"
     for title, key in (("not reported", "refused"), ("not measured, for lack of time", "omitted")):
-        if found[key]:
+        if found.get(key):
             names = [f"{row['name']} ({row['direction']})" for row in found[key]]
             yield f"* {title}: {'; '.join(names)}"
 
@@ -160,9 +168,20 @@ def _growth(found: Document) -> Iterator[str]:
         )
 
 
+def _first_calls(found: Document) -> Iterator[str]:
+    yield ""
+    yield "| row | cold, forward | cold, with gradients | warm, forward | warm, with gradients |"
+    yield "|---|---:|---:|---:|---:|"
+    for row in found["first calls"]:
+        yield _cells(*row)
+
+
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.3g}"
 
 
 def _cells(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+_PARTS: Final = {ROWS: _rows, GROWTH: _growth, FIRST_CALLS: _first_calls}
