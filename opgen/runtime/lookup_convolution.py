@@ -4,8 +4,8 @@ In this order: the positions of what is convolved, of an image, of the weight an
 for what is not there; whether the convolution is transposed, its groups, its spatial dims; what a
 number that is not finite looks like, how large one is, how many the weight has, and how many of
 them memory has, which are fewer where it is expanded; whether the weight, or its gradient, must be
-finite; how many images at once go through channels-last format, 0 for all as they are; strides,
-paddings, dilations and output paddings.
+finite; how many images at once go through channels-last format, 0 for all as they are; how many
+times each of their channels is there; strides, paddings, dilations and output paddings.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import library_call
+from opgen.runtime import library_gradients
 
 if TYPE_CHECKING:
-    from opgen.runtime.library import Case
     from opgen.runtime.library_call import Plan
 
 _EXPONENTS = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
@@ -45,11 +44,13 @@ def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | N
     pixels = tensors[source.at]
     if pixels is None:
         return None
-    if plan.is_copied and not library_call.is_channels_last(pixels):
+    if plan.is_copied and not library_gradients.is_channels_last(pixels):
         at_once = plan.case.images_at_once
         if not _can_be_copied(plan, pixels):
             return None
-    return _described(places, plan.case, is_transposed, weight, is_checked, False, at_once)
+    if plan.repeats > 1 and not library_gradients.is_channels_last(pixels):
+        return None
+    return _described(places, plan, is_transposed, weight, is_checked, False, at_once)
 
 
 def gradients(
@@ -70,12 +71,14 @@ def gradients(
     if any(plan.is_copied for plan in plans):
         return None
     pixels = (cotangent, image)
-    if for_weight.is_uneven and not all(map(library_call.is_channels_last, pixels)):
-        at_once = library_call.pieces(case, weight.dtype)
+    if for_weight.is_uneven and not all(map(library_gradients.is_channels_last, pixels)):
+        at_once = library_gradients.pieces(case, weight.dtype)
         if not all(_can_be_copied(for_image, each) for each in pixels):
             return None
     is_padded = any(case.padding)
-    return _described((0, 1, 2, _ABSENT), case, False, weight, True, is_padded, at_once)
+    if for_weight.repeats > 1 and not library_gradients.is_channels_last(image):
+        return None
+    return _described((0, 1, 2, _ABSENT), for_weight, False, weight, True, is_padded, at_once)
 
 
 def _is_direct(plan: Plan) -> bool:
@@ -111,13 +114,14 @@ def _held(tensor: torch.Tensor) -> int | None:
 
 def _described(
     places: Sequence[int],
-    case: Case,
+    plan: Plan,
     is_transposed: bool,
     weight: torch.Tensor,
     checks_weight: bool,
     checks_gradient: bool,
     at_once: int,
 ) -> list[int]:
+    case = plan.case
     more = case.output_padding if is_transposed else (0,) * len(case.stride)
     return [
         *places,
@@ -125,6 +129,6 @@ def _described(
         case.groups,
         len(case.stride),
         *(_EXPONENTS[weight.dtype], weight.element_size(), weight.numel(), _held(weight) or 0),
-        *(int(checks_weight), int(checks_gradient), at_once),
+        *(int(checks_weight), int(checks_gradient), at_once, plan.repeats),
         *(*case.stride, *case.padding, *case.dilation, *more),
     ]

@@ -8,7 +8,7 @@ Both gradients of a 3x3 filter for 256 images of 10 channels take 40 % of the ti
 
 from __future__ import annotations
 
-from opgen.runtime import lookup_images
+from opgen.runtime import lookup_images, lookup_repeats_source
 
 _SOURCE = r"""
 static int32_t (*convolution)(
@@ -33,10 +33,12 @@ void opgen_connect_convolutions(void *forward, void *backward)
    The zeros of padding are no terms of the op, and must not meet such a number: `checks_weight`
    and `checks_gradient` say whether they could. The weight has so many `elements`, of which memory
    has those `held`. So many images `at_once` go through channels-last format, with gradients of
-   weights in float32; 0 if all go as they are. */
+   weights in float32; 0 if all go as they are. Each channel of the image is there
+   `repeats` times. */
 typedef struct {
     int64_t from, image, weight, bias, is_transposed, groups, spatial;
     int64_t exponent, bytes, elements, held, checks_weight, checks_gradient, at_once;
+    int64_t repeats;
     int64_t geometry[];
 } Convolved;
 
@@ -226,6 +228,44 @@ static int by_pieces(const Entry *entry, const Tensor *inputs, Tensor *outputs)
     return 1;
 }
 
+/* With every channel of the image several times; its gradient is the sum of those of the copies. */
+static int by_repeats(const Entry *entry, const Tensor *inputs, Tensor *outputs)
+{
+    const Convolved *about = (const Convolved *)entry->integers;
+    const int64_t count = about->repeats, *promised = entry->outputs;
+    const Tensor from = inputs[about->from];
+    const Tensor image = about->image < 0 ? NULL : inputs[about->image];
+    int64_t known[2 * MAX_RANK + 2], words = 0;
+    const void *data;
+    void *place;
+    Tensor copy = NULL, sum = NULL;
+    if (!describe(image ? image : from, known, &words) || known[1] != 4) return 0;
+    const int64_t batch = known[2], channels = known[3], height = known[4], width = known[5];
+    const int64_t cells = batch * channels * height * width, row = width * channels * count;
+    const int64_t shape[4] = {batch, channels * count, height, width};
+    const int64_t strides[4] = {height * row, 1, row, channels * count};
+    if (empty_strided(4, shape, strides, (int32_t)known[0], 0, 0, &copy)) return 0;
+    int is_found = !get_const_data(image ? image : from, &data) && !get_data(copy, &place);
+    if (is_found) repeat(data, place, cells, count, about->bytes, 0);
+    is_found = is_found
+        && compute(about, image ? from : copy, image ? copy : NULL, inputs, outputs);
+    drop(&copy);
+    if (!is_found || !image) return is_found;
+    /* What was found is summed if it lies as the copy did. */
+    words = 0;
+    is_found = describe(outputs[0], known, &words) && known[1] == 4
+        && !memcmp(known + 2, shape, sizeof shape);
+    for (int i = 0; i < 4 && is_found; i++)
+        is_found = known[2 + i] <= 1 || known[6 + i] == strides[i];
+    is_found = is_found
+        && !empty_strided(4, promised + 2, promised + 6, (int32_t)promised[0], 0, 0, &sum)
+        && !get_const_data(outputs[0], &data) && !get_data(sum, &place);
+    if (is_found) repeat(data, place, cells, count, about->bytes, 1);
+    if (is_found) drop(&outputs[0]), outputs[0] = sum;
+    else drop(&sum), drop(&outputs[0]), drop(&outputs[1]);
+    return is_found;
+}
+
 /* Apart, so that calls of kernels do not pay for its variables. */
 __attribute__((noinline)) static int convolve(
     Entry *entry, const Tensor *inputs, Tensor *outputs, int64_t count)
@@ -235,6 +275,7 @@ __attribute__((noinline)) static int convolve(
     if (about->checks_weight && !is_finite(inputs[about->weight], about->held, about)) return 0;
     const Tensor image = about->image < 0 ? NULL : inputs[about->image];
     const int is_found = about->at_once ? by_pieces(entry, inputs, outputs)
+        : about->repeats > 1 ? by_repeats(entry, inputs, outputs)
         : compute(about, inputs[about->from], image, inputs, outputs);
     int is_promised = is_found;
     const int64_t *expected = entry->outputs;
@@ -252,4 +293,4 @@ __attribute__((noinline)) static int convolve(
 
 def source() -> str:
     """The text of `convolve`; before it stand the functions of LibTorch and of the table."""
-    return lookup_images.source() + _SOURCE
+    return lookup_images.source() + lookup_repeats_source.source() + _SOURCE
