@@ -5,7 +5,9 @@ for what is not there; whether the convolution is transposed, its groups, its sp
 number that is not finite looks like, how large one is, how many the weight has, and how many of
 them memory has, which are fewer where it is expanded; whether the weight, or its gradient, must be
 finite; how many images at once go through channels-last format, 0 for all as they are; how many
-times each of their channels is there; strides, paddings, dilations and output paddings.
+times each of their channels is there; whether dims are those of other tensors; strides, paddings,
+dilations and output paddings; in that case the moves of `lookup_moves` for what is convolved, for
+the weight, the bias and the result, and what the library is to give: rank, sizes, strides.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import library_gradients
+from opgen.runtime import library_gradients, lookup_moves
 
 if TYPE_CHECKING:
     from opgen.runtime.library_call import Plan
@@ -29,7 +31,10 @@ _ABSENT = -1
 def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
     """A convolution, or a transposed one, of tensors as they are; None for what Python prepares."""
     source = plan.image or plan.result
-    if source is None or plan.weight is None or not _is_direct(plan):
+    if source is None or plan.weight is None:
+        return None
+    moves = [] if _is_direct(plan) else _moves(plan, tensors)
+    if moves is None:
         return None
     is_transposed = plan.image is None
     if is_transposed and not plan.is_forward:
@@ -50,7 +55,8 @@ def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | N
             return None
     if plan.repeats > 1 and not library_gradients.is_channels_last(pixels):
         return None
-    return _described(places, plan, is_transposed, weight, is_checked, False, at_once)
+    plain = _described(places, plan, is_transposed, weight, is_checked, False, at_once)
+    return plain + moves
 
 
 def gradients(
@@ -86,6 +92,27 @@ def _is_direct(plan: Plan) -> bool:
     operands = (plan.result, plan.image, plan.weight, plan.bias)
     is_arranged = any(each is not None and each.arrangement is not None for each in operands)
     return not is_arranged and plan.restored is None
+
+
+def _moves(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
+    """The moves of a convolution of tensors with other dims; None for what Python prepares."""
+    if plan.image is None or plan.repeats > 1 or plan.is_copied:
+        return None
+    found: list[int] = []
+    for operand in (plan.image, plan.weight, plan.bias):
+        tensor = None if operand is None else tensors[operand.at]
+        if operand is None or tensor is None:
+            continue
+        move = lookup_moves.arranging(tensor, operand.arrangement, operand.format)
+        if move is None:
+            return None
+        found += move
+    shape, format_ = tuple(plan.case.result), plan.case.format
+    result = torch.empty(shape, device="meta", memory_format=format_)
+    move = lookup_moves.restoring(result, plan.restored, format_)
+    if move is None:
+        return None
+    return [*found, *move, result.dim(), *shape, *result.stride()]
 
 
 def _can_be_copied(plan: Plan, images: torch.Tensor) -> bool:
@@ -129,6 +156,12 @@ def _described(
         case.groups,
         len(case.stride),
         *(_EXPONENTS[weight.dtype], weight.element_size(), weight.numel(), _held(weight) or 0),
-        *(int(checks_weight), int(checks_gradient), at_once, plan.repeats),
+        *(
+            int(checks_weight),
+            int(checks_gradient),
+            at_once,
+            plan.repeats,
+            int(not _is_direct(plan)),
+        ),
         *(*case.stride, *case.padding, *case.dilation, *more),
     ]
