@@ -66,11 +66,13 @@ SHAPES = [
     # images, channels, rows, columns, results of each, taps, stride, padding
     (3, 8, 7, 7, 2, (3, 3), 1, (1, 1)),
     (2, 17, 5, 9, 3, (3, 3), 1, (0, 1)),
-    (1, 5, 11, 6, 4, (3, 2), 2, (1, 0)),
-    (2, 9, 6, 7, 2, (1, 1), 1, (0, 0)),
+    (1, 5, 11, 6, 4, (3, 2), 1, (1, 0)),
+    (2, 9, 6, 7, 2, (1, 1), 1, (0, 0)),  # as it is
+    (2, 9, 6, 7, 2, (2, 2), 1, (0, 0)),
     (2, 16, 1, 1, 2, (3, 3), 1, (1, 1)),
     (4, 33, 28, 27, 2, (3, 3), 1, (1, 1)),  # more cells than a thread takes at once
-    (4, 24, 40, 40, 4, (3, 3), 2, (1, 1)),
+    (4, 24, 40, 40, 4, (3, 3), 1, (1, 1)),
+    (4, 24, 40, 40, 2, (3, 3), 2, (1, 1)),  # as it is
     (2, 8, 9, 9, 2, (5, 5), 1, (2, 2)),  # forward only
 ]
 
@@ -165,19 +167,21 @@ def test_a_filter_that_is_not_finite_meets_no_zeros_of_the_padding(copies: list[
 
 
 @pytest.mark.parametrize(
-    ("dtype", "channels", "count", "taps", "format_", "dilation", "is_repeated", "gradients"),
+    ("dtype", "channels", "count", "taps", "format_", "steps", "is_repeated", "gradients"),
     [
-        (torch.float32, 8, 2, 3, LAST, 1, True, True),
-        (torch.float32, 8, 4, 3, LAST, 1, True, True),
-        (torch.bfloat16, 8, 2, 3, LAST, 1, True, False),
-        (torch.float32, 8, 2, 5, LAST, 1, True, False),
-        (torch.float32, 8, 2, 9, LAST, 1, False, False),
-        (torch.float32, 8, 5, 3, LAST, 1, False, False),
-        (torch.float32, 7, 2, 3, LAST, 1, False, False),
-        (torch.float32, 8, 2, 3, LAST, 2, False, False),
-        (torch.float32, 8, 2, 3, torch.contiguous_format, 1, False, False),
-        (torch.float64, 8, 2, 3, LAST, 1, False, False),
-        (torch.float16, 8, 2, 3, LAST, 1, False, False),
+        (torch.float32, 8, 2, 3, LAST, (1, 1), True, True),
+        (torch.float32, 8, 4, 3, LAST, (1, 1), True, True),
+        (torch.bfloat16, 8, 2, 3, LAST, (1, 1), True, False),
+        (torch.float32, 8, 2, 5, LAST, (1, 1), True, False),
+        (torch.float32, 8, 2, 9, LAST, (1, 1), False, False),
+        (torch.float32, 8, 5, 3, LAST, (1, 1), False, False),
+        (torch.float32, 8, 2, 3, LAST, (2, 1), False, False),
+        (torch.float32, 8, 2, 1, LAST, (1, 1), False, False),
+        (torch.float32, 7, 2, 3, LAST, (1, 1), False, False),
+        (torch.float32, 8, 2, 3, LAST, (1, 2), False, False),
+        (torch.float32, 8, 2, 3, torch.contiguous_format, (1, 1), False, False),
+        (torch.float64, 8, 2, 3, LAST, (1, 1), False, False),
+        (torch.float16, 8, 2, 3, LAST, (1, 1), False, False),
     ],
 )
 def test_which_calls_have_copies(
@@ -186,7 +190,7 @@ def test_which_calls_have_copies(
     count: int,
     taps: int,
     format_: torch.memory_format,
-    dilation: int,
+    steps: tuple[int, int],
     is_repeated: bool,
     gradients: bool,
     copies: list[str],
@@ -195,7 +199,8 @@ def test_which_calls_have_copies(
     torch.manual_seed(3)
     x = torch.randn(2, channels, 12, 11).to(dtype).contiguous(memory_format=format_)
     weight = torch.randn(channels * count, 1, taps, taps).to(dtype)
-    attributes = {"padding": taps // 2, "groups": channels, "dilation": dilation}
+    stride, dilation = steps
+    attributes = {"padding": taps // 2, "groups": channels, "dilation": dilation, "stride": stride}
     wide = [each.double().contiguous().requires_grad_() for each in (x, weight)]
     y = F.conv2d(*wide, **attributes)
     cotangent = torch.randn(y.shape).to(dtype).contiguous(memory_format=format_)

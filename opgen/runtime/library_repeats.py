@@ -4,9 +4,10 @@ The library has kernels for groups of one channel and one result. For groups of 
 results it fills 2 of the 16 places of its vectors. With every channel of the image as often as it
 has results, which is one pass over it, groups are single again: 64 images of 128 channels of 7 by 7
 take a quarter of the time forward, copy included, and a third backward, where the gradient of the
-image is the sum of those of its copies. From 8 results on the copy takes what is gained. Windows
-are those that were measured: the gradients of 5 by 5 take longer so. Gradients of 16 bits would be
-rounded before they are added, and float16 has no such kernels.
+image is the sum of those of its copies. From 8 results on the copy takes what is gained, with steps
+of two pixels too, as images are larger than results, and for single taps. The gradients of windows
+of 5 by 5 take longer so. Gradients of 16 bits would be rounded before they are added, and float16
+has no such kernels.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ MOST = 4
 _VECTOR = 16
 """The fewest results that fill a vector of the library."""
 
-_TAPS, _TAPS_OF_GRADIENTS = 49, 9
-"""The largest windows, forward and backward."""
+_FEWEST_TAPS, _TAPS, _TAPS_OF_GRADIENTS = 4, 49, 9
+"""The smallest windows, and the largest forward and backward."""
 
 
 def repeats(case: Case, dtype: torch.dtype, names: Convolution, *, is_public: bool) -> int:
@@ -39,7 +40,7 @@ def repeats(case: Case, dtype: torch.dtype, names: Convolution, *, is_public: bo
         return 1
     if case.format != torch.channels_last or len(case.stride) != 2:
         return 1
-    if max(case.stride) > 2 or max(case.dilation) > 1 or math.prod(case.result) < LARGE:
+    if max(*case.stride, *case.dilation) > 1 or math.prod(case.result) < LARGE:
         return 1
     is_forward = names.target == names.result
     if not is_forward and is_public:
@@ -47,7 +48,7 @@ def repeats(case: Case, dtype: torch.dtype, names: Convolution, *, is_public: bo
     if dtype not in ((torch.float32, torch.bfloat16) if is_forward else (torch.float32,)):
         return 1
     taps = _TAPS if is_forward else _TAPS_OF_GRADIENTS
-    return count if math.prod(case.weight[2:]) <= taps else 1
+    return count if _FEWEST_TAPS <= math.prod(case.weight[2:]) <= taps else 1
 
 
 def repeated(images: torch.Tensor, count: int) -> torch.Tensor:
