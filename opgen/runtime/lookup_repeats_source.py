@@ -14,8 +14,8 @@ _SOURCE = r"""
 #endif
 
 /* Cells of `bytes` each, so many times, or the sums of so many; some at a time as threads become
-   free. */
-enum { CELLS_AT_ONCE = 32768 };
+   free. A few are not worth waiting for a thread, which another program may have interrupted. */
+enum { CELLS_AT_ONCE = 32768, FEW_CELLS = 1 << 20 };
 typedef struct {
     const char *from;
     char *to;
@@ -77,7 +77,7 @@ static void repeat(
     Repeats all = {from, to, cells, count, bytes, is_summed, 0};
     const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
     ask_for_large_pages(to, cells * bytes * (is_summed ? 1 : count));
-    if (threads <= 1 || is_child || !GOMP_parallel || cells <= CELLS_AT_ONCE) take_cells(&all);
+    if (threads <= 1 || is_child || !GOMP_parallel || cells * count <= FEW_CELLS) take_cells(&all);
     else GOMP_parallel(take_cells, &all, (unsigned)threads, 0);
 }
 """
