@@ -16,7 +16,7 @@ from opgen.errors import Source
 from opgen.ir.convolution import Convolution, Role
 from opgen.passes.convolution import convolution
 from opgen.passes.derive import derive
-from opgen.runtime import compat, library_call, lookup_convolution
+from opgen.runtime import compat, library_call, library_gradients, lookup_convolution
 from opgen.runtime.arrangement import Arrangement
 
 GROUPED = "op f(x[N,(g C),W], w[(g D),C,K]; g = 1, s = 1, p = 0) -> y[N,(g D),V]\n"
@@ -627,13 +627,13 @@ def test_both_gradients_of_a_known_call_are_one(
     name: str, format_: torch.memory_format, in_python: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[bool, bool]] = []
-    gradients = library_call._gradients
+    gradients = library_call.gradients
 
     def listening(*arguments: Any) -> library_call.Pair:
         asked.append(arguments[-1])
         return gradients(*arguments)
 
-    monkeypatch.setattr(library_call, "_gradients", listening)
+    monkeypatch.setattr(library_call, "gradients", listening)
     ops = opgen.load(SPECS / f"{name}.op")
     own = ops.unfold_conv if name == "unfold_conv" else getattr(ops, f"{name}2d")
     torchs = F.conv_transpose2d if name == "conv_transpose" else F.conv2d
@@ -679,7 +679,7 @@ def test_both_gradients_of_few_channels_go_through_channels_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[torch.Tensor, torch.Tensor]] = []
-    gradients = library_call._gradients
+    gradients = library_call.gradients
 
     def listening(*arguments: Any) -> library_call.Pair:
         asked.append(arguments[1:3])
@@ -692,7 +692,8 @@ def test_both_gradients_of_few_channels_go_through_channels_last(
     expected = F.conv2d(x, weight, padding=1, stride=stride)
     cotangent = torch.randn_like(expected)
     torch.autograd.grad(own(x, weight, padding=1, stride=stride), (x, weight), cotangent)
-    monkeypatch.setattr(library_call, "_gradients", listening)
+    for module in (library_call, library_gradients):
+        monkeypatch.setattr(module, "gradients", listening)
     result = own(x, weight, padding=1, stride=stride)
     for got, wanted in zip(
         torch.autograd.grad(result, (x, weight), cotangent),

@@ -31,6 +31,11 @@ class Arrangement:
         return tuple(itertools.chain.from_iterable(self.parts))
 
     @property
+    def whole(self) -> tuple[int, ...]:
+        """The shape of the tensor."""
+        return tuple(map(math.prod, self.parts))
+
+    @property
     def moved(self) -> tuple[int, ...]:
         """All parts in the other order."""
         return tuple(itertools.chain.from_iterable(self.order))
@@ -73,8 +78,7 @@ class Arrangement:
         split = self.split
         taken_apart = tensor.reshape([split[part] for part in self.moved])
         back = sorted(range(len(split)), key=self.moved.__getitem__)
-        shape = [math.prod(parts) for parts in self.parts]
-        return _joined(taken_apart.permute(back), shape, format_)
+        return _joined(taken_apart.permute(back), self.whole, format_)
 
 
 @dataclass(frozen=True, slots=True)

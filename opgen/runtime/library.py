@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -123,6 +123,12 @@ class Case:
         """How much larger the image is: that of a transposed convolution."""
         sizes = zip(self.image[2:], self.least, strict=True)
         return tuple(outer - least for outer, least in sizes)
+
+    def repeated(self, count: int) -> Case:
+        """The same of single channels, where each has as many copies as results."""
+        batch, channels, *pixels = self.image
+        image = (batch, channels * count, *pixels)
+        return replace(self, groups=self.groups * count, image=image)
 
     @property
     def channels(self) -> int:

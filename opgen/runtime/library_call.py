@@ -11,7 +11,6 @@ result is not used.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import library
+from opgen.runtime import library, library_repeats
 from opgen.runtime.arrangement import Arrangement
-from opgen.runtime.layout import memory_format
 from opgen.runtime.library import Case, Sizes
+from opgen.runtime.library_gradients import by_pieces, gradients, is_channels_last, unread
 from opgen.runtime.schema import Number, Numbers, flatten
 
 if TYPE_CHECKING:
@@ -83,12 +82,17 @@ class Plan:
     is_copied: bool
     """Whether images go through channels-last format whatever theirs is."""
     is_uneven: bool
+    repeats: int
+    """How many times each channel of the image is there in `case`, see `library_repeats`."""
 
     @staticmethod
     def of(case: Case, call: Call) -> Plan:
         """The plan for calls like this one."""
         names = call.operation.convolution
         assert names is not None
+        dtype = next(tensor.dtype for tensor in call.tensors if tensor is not None)
+        is_public = call.operation.is_public
+        repeats = library_repeats.repeats(case, dtype, names, is_public=is_public)
         own = library.arrangements(call)
         arranged = _as_stored(case, names, own)
         places = {each.name: at for at, each in enumerate(call.operation.inputs)}
@@ -105,17 +109,18 @@ class Plan:
 
         (shape,) = call.shapes.outputs
         return Plan(
-            case=case,
+            case=case.repeated(repeats),
             result=operand(names.result),
             image=operand(names.image),
             weight=operand(names.weight),
             bias=operand(names.bias),
-            is_forward=call.operation.is_public,
+            is_forward=is_public,
             restored=arranged.get(names.target),
             strides=torch.empty(shape, device="meta", memory_format=case.format).stride(),
-            geometry=case.geometry,
+            geometry=case.repeated(repeats).geometry,
             is_copied=case.is_wide or (names.target == names.result and case.is_many),
             is_uneven=case.is_uneven,
+            repeats=repeats,
         )
 
     def operands(self, tensors: Tensors) -> list[torch.Tensor | None]:
@@ -123,7 +128,14 @@ class Plan:
         weight, bias = (
             None if each is None else each.of(tensors) for each in (self.weight, self.bias)
         )
-        return [self.pixels(self.result, tensors), self.pixels(self.image, tensors), weight, bias]
+        return [self.pixels(self.result, tensors), self.images(tensors), weight, bias]
+
+    def images(self, tensors: Tensors) -> torch.Tensor | None:
+        """The image as the library takes it."""
+        found = self.pixels(self.image, tensors)
+        if found is None or self.repeats == 1:
+            return found
+        return library_repeats.repeated(found, self.repeats)
 
     def pixels(self, operand: Operand | None, tensors: Tensors) -> torch.Tensor | None:
         """Result or image as the library takes it."""
@@ -134,6 +146,8 @@ class Plan:
 
     def output(self, found: torch.Tensor) -> torch.Tensor:
         """The output of the op from that of the library."""
+        if self.repeats > 1 and self.image is None:
+            found = library_repeats.summed(found, self.repeats)
         if self.restored is not None:
             found = self.restored.restored(found, self.case.format)
         return _in_format(found, self.case.format, self.strides)
@@ -277,15 +291,15 @@ def _both(
     if not for_image.result.is_like(for_weight.result, image_tensors, weight_tensors):
         return None
     result, _, weight, bias = for_image.operands(image_tensors)
-    image = for_weight.pixels(for_weight.image, weight_tensors)
+    image = for_weight.images(weight_tensors)
     if result is None or weight is None or image is None or bias is not None:
         return None
     if not _is_finite(weight):
         return None
     if for_weight.is_uneven and not all(map(is_channels_last, (result, image))):
-        found = _by_pieces(for_weight.case, result, image, weight)
+        found = by_pieces(for_weight.case, result, image, weight)
     else:
-        found = _gradients(for_weight.case, result, image, weight, (True, True))
+        found = gradients(for_weight.case, result, image, weight, (True, True))
     if any(for_weight.case.padding) and not _is_finite(found[1]):
         return None
     return for_image.output(found[0]), for_weight.output(found[1])
@@ -326,63 +340,13 @@ def _image(
         geometry = (case.stride, case.padding, case.dilation, True, more, case.groups)
         return torch.convolution(result, weight, bias, *geometry)
     assert bias is None
-    return _gradients(case, result, _unread(case.image, result), weight, (True, False))[0]
+    return gradients(case, result, unread(case.image, result), weight, (True, False))[0]
 
 
 def _weight(case: Case, result: torch.Tensor, image: torch.Tensor) -> torch.Tensor | None:
-    found = _gradients(case, result, image, _unread(case.weight, result), (False, True))[1]
+    found = gradients(case, result, image, unread(case.weight, result), (False, True))[1]
     # A number that is not finite may come from a zero of the padding.
     return None if any(case.padding) and not _is_finite(found) else found
-
-
-def _gradients(
-    case: Case,
-    result: torch.Tensor,
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    wanted: tuple[bool, bool],
-) -> Pair:
-    """The gradients of image and weight, those that are wanted.
-
-    Of one that alone is wanted, the numbers are not read.
-    """
-    none = [0] * len(case.stride)
-    geometry = (case.stride, case.padding, case.dilation, False, none, case.groups)
-    found: list[torch.Tensor] = torch.ops.aten.convolution_backward.default(
-        result, image, weight, None, *geometry, [*wanted, False]
-    )
-    return found[0], found[1]
-
-
-def _by_pieces(case: Case, result: torch.Tensor, image: torch.Tensor, weight: torch.Tensor) -> Pair:
-    """Both gradients in channels-last format, as `lookup_convolution_source` computes them."""
-    count = pieces(case, weight.dtype)
-    found = []
-    for first in range(0, len(image), count):
-        some = [each[first : first + count] for each in (result, image)]
-        copy, images = (each.contiguous(memory_format=torch.channels_last) for each in some)
-        found.append(_gradients(case, copy, images, weight, (True, True)))
-    weights = [gradient for _, gradient in found]
-    return torch.cat([gradient for gradient, _ in found]), functools.reduce(torch.add, weights)
-
-
-def pieces(case: Case, dtype: torch.dtype) -> int:
-    """How many images at once give both gradients: sums of several calls are those of float32."""
-    return case.images_at_once if dtype == torch.float32 else case.image[0]
-
-
-def is_channels_last(images: torch.Tensor) -> bool:
-    """Whether nothing need be copied."""
-    return images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
-
-
-def _unread(shape: Sizes, like: torch.Tensor) -> torch.Tensor:
-    """Memory that nobody touches, for a tensor of which the library looks at shape and format.
-
-    Strides of 0 would make it copy them all.
-    """
-    format_ = memory_format(like.dim(), (like,))
-    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=format_)
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -4,8 +4,10 @@ In this order: the positions of what is convolved, of an image, of the weight an
 for what is not there; whether the convolution is transposed, its groups, its spatial dims; what a
 number that is not finite looks like, how large one is, how many the weight has, and how many of
 them memory has, which are fewer where it is expanded; whether the weight, or its gradient, must be
-finite; how many images at once go through channels-last format, 0 for all as they are; strides,
-paddings, dilations and output paddings.
+finite; how many images at once go through channels-last format, 0 for all as they are; how many
+times each of their channels is there; whether dims are those of other tensors; strides, paddings,
+dilations and output paddings; in that case the moves of `lookup_moves` for what is convolved, for
+the weight, the bias and the result, and what the library is to give: rank, sizes, strides.
 """
 
 from __future__ import annotations
@@ -15,10 +17,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import library_call
+from opgen.runtime import library_gradients, lookup_moves
 
 if TYPE_CHECKING:
-    from opgen.runtime.library import Case
     from opgen.runtime.library_call import Plan
 
 _EXPONENTS = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
@@ -30,7 +31,10 @@ _ABSENT = -1
 def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
     """A convolution, or a transposed one, of tensors as they are; None for what Python prepares."""
     source = plan.image or plan.result
-    if source is None or plan.weight is None or not _is_direct(plan):
+    if source is None or plan.weight is None:
+        return None
+    moves = [] if _is_direct(plan) else _moves(plan, tensors)
+    if moves is None:
         return None
     is_transposed = plan.image is None
     if is_transposed and not plan.is_forward:
@@ -45,11 +49,14 @@ def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | N
     pixels = tensors[source.at]
     if pixels is None:
         return None
-    if plan.is_copied and not library_call.is_channels_last(pixels):
+    if plan.is_copied and not library_gradients.is_channels_last(pixels):
         at_once = plan.case.images_at_once
         if not _can_be_copied(plan, pixels):
             return None
-    return _described(places, plan.case, is_transposed, weight, is_checked, False, at_once)
+    if plan.repeats > 1 and not library_gradients.is_channels_last(pixels):
+        return None
+    plain = _described(places, plan, is_transposed, weight, is_checked, False, at_once)
+    return plain + moves
 
 
 def gradients(
@@ -70,12 +77,14 @@ def gradients(
     if any(plan.is_copied for plan in plans):
         return None
     pixels = (cotangent, image)
-    if for_weight.is_uneven and not all(map(library_call.is_channels_last, pixels)):
-        at_once = library_call.pieces(case, weight.dtype)
+    if for_weight.is_uneven and not all(map(library_gradients.is_channels_last, pixels)):
+        at_once = library_gradients.pieces(case, weight.dtype)
         if not all(_can_be_copied(for_image, each) for each in pixels):
             return None
     is_padded = any(case.padding)
-    return _described((0, 1, 2, _ABSENT), case, False, weight, True, is_padded, at_once)
+    if for_weight.repeats > 1 and not library_gradients.is_channels_last(image):
+        return None
+    return _described((0, 1, 2, _ABSENT), for_weight, False, weight, True, is_padded, at_once)
 
 
 def _is_direct(plan: Plan) -> bool:
@@ -83,6 +92,27 @@ def _is_direct(plan: Plan) -> bool:
     operands = (plan.result, plan.image, plan.weight, plan.bias)
     is_arranged = any(each is not None and each.arrangement is not None for each in operands)
     return not is_arranged and plan.restored is None
+
+
+def _moves(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
+    """The moves of a convolution of tensors with other dims; None for what Python prepares."""
+    if plan.image is None or plan.repeats > 1 or plan.is_copied:
+        return None
+    found: list[int] = []
+    for operand in (plan.image, plan.weight, plan.bias):
+        tensor = None if operand is None else tensors[operand.at]
+        if operand is None or tensor is None:
+            continue
+        move = lookup_moves.arranging(tensor, operand.arrangement, operand.format)
+        if move is None:
+            return None
+        found += move
+    shape, format_ = tuple(plan.case.result), plan.case.format
+    result = torch.empty(shape, device="meta", memory_format=format_)
+    move = lookup_moves.restoring(result, plan.restored, format_)
+    if move is None:
+        return None
+    return [*found, *move, result.dim(), *shape, *result.stride()]
 
 
 def _can_be_copied(plan: Plan, images: torch.Tensor) -> bool:
@@ -111,13 +141,14 @@ def _held(tensor: torch.Tensor) -> int | None:
 
 def _described(
     places: Sequence[int],
-    case: Case,
+    plan: Plan,
     is_transposed: bool,
     weight: torch.Tensor,
     checks_weight: bool,
     checks_gradient: bool,
     at_once: int,
 ) -> list[int]:
+    case = plan.case
     more = case.output_padding if is_transposed else (0,) * len(case.stride)
     return [
         *places,
@@ -125,6 +156,12 @@ def _described(
         case.groups,
         len(case.stride),
         *(_EXPONENTS[weight.dtype], weight.element_size(), weight.numel(), _held(weight) or 0),
-        *(int(checks_weight), int(checks_gradient), at_once),
+        *(
+            int(checks_weight),
+            int(checks_gradient),
+            at_once,
+            plan.repeats,
+            int(not _is_direct(plan)),
+        ),
         *(*case.stride, *case.padding, *case.dilation, *more),
     ]

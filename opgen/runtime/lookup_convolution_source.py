@@ -8,7 +8,7 @@ Both gradients of a 3x3 filter for 256 images of 10 channels take 40 % of the ti
 
 from __future__ import annotations
 
-from opgen.runtime import lookup_images
+from opgen.runtime import lookup_images, lookup_moves_source, lookup_repeats_source
 
 _SOURCE = r"""
 static int32_t (*convolution)(
@@ -33,10 +33,13 @@ void opgen_connect_convolutions(void *forward, void *backward)
    The zeros of padding are no terms of the op, and must not meet such a number: `checks_weight`
    and `checks_gradient` say whether they could. The weight has so many `elements`, of which memory
    has those `held`. So many images `at_once` go through channels-last format, with gradients of
-   weights in float32; 0 if all go as they are. */
+   weights in float32; 0 if all go as they are. Each channel of the image is there
+   `repeats` times. Where dims are those of other tensors, `is_moved`, there are after the geometry
+   the moves of image, weight and bias, and of the result, with what the library is to give. */
 typedef struct {
     int64_t from, image, weight, bias, is_transposed, groups, spatial;
     int64_t exponent, bytes, elements, held, checks_weight, checks_gradient, at_once;
+    int64_t repeats, is_moved;
     int64_t geometry[];
 } Convolved;
 
@@ -110,23 +113,27 @@ static void drop(Tensor *tensor)
 
 /* What the library gives for an image, or the gradients of one and of the weight. */
 static int compute(
-    const Convolved *about, Tensor from, Tensor image, const Tensor *inputs, Tensor *outputs)
+    const Convolved *about, Tensor from, Tensor image, Tensor weight, const Tensor *bias,
+    Tensor *outputs)
 {
     const int64_t n = about->spatial, *geometry = about->geometry;
-    const Tensor weight = inputs[about->weight];
     const int32_t wanted[3] = {1, 1, 0};
     Tensor none = NULL;
     if (!image)
         return convolution(
-            from, weight, about->bias < 0 ? NULL : &inputs[about->bias], geometry, n, geometry + n,
-            n, geometry + 2 * n, n, (int32_t)about->is_transposed, geometry + 3 * n, n,
-            about->groups, outputs) == 0;
+            from, weight, bias, geometry, n, geometry + n, n, geometry + 2 * n, n,
+            (int32_t)about->is_transposed, geometry + 3 * n, n, about->groups, outputs) == 0;
     if (convolution_backward(
             from, image, weight, NULL, 0, geometry, n, geometry + n, n, geometry + 2 * n, n, 0,
             geometry + 3 * n, n, about->groups, wanted, 3, &outputs[0], &outputs[1], &none))
         return 0;
     drop(&none);
     return 1;
+}
+
+static const Tensor *bias_of(const Convolved *about, const Tensor *inputs)
+{
+    return about->bias < 0 ? NULL : &inputs[about->bias];
 }
 
 /* Images from `first` on in channels-last format; a tensor of as many is written again. */
@@ -203,6 +210,7 @@ static int by_pieces(const Entry *entry, const Tensor *inputs, Tensor *outputs)
     const Tensor from = inputs[about->from];
     const Tensor image = about->image < 0 ? NULL : inputs[about->image];
     Tensor copies[2] = {NULL, NULL}, found[2] = {NULL, NULL}, sum = NULL;
+    const Tensor weight = inputs[about->weight], *bias = bias_of(about, inputs);
     int64_t first = 0;
     if (empty_strided(4, promised + 2, promised + 6, (int32_t)promised[0], 0, 0, &outputs[0]))
         return 0;
@@ -210,7 +218,7 @@ static int by_pieces(const Entry *entry, const Tensor *inputs, Tensor *outputs)
         const int64_t left = images - first, count = left < about->at_once ? left : about->at_once;
         if (!copied(from, first, count, bytes, &copies[0])
             || (image && !copied(image, first, count, bytes, &copies[1]))
-            || !compute(about, copies[0], copies[1], inputs, found)
+            || !compute(about, copies[0], copies[1], weight, bias, found)
             || !put(found[0], outputs[0], first, count, bytes)
             || (image && !add(after, &sum, &found[1], about)))
             break;
@@ -226,6 +234,72 @@ static int by_pieces(const Entry *entry, const Tensor *inputs, Tensor *outputs)
     return 1;
 }
 
+/* With every channel of the image several times; its gradient is the sum of those of the copies. */
+static int by_repeats(const Entry *entry, const Tensor *inputs, Tensor *outputs)
+{
+    const Convolved *about = (const Convolved *)entry->integers;
+    const int64_t count = about->repeats, *promised = entry->outputs;
+    const Tensor from = inputs[about->from];
+    const Tensor image = about->image < 0 ? NULL : inputs[about->image];
+    int64_t known[2 * MAX_RANK + 2], words = 0;
+    const void *data;
+    void *place;
+    Tensor copy = NULL, sum = NULL;
+    if (!describe(image ? image : from, known, &words) || known[1] != 4) return 0;
+    const int64_t batch = known[2], channels = known[3], height = known[4], width = known[5];
+    const int64_t cells = batch * channels * height * width, row = width * channels * count;
+    const int64_t shape[4] = {batch, channels * count, height, width};
+    const int64_t strides[4] = {height * row, 1, row, channels * count};
+    if (empty_strided(4, shape, strides, (int32_t)known[0], 0, 0, &copy)) return 0;
+    int is_found = !get_const_data(image ? image : from, &data) && !get_data(copy, &place);
+    if (is_found) repeat(data, place, cells, count, about->bytes, 0);
+    is_found = is_found
+        && compute(about, image ? from : copy, image ? copy : NULL, inputs[about->weight],
+                   bias_of(about, inputs), outputs);
+    drop(&copy);
+    if (!is_found || !image) return is_found;
+    /* What was found is summed if it lies as the copy did. */
+    words = 0;
+    is_found = describe(outputs[0], known, &words) && known[1] == 4
+        && !memcmp(known + 2, shape, sizeof shape);
+    for (int i = 0; i < 4 && is_found; i++)
+        is_found = known[2 + i] <= 1 || known[6 + i] == strides[i];
+    is_found = is_found
+        && !empty_strided(4, promised + 2, promised + 6, (int32_t)promised[0], 0, 0, &sum)
+        && !get_const_data(outputs[0], &data) && !get_data(sum, &place);
+    if (is_found) repeat(data, place, cells, count, about->bytes, 1);
+    if (is_found) drop(&outputs[0]), outputs[0] = sum;
+    else drop(&sum), drop(&outputs[0]), drop(&outputs[1]);
+    return is_found;
+}
+
+/* A convolution of tensors with other dims: copies of some of them, and of the result. */
+static int by_moves(const Entry *entry, const Tensor *inputs, Tensor *outputs)
+{
+    const Convolved *about = (const Convolved *)entry->integers;
+    const int64_t *next = about->geometry + 4 * about->spatial;
+    const int64_t places[3] = {about->from, about->weight, about->bias};
+    int64_t known[2 * MAX_RANK + 2], words = 0;
+    Tensor made[3] = {NULL, NULL, NULL}, given[3] = {NULL, NULL, NULL}, found = NULL, moved = NULL;
+    for (int i = 0; i < 3 && next; i++) {
+        if (places[i] < 0) continue;
+        next = rearranged(next, inputs[places[i]], about->bytes, &made[i]);
+        given[i] = made[i] ? made[i] : inputs[places[i]];
+    }
+    int is_found = next
+        && compute(about, given[0], NULL, given[1], given[2] ? &given[2] : NULL, &found);
+    for (int i = 0; i < 3; i++) drop(&made[i]);
+    if (!is_found) return 0;
+    const int64_t *to_be = *next < 0 ? next + 1 : next + 2 + 3 * *next + 2 * next[1 + 3 * *next];
+    is_found = describe(found, known, &words) && words == 2 + 2 * *to_be
+        && !memcmp(known + 1, to_be, (size_t)(words - 1) * sizeof *known)
+        && rearranged(next, found, about->bytes, &moved);
+    if (is_found && !moved) outputs[0] = found, found = NULL;
+    if (is_found && moved) outputs[0] = moved, moved = NULL;
+    drop(&found), drop(&moved);
+    return is_found;
+}
+
 /* Apart, so that calls of kernels do not pay for its variables. */
 __attribute__((noinline)) static int convolve(
     Entry *entry, const Tensor *inputs, Tensor *outputs, int64_t count)
@@ -235,7 +309,10 @@ __attribute__((noinline)) static int convolve(
     if (about->checks_weight && !is_finite(inputs[about->weight], about->held, about)) return 0;
     const Tensor image = about->image < 0 ? NULL : inputs[about->image];
     const int is_found = about->at_once ? by_pieces(entry, inputs, outputs)
-        : compute(about, inputs[about->from], image, inputs, outputs);
+        : about->repeats > 1 ? by_repeats(entry, inputs, outputs)
+        : about->is_moved ? by_moves(entry, inputs, outputs)
+        : compute(about, inputs[about->from], image, inputs[about->weight], bias_of(about, inputs),
+                  outputs);
     int is_promised = is_found;
     const int64_t *expected = entry->outputs;
     for (int64_t i = 0; i < count && is_promised; expected += 2 + 2 * expected[1], i++)
@@ -252,4 +329,5 @@ __attribute__((noinline)) static int convolve(
 
 def source() -> str:
     """The text of `convolve`; before it stand the functions of LibTorch and of the table."""
-    return lookup_images.source() + _SOURCE
+    more = (lookup_images, lookup_repeats_source, lookup_moves_source)
+    return "".join(each.source() for each in more) + _SOURCE

@@ -1,0 +1,90 @@
+"""The C side of tensors seen with other dims (`arrangement`): copies whose steps are given.
+
+A move is a list of integers, see `lookup_moves`: how many dims, and of each its size, its step in
+what is read and its step in what is written, those of the largest steps of the latter first. The
+copy is another tensor, whose rank, sizes and strides follow.
+"""
+
+from __future__ import annotations
+
+_SOURCE = r"""
+enum { MOVED_AT_ONCE = 32768, FEW_MOVED = 1 << 18 };
+typedef struct { int64_t size, from, to; } Dim;
+typedef struct {
+    const char *from;
+    char *to;
+    const Dim *dims;
+    int64_t rank, bytes, outer, at_once, next;
+} Move;
+
+static void move_dims(const Dim *dims, int64_t rank, const char *from, char *to, int64_t bytes)
+{
+    if (rank == 0) {
+        memcpy(to, from, (size_t)bytes);
+    } else if (rank == 1 && dims->from == 1 && dims->to == 1) {
+        memcpy(to, from, (size_t)(dims->size * bytes));
+    } else {
+        for (int64_t i = 0; i < dims->size; i++)
+            move_dims(dims + 1, rank - 1, from + i * dims->from * bytes, to + i * dims->to * bytes,
+                      bytes);
+    }
+}
+
+/* Points of the two outermost dims, as threads become free. */
+static void take_points(void *data)
+{
+    Move *all = data;
+    const int64_t outer = all->outer, bytes = all->bytes;
+    const int64_t inner = outer > 1 ? all->dims[1].size : 1;
+    const int64_t points = outer ? all->dims[0].size * inner : 1;
+    for (;;) {
+        const int64_t first = __atomic_fetch_add(&all->next, all->at_once, __ATOMIC_RELAXED);
+        const int64_t left = points - first;
+        if (left <= 0) return;
+        for (int64_t at = first; at < first + (left < all->at_once ? left : all->at_once); at++) {
+            int64_t from = 0, to = 0;
+            for (int64_t i = 0; i < outer; i++) {
+                const int64_t index = i ? at % inner : at / inner;
+                from += index * all->dims[i].from, to += index * all->dims[i].to;
+            }
+            move_dims(all->dims + outer, all->rank - outer, all->from + from * bytes,
+                      all->to + to * bytes, bytes);
+        }
+    }
+}
+
+static void move(const void *from, void *to, const int64_t *about, int64_t bytes)
+{
+    const int64_t rank = about[0], outer = rank > 3 ? 2 : rank > 1 ? 1 : 0;
+    const Dim *dims = (const Dim *)(about + 1);
+    int64_t cells = 1, each = 1;
+    for (int64_t i = 0; i < rank; i++) cells *= dims[i].size;
+    for (int64_t i = outer; i < rank; i++) each *= dims[i].size;
+    Move all = {from, to, dims, rank, bytes, outer, 1 + MOVED_AT_ONCE / (each + 1), 0};
+    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
+    ask_for_large_pages(to, cells * bytes);
+    if (threads <= 1 || is_child || !GOMP_parallel || cells <= FEW_MOVED) take_points(&all);
+    else GOMP_parallel(take_points, &all, (unsigned)threads, 0);
+}
+
+/* A tensor with other dims; where the next move begins, NULL if it cannot be made. No dims at all
+   leave a tensor as it is. */
+static const int64_t *rearranged(const int64_t *about, Tensor tensor, int64_t bytes, Tensor *made)
+{
+    int64_t known[2 * MAX_RANK + 2], words = 0;
+    const void *from;
+    void *to;
+    if (about[0] < 0) return about + 1;
+    const int64_t *shape = about + 1 + 3 * about[0], rank = *shape++;
+    if (!describe(tensor, known, &words)) return NULL;
+    if (empty_strided(rank, shape, shape + rank, (int32_t)known[0], 0, 0, made)) return NULL;
+    if (get_const_data(tensor, &from) || get_data(*made, &to)) return NULL;
+    move(from, to, about, bytes);
+    return shape + 2 * rank;
+}
+"""
+
+
+def source() -> str:
+    """The text of `rearranged`; before it stands that of `lookup_repeats_source`."""
+    return _SOURCE

@@ -1,0 +1,185 @@
+"""Convolutions of tensors with other dims, looked up: what is copied, and where it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opgen
+from opgen.runtime import library_call, lookup_moves
+from opgen.runtime.arrangement import Arrangement
+
+LAST = torch.channels_last
+PLAIN = torch.contiguous_format
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def in_python(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
+    """What Python was asked for; other calls were looked up."""
+    heard: list[Tensor | None] = []
+    convolve = library_call.convolve
+
+    def listening(*arguments: Any) -> Tensor | None:
+        heard.append(convolve(*arguments))
+        return heard[-1]
+
+    monkeypatch.setattr(library_call, "convolve", listening)
+    return heard
+
+
+def moved(tensor: Tensor, words: list[int]) -> Tensor:
+    """What a list of integers says, cell by cell."""
+    rank, *rest = words
+    dims = [tuple(rest[3 * at : 3 * at + 3]) for at in range(rank)]
+    count, *shape = rest[3 * rank :]
+    sizes, strides = shape[:count], shape[count:]
+    places = [(0, 0)]
+    for size, source, target in dims:
+        places = [(a + i * source, b + i * target) for a, b in places for i in range(size)]
+    memory = torch.empty(len(places), dtype=tensor.dtype)
+    origin = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,))
+    for source, target in places:
+        memory[target] = origin[tensor.storage_offset() + source]
+    assert sorted(target for _, target in places) == list(range(len(places)))
+    return memory.as_strided(sizes, strides)
+
+
+@pytest.mark.parametrize("format_", [PLAIN, LAST])
+@pytest.mark.parametrize("sizes", [(1, 16, 3, 2), (2, 18, 2, 5), (3, 16, 1, 1)])
+def test_moves_say_what_arrangements_do(
+    sizes: tuple[int, ...], format_: torch.memory_format
+) -> None:
+    images, channels, rows, columns = sizes
+    arrangement = Arrangement(
+        ((images,), (channels,), (rows, 2), (columns, 2)), ((0,), (3, 5, 1), (2,), (4,))
+    )
+    whole = torch.randn(images, channels, 2 * rows, 2 * columns).contiguous(memory_format=format_)
+    apart = torch.randn(images, 4 * channels, rows, columns).contiguous(memory_format=format_)
+    for tensor, words, function in (
+        (whole, lookup_moves.arranging(whole, arrangement, format_), arrangement.arranged),
+        (apart, lookup_moves.restoring(apart, arrangement, format_), arrangement.restored),
+    ):
+        wanted = function(tensor, format_)
+        if words is None:
+            # A view of the same memory.
+            assert wanted.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+            continue
+        found = moved(tensor, list(words))
+        assert torch.equal(found, wanted)
+        assert found.is_contiguous(memory_format=format_)
+
+
+def test_what_is_no_move() -> None:
+    tensor = torch.randn(2, 3, 64, 64)
+    blocks = Arrangement(((2,), (3,), (32, 2), (32, 2)), ((0,), (1, 3, 5), (2,), (4,)))
+    assert lookup_moves.arranging(tensor, None, PLAIN) == lookup_moves.NONE
+    assert lookup_moves.restoring(tensor, None, PLAIN) == lookup_moves.NONE
+    assert lookup_moves.arranging(tensor, blocks, PLAIN) is None, "single cells are for PyTorch"
+    turned = Arrangement(((2,), (3,), (64,), (64,)), ((0,), (3,), (1,), (2,)))
+    assert lookup_moves.arranging(tensor, turned, PLAIN) is None, "a view is enough"
+    assert lookup_moves.arranging(tensor.mT, blocks, LAST) is None
+
+
+def stage(group: str) -> str:
+    """A convolution whose channels are written as blocks of pixels."""
+    groups, inside, out, given = (
+        ("(g C)", "(f c)", "(f d a b)", "; g = 1") if group else ("C", "c", "(d a b)", "")
+    )
+    sizes = "(g D 2 3)" if group else "(D 2 3)"
+    y, of = ("(g D)", "(f d)") if group else ("D", "d")
+    return (
+        f"op stage(x[N,{groups},H,W], w[{sizes},C,K,L], bias[{sizes}] = 0{given})"
+        f" -> y[N,{y},(OH 2),(OW 3)]\n"
+        + ("  where g >= 1\n" if group else "")
+        + "  let OH = H - K + 3, OW = W - L + 3\n"
+        f"  y[n,{of},(i a),(j b)] = bias[{out}]"
+        f" + sum(c,k,l) x[n,{inside}, i + k - 1 ?0, j + l - 1 ?0] * w[{out},c,k,l]\n"
+    )
+
+
+def reference(x: Tensor, w: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+    """The same by PyTorch's ops and slices."""
+    full = F.conv2d(x, w, bias, padding=1, groups=groups)
+    images, channels, rows, columns = full.shape
+    y = full.new_zeros(images, channels // 6, 2 * rows, 3 * columns)
+    for a in range(2):
+        for b in range(3):
+            y[:, :, a::2, b::3] = full[:, 3 * a + b :: 6]
+    return y
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("format_", [PLAIN, LAST])
+@pytest.mark.parametrize(
+    ("out", "rows", "columns"), [(16, 5, 7), (17, 4, 3), (3, 1, 2), (16, 2, 1), (32, 40, 33)]
+)
+def test_a_known_call_is_computed_without_python(
+    groups: int,
+    dtype: torch.dtype,
+    format_: torch.memory_format,
+    out: int,
+    rows: int,
+    columns: int,
+    threads: int,
+    in_python: list[Tensor | None],
+) -> None:
+    function = opgen.compile(stage("g" if groups > 1 else "")).stage
+    torch.manual_seed(out)
+    x = torch.randint(-2, 3, (3, 8 * groups, rows, columns)).to(dtype)
+    x = x.contiguous(memory_format=format_)
+    w = torch.randint(-1, 2, (6 * out * groups, 8, 3, 3)).to(dtype)
+    bias = torch.randint(-3, 4, (6 * out * groups,)).to(dtype)
+    attributes = {"g": groups} if groups > 1 else {}
+    for given in ((x, w), (x, w, bias)):
+        exact = reference(*(each.double() for each in given), *[None] * (3 - len(given)), groups)
+        for _ in range(3):
+            in_python.clear()
+            found = function(*given, **attributes)
+            assert torch.equal(found, exact.to(dtype)), "small integers have no rounding"
+            assert found.dtype == dtype and found.is_contiguous(memory_format=format_)
+        if format_ == LAST and out >= 16 and columns > 1:
+            assert not in_python, "the last call was looked up"
+
+
+def test_a_filter_that_is_not_finite(in_python: list[Tensor | None]) -> None:
+    function = opgen.compile(stage("")).stage
+    x = torch.ones(2, 8, 6, 5).contiguous(memory_format=LAST)
+    w = torch.ones(96, 8, 3, 3)
+    for _ in range(2):
+        known = function(x, w)
+    w[0, 0, 0, 0] = torch.nan
+    found = function(x, w)
+    # Channel 0 with a = b = 0: a zero of the padding is no term, whatever it stands beside.
+    block = found[:, 0, ::2, ::3]
+    assert block[:, 1:, 1:].isnan().all() and not block[:, 0].isnan().any()
+    assert torch.equal(found[:, 1:], known[:, 1:])
+    w[0, 0, 0, 0] = 1
+    in_python.clear()
+    assert torch.equal(function(x, w), known)
+    assert not in_python
+
+
+def test_filters_of_other_strides(in_python: list[Tensor | None]) -> None:
+    function = opgen.compile(stage("")).stage
+    torch.manual_seed(5)
+    x = torch.randn(2, 8, 6, 5).contiguous(memory_format=LAST)
+    plain = torch.randn(96, 8, 3, 3)
+    every = torch.randn(192, 8, 3, 3)[::2]
+    for w in (plain.contiguous(memory_format=LAST), plain.mT, every, every.flip(0)):
+        exact = reference(x.double(), w.double(), None, 1)
+        for _ in range(3):
+            torch.testing.assert_close(function(x, w).double(), exact, rtol=1e-5, atol=1e-4)
