@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import opgen
 from catalogue import SPECS
-from opgen.compiler import check_source, special_source
+from opgen.compiler import check_source, special_source, unrounded_source
 from opgen.errors import Source
 from opgen.ir.cells import to_array
 from opgen.ir.context import facts_of
@@ -259,3 +259,25 @@ def test_planes_that_end_where_memory_does_are_not_left() -> None:
     (found,) = torch.autograd.grad(own(x, weight, padding=1, groups=256), weight, x)
     rows_ = torch.tensor([6.0, 7.0, 6.0])
     assert torch.equal(found, (4 * rows_[:, None] * rows_).expand(256, 1, 3, 3))
+
+
+@pytest.mark.usefixtures("processor")
+def test_gradients_under_autocast_are_those_of_what_is_cast() -> None:
+    """Their kernels round float32 themselves, to the same numbers, which they add up alike."""
+    text = (SPECS / "conv.op").read_text()
+    values = geometry(8, 8, 3, 1, 1)
+    rounding = unrounded_source(text, "conv.op", PATH, values, 0, ("x", "grad_weight"))
+    assert "are_planes" in rounding and "lanes_from_unrounded(&x[" in rounding
+    own, settings = opgen.load(SPECS / "conv.op").conv2d, {"padding": 1, "groups": 256}
+    torch.manual_seed(0)
+    weight = torch.randn(256, 1, 3, 3, requires_grad=True)
+    small = weight.detach().bfloat16().requires_grad_()
+    for x in images((4, 256, 8, 8), torch.float32):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = own(x, weight, **settings)
+        wanted = own(x.bfloat16(), small, **settings)
+        cotangent = torch.randn(found.shape).to(found.dtype)
+        (gradient,) = torch.autograd.grad(found, weight, cotangent)
+        (other,) = torch.autograd.grad(wanted, small, cotangent)
+        assert gradient.dtype == torch.float32
+        assert torch.equal(gradient, other.float())
