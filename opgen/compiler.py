@@ -43,6 +43,7 @@ from opgen.passes.independence import linear_inputs, parallel_axes
 from opgen.passes.masked_rows import with_masked_rows
 from opgen.passes.one_pass import with_one_pass
 from opgen.passes.padded import with_padding
+from opgen.passes.plane_sums import with_plane_sums
 from opgen.passes.planes import with_plane_kernels
 from opgen.passes.relayout import (
     Orders,
@@ -385,7 +386,7 @@ def _special_program(
         return program, program, {}
     known = specialise(laid_out, values)
     special = with_one_pass(schedule(known, gather(known)), _with_all_kernels(known, special))
-    special = with_guests(special)
+    special = with_plane_sums(with_guests(special))
     return special, program, with_workspaces(orders, special.workspaces)
 
 

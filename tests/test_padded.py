@@ -253,6 +253,31 @@ def test_large_windows_compiled(case: tuple[torch.dtype, int, int, int]) -> None
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "height", "padding"),
+    [
+        (torch.float32, 9, 4),
+        (torch.bfloat16, 13, 2),
+        pytest.param(torch.float16, 11, 2, marks=pytest.mark.slow),
+        pytest.param(torch.float64, 13, 2, marks=pytest.mark.slow),
+        pytest.param(torch.float32, 17, 2, marks=pytest.mark.slow),
+        pytest.param(torch.float32, 19, 2, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.usefixtures("threads")
+def test_prime_numbers_of_rows_compiled(dtype: torch.dtype, height: int, padding: int) -> None:
+    """All rows of an image at once; sums so small that every type has them."""
+    conv, channels = opgen.load(SPECS / "conv.op").conv2d, 120
+    torch.manual_seed(0)
+    images = torch.randint(-1, 2, (4, channels, height, 11)).to(dtype)
+    w = torch.randint(-1, 2, (channels, 1, 5, 5)).double()
+    for x in (images[..., :9], images[:, :, :, 2:11], images[..., :9].contiguous()):
+        wanted = F.conv2d(x.double(), w, padding=padding, groups=channels)
+        got = conv(x, w.to(dtype), padding=padding, groups=channels)
+        torch.testing.assert_close(got.double(), wanted, rtol=0, atol=0)
+    assert conv(images[:0], w.to(dtype), padding=padding, groups=channels).numel() == 0
+
+
 def test_how_many_rows_share_what_they_load() -> None:
     """As many as leave none over and have few enough terms, where the window is large."""
 
@@ -263,6 +288,9 @@ def test_how_many_rows_share_what_they_load() -> None:
 
     assert [totals(CONV["conv2d"], 20, each) for each in (3, 5, 7)] == [4, 10, 10]
     assert [totals(CONV["conv2d"], 14, each) for each in (3, 5, 7)] == [2, 7, 7]
+    assert [totals(CONV["conv2d"], 13, each) for each in (3, 5, 7)] == [1, 13, 1]
+    assert [totals(CONV["conv2d"], 19, each) for each in (3, 5, 7)] == [1, 19, 1]
+    assert [totals(CONV["conv2d"], 22, each) for each in (3, 5, 7)] == [2, 11, 2]
 
 
 def test_padding_has_no_terms_even_beside_infinity() -> None:

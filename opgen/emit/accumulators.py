@@ -203,12 +203,14 @@ class AccumulatorEmitter(ScopeEmitter):
         vector = self.vectors[accumulator] = self.scope.fresh(f"{total}_lanes")
         self.write(f"wide_lanes {vector} = {{0}};")
         pair = vector_pairs(self.kernel.body, self.printer.program).get(accumulator)
-        if pair is not None:
+        if pair is not None and self.kernel.sums is None:
             self.pairs |= dict.fromkeys(pair, pair)
             self.waiting |= {name: vector for name in pair if name != accumulator}
 
     def adds_vectors(self, accumulator: str) -> bool:
         """Whether some loop adds vectors of terms to the accumulator."""
+        if self.kernel.sums is not None:
+            return True
         loops = (node for node in walk(self.kernel.body) if isinstance(node, For))
         sums = (vector_sum(node, self.printer.program) for node in loops)
         return any(

@@ -26,6 +26,7 @@ from opgen.ir.plane import (
     Joined,
     Picked,
     Plane,
+    PlaneSums,
     Run,
     Same,
     Term,
@@ -58,6 +59,14 @@ def print_plane(emitter: ScopeEmitter, plane: Plane) -> None:
     target = emitter.printer.cell(plane.target.tensor, plane.target.indices)
     for run in plane.runs:
         printer.run(run, target)
+
+
+def print_sums(emitter: ScopeEmitter, sums: PlaneSums) -> None:
+    """What a round of a loop adds to vectors of partial sums."""
+    printer = _PlanePrinter(emitter, "", False, False)
+    for accumulator, term in sums.terms:
+        printer.total = emitter.vectors[accumulator]
+        printer.term(term)
 
 
 def _reads_most(plane: Plane) -> bool:

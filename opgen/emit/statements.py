@@ -13,7 +13,7 @@ from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
 from opgen.emit.lanes import LaneEmitter
 from opgen.emit.names import function_name
-from opgen.emit.planes import print_plane
+from opgen.emit.planes import print_plane, print_sums
 from opgen.emit.polynomial import Text
 from opgen.emit.vectors import VectorSum, vector_sum
 from opgen.ir.loop_parts import loads_of
@@ -310,9 +310,12 @@ class Emitter(LaneEmitter):
             inner.around = None if any(each.is_constant for each in node.upper) else node.name
         if not self.printer.cuda and any(isinstance(each, Lanes) for each in walk(node.body)):
             inner.write("NOT_A_VECTOR;")
-        inner.run_guest(node)
-        inner.fetch_planes(node)
-        inner.nodes(node.body)
+        if self.kernel.sums is not None and self.kernel.sums.loop == node.name:
+            print_sums(inner, self.kernel.sums)
+        else:
+            inner.run_guest(node)
+            inner.fetch_planes(node)
+            inner.nodes(node.body)
         self.write("}")
         for accumulator, total in in_arrays.items():
             self.write(f"{self.printer.names.accumulators[accumulator]} = {total};")

@@ -40,7 +40,7 @@ from opgen.ir.notation import DType, Reducer, Table
 
 if TYPE_CHECKING:
     from opgen.ir.contraction import Contraction
-    from opgen.ir.plane import Plane
+    from opgen.ir.plane import Plane, PlaneSums
 
 
 # ---------------------------------------------------------------------------- scalars and tests
@@ -392,9 +392,9 @@ class Kernel:
     all of a stretch at once.
 
     `written` is the tensor it writes, `also` are others; `prologue` holds what is the same for
-    every point; `spec` are the spec lines it computes. A `contraction`, `moves` and a `plane` are
-    other ways to do the same. A `guest` is the kernel right before this one, which may run within
-    it instead.
+    every point; `spec` are the spec lines it computes. A `contraction`, `moves`, a `plane`
+    and `sums` are other ways to do the same. A `guest` is the kernel right before this one, which
+    may run within it instead.
     """
 
     name: str
@@ -411,6 +411,7 @@ class Kernel:
     contraction: Contraction | None = None
     moves: tuple[Move, ...] = ()
     plane: Plane | None = None
+    sums: PlaneSums | None = None
     also: tuple[str, ...] = ()
     guest: Guest | None = None
 

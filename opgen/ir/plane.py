@@ -140,6 +140,17 @@ class Plane:
         return all(not each.terms and isinstance(each.value, Picked) for each in self.cells)
 
 
+@dataclass(frozen=True, slots=True)
+class PlaneSums:
+    """What a round of a `loop` adds up of planes: terms, each for the accumulator beside it.
+
+    Lanes are elements of planes here, and accumulators vectors of partial sums.
+    """
+
+    loop: str
+    terms: tuple[tuple[str, Term], ...]
+
+
 def _picked(vector: Vector) -> Iterator[Picked]:
     match vector:
         case Picked():

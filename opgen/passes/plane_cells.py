@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from opgen.algebra.condition import Relation
@@ -120,6 +120,32 @@ def plane_cells(kernel: Kernel, program: Program) -> PlaneCells | None:
     return PlaneCells(axes, first, tuple(cells[at] for at in range(count)))
 
 
+def sum_terms(body: Sequence[Node], accumulator: str) -> tuple[Scalar, ...] | None:
+    """What nodes add to an accumulator, in order; None where that depends on what a call knows."""
+    terms: list[Scalar] = []
+    try:
+        _Reader().nodes(_own(body, accumulator), {}, terms, [])
+    except _UnknownError:
+        return None
+    return tuple(terms)
+
+
+def _own(nodes: Sequence[Node], accumulator: str) -> tuple[Node, ...]:
+    """The nodes without what they add to other accumulators."""
+    out: list[Node] = []
+    for node in nodes:
+        match node:
+            case Accumulate(accumulator=name) if name != accumulator:
+                continue
+            case For(body=body) | If(body=body):
+                inner = _own(body, accumulator)
+                if any(isinstance(each, Accumulate) for each in walk(inner)):
+                    out.append(replace(node, body=inner))
+            case _:
+                out.append(node)
+    return tuple(out)
+
+
 @functools.cache
 def _number(value: int) -> Poly:
     """The same object for the same number: it is compared with itself often."""
@@ -131,6 +157,22 @@ def known_dims(program: Program, tensor: str) -> int:
     extents = program.operand(tensor).extents
     known = itertools.takewhile(lambda extent: extent.is_constant, reversed(extents))
     return sum(1 for _ in known)
+
+
+def place_of(load: Load, program: Program) -> tuple[tuple[Poly, ...], int] | None:
+    """The plane that an element is of, and its place in it; None where these are not known."""
+    dims = known_dims(program, load.tensor)
+    outer = load.indices[: len(load.indices) - dims]
+    inner = load.indices[len(outer) :]
+    if not dims or not all(index.is_constant for index in inner):
+        return None
+    return outer, flat_place(inner, plane_sizes(program, load.tensor))
+
+
+def plane_sizes(program: Program, tensor: str) -> tuple[int, ...]:
+    """The sizes of the planes of a tensor."""
+    extents, dims = program.operand(tensor).extents, known_dims(program, tensor)
+    return tuple(extent.constant for extent in extents[len(extents) - dims :])
 
 
 def flat_place(indices: Sequence[Poly], sizes: Sequence[int]) -> int:

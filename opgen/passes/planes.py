@@ -54,7 +54,14 @@ from opgen.ir.plane import (
 )
 from opgen.passes.blocks import OPERATORS
 from opgen.passes.gather import fresh_name
-from opgen.passes.plane_cells import Cell, PlaneCells, flat_place, known_dims, plane_cells
+from opgen.passes.plane_cells import (
+    Cell,
+    PlaneCells,
+    known_dims,
+    place_of,
+    plane_cells,
+    plane_sizes,
+)
 from opgen.passes.plane_runs import rolled
 from opgen.passes.rows import direct
 
@@ -98,7 +105,7 @@ def _planes(kernel: Kernel, program: Program) -> Kernel | None:
     """The kernel with a plane for each point; None where rows are as good."""
     kernel = replace(kernel, body=direct(kernel.body))
     extents = program.operand(kernel.written).extents
-    if not _is_generic(program, kernel.written) or not extents or not extents[-1].is_constant:
+    if not is_generic(program, kernel.written) or not extents or not extents[-1].is_constant:
         return None
     if extents[-1].constant > LONGEST_NARROW:
         return None
@@ -187,7 +194,7 @@ def _is_element(vector: Vector) -> bool:
     return isinstance(vector, Same) and isinstance(vector.value, Load)
 
 
-def _is_generic(program: Program, tensor: str) -> bool:
+def is_generic(program: Program, tensor: str) -> bool:
     """Whether it is a tensor that is always there, with elements of the call's type."""
     for operand in program.operands:
         if operand.name == tensor:
@@ -228,20 +235,8 @@ class _Vectors:
     def place(self, load: Load) -> tuple[tuple[Poly, ...], int] | None:
         """The plane that an element is of, and its place in it."""
         if id(load) not in self.places:
-            dims = known_dims(self.program, load.tensor)
-            outer = load.indices[: len(load.indices) - dims]
-            inner = load.indices[len(outer) :]
-            sizes = self.sizes(load.tensor)
-            is_known = dims > 0 and all(index.is_constant for index in inner)
-            place = (outer, flat_place(inner, sizes)) if is_known else None
-            self.places[id(load)] = place
+            self.places[id(load)] = place_of(load, self.program)
         return self.places[id(load)]
-
-    def sizes(self, tensor: str) -> tuple[int, ...]:
-        """Those of its planes."""
-        extents = self.program.operand(tensor).extents
-        dims = known_dims(self.program, tensor)
-        return tuple(extent.constant for extent in extents[len(extents) - dims :])
 
     def loads(self, value: Scalar) -> Iterator[Load]:
         """The elements of tensors that a value depends on."""
@@ -334,14 +329,14 @@ class _Vectors:
         tensor = loads[0].tensor
         if len(loads) < len(values) or any(load.tensor != tensor for load in loads):
             return None
-        if not _is_generic(self.program, tensor):
+        if not is_generic(self.program, tensor):
             return None
         placed = [self.place(load) for load in loads]
         outer = placed[0][0] if placed[0] is not None else ()
         places = [each[1] for each in placed if each is not None and each[0] == outer]
         if len(places) < len(loads):
             return None
-        sizes = self.sizes(tensor)
+        sizes = plane_sizes(self.program, tensor)
         first = Load(tensor, (*outer, *[poly(0)] * len(sizes)))
         found = Picked(first, sizes, tuple(places))
         return found if found.size < SMALL or len(sources(found)) <= MOST_SOURCES else None

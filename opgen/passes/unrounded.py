@@ -54,7 +54,7 @@ def _is_loaded_once(program: Program, name: str) -> bool:
     Kernels of planes load each element once, and take what other kernels are there for.
     """
     reading = [kernel for kernel in program.kernels if name in uses(kernel).tensors]
-    if any(kernel.plane is not None for kernel in reading):
+    if any(kernel.plane is not None or kernel.sums is not None for kernel in reading):
         return True
     return all(_is_loaded_as_stored(kernel, name) for kernel in reading)
 

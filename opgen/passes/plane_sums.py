@@ -1,0 +1,305 @@
+"""Sums over planes of tensors, with elements of several rows in one vector.
+
+In `dw[c,k,l] = sum(n,i,j) x[n,c, i + k - 1 ?0, j + l - 1 ?0] * dy[n,c,i,j]` a row of eight elements
+is half a vector, and every tap has its own first and last rows and columns. But the plane of `dy`
+is four vectors whatever its rows are, and the elements of `x` that a tap joins with one of them are
+picked out of two or three vectors of its plane, in an order that is known. Lanes where a tap has no
+term keep their partial sums. So both planes are loaded once for all taps, and a round of the loop
+over `n` is a product for each tap and each vector.
+
+With 2048 channels of 8 by 8 and windows of 3 by 3, eight images take 0.65 of the time that loops
+along rows take, and 32, which do not fit into the last cache, 0.22. With planes of 16 by 16 it is
+0.67. (To ask for the planes of the next round gains nothing.)
+
+Windows that do not overlap take every element once. There is nothing to share, and loops have a way
+of their own (see `emit.vectors`), so they are left to these.
+
+As kernels of planes they stand beside those along rows, need a processor that picks elements out of
+two vectors in one instruction, and planes that lie one behind the other: see `passes.planes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from opgen.algebra.poly import Poly, poly
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import (
+    Accumulate,
+    Call,
+    Define,
+    Elements,
+    For,
+    If,
+    Integer,
+    Kernel,
+    Load,
+    Node,
+    Number,
+    Planes,
+    Program,
+    Scalar,
+    Start,
+    Store,
+    walk,
+)
+from opgen.ir.notation import Reducer
+from opgen.ir.plane import LANES, Joined, Picked, PlaneSums, Same, Term, Vector, sources
+from opgen.passes.blocks import OPERATORS
+from opgen.passes.gather import fresh_name
+from opgen.passes.plane_cells import known_dims, place_of, plane_sizes, sum_terms
+from opgen.passes.planes import is_generic
+
+MOST_STEPS: Final = 400
+"""The most instructions of a round, about: those of 16 by 16 have 322 for windows of 3 by 3. Those
+of 20 by 20 have 533: they take as long as loops do, and the compiler half a second longer."""
+
+MOST_SOURCES: Final = 4
+"""The most vectors out of which lanes of a term are picked."""
+
+
+def with_plane_sums(program: Program) -> Program:
+    """The program, with a kernel for sums over planes beside each that gains by it."""
+    if program.faults or program.workspaces:
+        return program
+    guests = {each.guest.kernel for each in program.kernels if each.guest is not None}
+    kernels: list[Kernel] = []
+    for kernel in program.kernels:
+        is_free = kernel.guest is None and kernel.name not in guests
+        found = _with_sums(kernel, program) if is_free else None
+        if found is None:
+            kernels.append(kernel)
+            continue
+        assert isinstance(found.only, Planes)
+        names = {each.name for each in (*program.kernels, *kernels)}
+        kernels.append(replace(found, name=fresh_name(f"{kernel.name}_planes", names)))
+        kernels.append(replace(kernel, unless=found.only))
+    return replace(program, kernels=tuple(kernels))
+
+
+def _with_sums(kernel: Kernel, program: Program) -> Kernel | None:
+    """The kernel with sums over planes; None where it has none, or gains nothing."""
+    if kernel.row is not None or kernel.group is not None or kernel.prologue or kernel.local:
+        return None
+    if kernel.only is not None or kernel.unless is not None or not kernel.is_deterministic:
+        return None
+    loop = _long_loop(kernel.body)
+    if loop is None:
+        return None
+    terms = _terms(loop, program)
+    if terms is None:
+        return None
+    picked = [each for _, term in terms for each in _picked(term.value)]
+    if sum(sum(term.present) for _, term in terms) <= max(
+        (each.size for each in picked), default=0
+    ):
+        return None
+    if sum(_steps(term) for _, term in terms) > MOST_STEPS:
+        return None
+    tensors = dict.fromkeys(each.first.tensor for each in picked)
+    dense = tuple((name, known_dims(program, name)) for name in tensors)
+    only = Planes(dense, Elements.COMPUTED)
+    return replace(kernel, sums=PlaneSums(loop.name, terms), only=only)
+
+
+def _long_loop(body: Sequence[Node]) -> For | None:
+    """The loop in which a kernel adds up all it does, as it does for one round after the other.
+
+    Kernels that do anything else with what they add up have none.
+    """
+    loops = [node for node in body if isinstance(node, For)]
+    if len(loops) != 1 or not all(isinstance(node, For | Start | Store) for node in body):
+        return None
+    (loop,) = loops
+    if all(bound.is_constant for bound in (*loop.lower, *loop.upper)):
+        return None
+    inner = tuple(walk(loop.body))
+    if not all(isinstance(node, Define | For | If | Accumulate) for node in inner):
+        return None
+    joined = {node.accumulator for node in inner if isinstance(node, Accumulate)}
+    started = [node for node in body if isinstance(node, Start)]
+    if joined != {node.accumulator for node in started if node.reducer is Reducer.ADD}:
+        return None
+    if joined != {name for node in inner for name in _in_any_order(node)}:
+        return None
+    if any(node.reducer is not Reducer.ADD for node in inner if isinstance(node, Accumulate)):
+        return None
+    return loop
+
+
+def _in_any_order(node: Node) -> Iterator[str]:
+    """The accumulators whose terms a loop may add in any order."""
+    if isinstance(node, For) and node.any_order:
+        yield from (each.accumulator for each in node.body if isinstance(each, Accumulate))
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A term, and the place of the element that decides upon its lane."""
+
+    place: int
+    value: Scalar
+
+
+def _terms(loop: For, program: Program) -> tuple[tuple[str, Term], ...] | None:
+    """What a round adds up, in the way that takes the fewest steps; None if there is none."""
+    nodes = tuple(walk(loop.body))
+    names = dict.fromkeys(node.accumulator for node in nodes if isinstance(node, Accumulate))
+    scalars: dict[str, tuple[Scalar, ...]] = {}
+    for name in names:
+        found = sum_terms(loop.body, name)
+        if found is None:
+            return None
+        scalars[name] = found
+    best: tuple[tuple[str, Term], ...] | None = None
+    for tensor in dict.fromkeys(load.tensor for load in loads_of(nodes)):
+        terms = _along(tensor, scalars, program)
+        if terms is None:
+            continue
+        if best is None or sum(_steps(t) for _, t in terms) < sum(_steps(t) for _, t in best):
+            best = terms
+    return best
+
+
+def _along(
+    tensor: str, scalars: dict[str, tuple[Scalar, ...]], program: Program
+) -> tuple[tuple[str, Term], ...] | None:
+    """The terms with lanes that are elements of a tensor, one vector of it after the other."""
+    if all(operand.name != tensor for operand in program.operands):
+        return None
+    sizes = plane_sizes(program, tensor)
+    size = poly(1)
+    for each in sizes:
+        size = size * each
+    if not sizes or size.constant < LANES:
+        return None
+    begins = [*range(0, size.constant - LANES, LANES), size.constant - LANES]
+    placed: dict[str, dict[int, Scalar]] = {}
+    for name, values in scalars.items():
+        places = placed[name] = {}
+        for value in values:
+            found = [load for load in _loads(value) if load.tensor == tensor]
+            place = place_of(found[0], program) if len(found) == 1 else None
+            if place is None or place[1] in places:
+                return None
+            places[place[1]] = value
+    terms: list[tuple[str, Term]] = []
+    for number, begin in enumerate(begins):
+        first = number * LANES  # the last vector begins before this
+        for name, places in placed.items():
+            lanes = [places.get(at) if at >= first else None for at in range(begin, begin + LANES)]
+            present = tuple(value is not None for value in lanes)
+            if not any(present):
+                continue
+            vector = _vector(lanes, tensor, begin, program)
+            if vector is None:
+                return None
+            terms.append((name, Term(vector, present)))
+    return tuple(terms)
+
+
+def _vector(
+    lanes: Sequence[Scalar | None], along: str, begin: int, program: Program
+) -> Vector | None:
+    """Numbers side by side, None where a lane has any; None where lanes do different things."""
+    values = [value for value in lanes if value is not None]
+    first = values[0]
+    match first:
+        case Load():
+            return _elements(lanes, along, begin, program)
+        case Number() | Integer():
+            return Same(first) if all(value == first for value in values) else None
+        case Call(primitive=primitive) if primitive in OPERATORS:
+            arguments = []
+            for at in range(len(first.arguments)):
+                column: list[Scalar | None] = []
+                for value in lanes:
+                    if value is not None:
+                        if not isinstance(value, Call) or value.primitive != primitive:
+                            return None
+                        column.append(value.arguments[at])
+                    else:
+                        column.append(None)
+                argument = _vector(column, along, begin, program)
+                if argument is None:
+                    return None
+                arguments.append(argument)
+            return Joined(primitive, tuple(arguments))
+        case _:
+            return None
+
+
+def _elements(
+    lanes: Sequence[Scalar | None], along: str, begin: int, program: Program
+) -> Picked | None:
+    """Elements of one plane side by side, and where a lane has no term any that are at hand."""
+    loads = [value for value in lanes if isinstance(value, Load)]
+    tensor = loads[0].tensor
+    if any(load.tensor != tensor for load in loads) or len(loads) < sum(
+        value is not None for value in lanes
+    ):
+        return None
+    if all(each.name != tensor for each in program.operands) or not is_generic(program, tensor):
+        return None
+    outer: set[tuple[Poly, ...]] = set()
+    places: list[int | None] = []
+    for value in lanes:
+        found = place_of(value, program) if isinstance(value, Load) else None
+        if isinstance(value, Load) and found is None:
+            return None
+        if found is not None:
+            outer.add(found[0])
+        places.append(None if found is None else found[1])
+    if len(outer) != 1:
+        return None
+    sizes = plane_sizes(program, tensor)
+    picked = Picked(
+        Load(tensor, (*outer.pop(), *[poly(0)] * len(sizes))),
+        sizes,
+        tuple(range(begin, begin + LANES)) if tensor == along else _filled(places),
+    )
+    return picked if picked.size >= LANES and len(sources(picked)) <= MOST_SOURCES else None
+
+
+def _filled(places: Sequence[int | None]) -> tuple[int, ...]:
+    """The places with those of neighbours where there are none."""
+    given = next(place for place in places if place is not None)
+    filled = []
+    for place in places:
+        given = given if place is None else place
+        filled.append(given)
+    return tuple(filled)
+
+
+def _steps(term: Term) -> int:
+    """About how many instructions a term takes."""
+    total = 1 + (not all(term.present))
+    for picked in _picked(term.value):
+        in_order = list(picked.places) == list(range(picked.places[0], picked.places[0] + LANES))
+        count = len(sources(picked))
+        total += 0 if in_order and count == 1 else max(count - 1, 1)
+    return total
+
+
+def _picked(vector: Vector) -> Iterator[Picked]:
+    match vector:
+        case Picked():
+            yield vector
+        case Joined(arguments=arguments):
+            for argument in arguments:
+                yield from _picked(argument)
+        case _:
+            return
+
+
+def _loads(value: Scalar) -> Iterator[Load]:
+    match value:
+        case Load():
+            yield value
+        case Call(arguments=arguments):
+            for argument in arguments:
+                yield from _loads(argument)
+        case _:
+            return
