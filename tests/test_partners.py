@@ -13,6 +13,7 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
+from opgen import compiler
 from opgen.compiler import special_source
 from opgen.passes import group_sums
 from opgen.runtime import partners, special
@@ -60,6 +61,8 @@ LAYOUTS = {
     "apart": apart,
     "expanded": lambda x: x[:1].expand(x.shape),
 }
+
+ATTRIBUTES = ("stride", "padding", "output_padding", "dilation")
 
 SHAPES = [(3, 67, 8, 8), (1, 130, 8, 8), (2, 41, 16, 16), (9, 17, 7, 9), (140, 1, 8, 8)]
 
@@ -139,6 +142,54 @@ def test_one_pass_gives_the_bits_of_two(transposed: Any, dtype: torch.dtype, thr
         alone = torch.autograd.grad(result, (x, weight), cotangent, create_graph=True)
         together = both(transposed, x, weight, cotangent, stride=2, groups=channels)
         assert all(map(torch.equal, alone, together))
+
+
+@pytest.mark.parametrize("flags", ["-O1 -march=x86-64", "-O1 -march=x86-64-v3", "-mno-avx512f"])
+def test_other_instructions(flags: str, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Without those that pick elements out of two vectors nothing is a part of its host."""
+    monkeypatch.setenv("OPGEN_CFLAGS", flags)
+    op = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
+    for dtype, shape in itertools.product((torch.float32, torch.bfloat16), SHAPES[:3]):
+        n, channels, height, width = shape
+        x, weight = real(*shape, dtype=dtype), real(channels, 1, 2, 2, dtype=dtype)
+        cotangent = real(n, channels, 2 * height, 2 * width, dtype=dtype)
+        found = both(op, x, weight, cotangent, stride=2, groups=channels)
+        exact = [each.double().requires_grad_() for each in (x, weight)]
+        result = F.conv_transpose2d(*exact, stride=2, groups=channels)
+        wanted = torch.autograd.grad(result, exact, cotangent.double())
+        check(found, list(wanted), (4, n * height * width))
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+@pytest.mark.parametrize("channels", [1, 7, 8, 9, 40])
+def test_planes_are_parts_of_their_hosts(size: int, channels: int) -> None:
+    """Each cell of a group has its plane at each image, and all of them have one."""
+    known = {f"{name}[{at}]": 2 * (name == "stride") for name in ATTRIBUTES for at in (0, 1)}
+    known |= {"dilation[0]": 1, "dilation[1]": 1, "K": 2, "L": 2, "Ci": 1, "Co": 1}
+    known |= {"H": size, "W": size, "OH": 2 * size, "OW": 2 * size}
+    text = (SPECS / "conv_transpose.op").read_text()
+    path = ("conv_transpose2d", "x,weight")
+    source = special_source(text, "conv_transpose.op", path, known)
+    host = source[source.index("KERNEL void conv_transpose2d_grad_x_and_weight_grad_weight(") :]
+    host = host[: host.index("ANY_STEPS")]
+    assert host.count("#if HAVE_PLANES\n") == host.count("if (guest) {\n") == 1
+    assert "_task(" not in host
+    program, *_ = compiler._special_program(text, "conv_transpose.op", path, known, 0)
+    (sums,) = (each for each in program.kernels if each.guest is not None)
+    assert sums.guest is not None
+    assert sums.group is not None
+    (planes,) = (each for each in program.kernels if each.name == sums.guest.kernel)
+    assert not sums.axes
+    values = dict.fromkeys(program.integers, 1) | known | {"N": 3, "groups": channels}
+    seen = []
+    for first in range(0, channels, sums.group.width):
+        for n, member in itertools.product(range(3), range(sums.group.width)):
+            if first + member < channels:
+                here = {**values, sums.guest.loop: n, sums.group.axis.name: first + member}
+                at = {name: value.evaluate(here) for name, value in sums.guest.point}
+                seen.append(tuple(at[axis.name] for axis in planes.axes))
+    extents = [range(axis.extent.evaluate(values)) for axis in planes.axes]
+    assert sorted(seen) == list(itertools.product(*extents))
 
 
 def test_numbers_that_are_not_finite(transposed: Any) -> None:

@@ -13,7 +13,7 @@ from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
 from opgen.emit.lanes import LaneEmitter
 from opgen.emit.names import function_name
-from opgen.emit.planes import print_plane, print_sums
+from opgen.emit.planes import print_guest, print_plane, print_sums
 from opgen.emit.polynomial import Text
 from opgen.emit.vectors import VectorSum, vector_sum
 from opgen.ir.loop_parts import loads_of
@@ -313,8 +313,8 @@ class Emitter(LaneEmitter):
         if self.kernel.sums is not None and self.kernel.sums.loop == node.name:
             print_sums(inner, self.kernel.sums)
         else:
-            inner.run_guest(node)
             inner.fetch_planes(node)
+            inner.run_guest(node)
             inner.nodes(node.body)
         self.write("}")
         for accumulator, total in in_arrays.items():
@@ -335,9 +335,14 @@ class Emitter(LaneEmitter):
     def run_guest(self, node: For) -> None:
         """The points of a guest at a value of its host's loop, if this is that loop."""
         guest = self.kernel.guest
-        if self.printer.cuda or guest is None or node not in self.kernel.body:
+        if self.printer.cuda or guest is None:
             return
-        if guest.loop == node.name:
+        if guest.point:
+            group = self.kernel.group
+            is_at_cell = group is not None and node.name == group.axis.name
+            if is_at_cell and guest.loop in self.printer.names.symbols:
+                print_guest(self, guest)
+        elif guest.loop == node.name and node in self.kernel.body:
             first, count = self.text(guest.first), self.printer.poly(guest.count)
             points = f"{first}, {first} + {count.at(Level.ADDITIVE)}"
             task = f"{function_name(guest.kernel)}_task"

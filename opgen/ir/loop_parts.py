@@ -215,6 +215,16 @@ class Uses:
     numbers: frozenset[str]
     faults: bool
 
+    def joined(self, other: Uses) -> Uses:
+        """What either of two kernels refers to."""
+        return Uses(
+            self.tensors | other.tensors,
+            self.loaded | other.loaded,
+            self.symbols | other.symbols,
+            self.numbers | other.numbers,
+            self.faults or other.faults,
+        )
+
 
 def uses(kernel: Kernel) -> Uses:
     """Everything a kernel refers to; its own axes, loops and definitions are not counted."""

@@ -371,12 +371,16 @@ class Guest:
     The loop is one of the nodes of the body. At each of its values, `count` points of `kernel` from
     `first` on run before its own body does; `first` is a formula of the index, and of the axes and
     the ends of stretches of this kernel. All points run once where the row is a single stretch.
+
+    A guest with a plane for each cell of a group of the host may be a part of it instead of being
+    called: at each cell within the loop, `point` says what the axes of the guest are there.
     """
 
     kernel: str
     loop: str
     first: Poly
     count: Poly
+    point: tuple[tuple[str, Poly], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,9 @@ def show_kernel(kernel: Kernel) -> str:
         guest = kernel.guest
         run = f"{guest.count} points of {guest.kernel} from {guest.first}"
         lines.append(f"    at every {guest.loop}, {run}")
+        if guest.point:
+            places = ", ".join(f"{name} = {value}" for name, value in guest.point)
+            lines.append(f"    as a part of it, {places}")
     lines += [f"      local {name}" for name in kernel.local]
     for move in kernel.moves:
         axes = ", ".join(f"{axis.name} < {axis.extent}" for axis in move.axes)
