@@ -47,7 +47,7 @@ int64_t moved(
     }
     planned = move;
     const struct move_row along = {row, 1, 1};
-    const int is_planned = row <= MOVE_ROW && move_planned(&planned, &along, &plan);
+    const int is_planned = row <= MOVE_ROW && move_planned(&planned, &along, &plan, (int)streams);
     if (is_planned != move_made(&move, -1, row, &call)) return -1;
     return is_planned ? (plan.window_count > 0 ? 2 : 1) : 0;
 }
@@ -189,6 +189,30 @@ def test_blocks_of_rows_in_turn(kind: str, flags: str, monkeypatch: pytest.Monke
     assert found[SHUFFLED if kind == "f32" and can_shuffle(compiled) else done] == 16
 
 
+@pytest.mark.parametrize("flags", ["", "-mno-avx512f", "-march=x86-64"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_long_runs(kind: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of kilobytes, repeated and in turn, whole ones and those of several parts.
+
+    Past the caches go whole lines alone: others that are long are left to loops.
+    """
+    monkeypatch.setenv("OPGEN_CFLAGS", flags)
+    compiled, size = library(kind), np.dtype(TYPES[kind]).itemsize
+    for number, extra in itertools.product((2, 3, 100, 128, 129, 255, 257, 1100), (0, 1, 8, 63)):
+        run = number * 64 // size + extra
+        for count, copy in (
+            (1, Copy((3, 2, run), (2 * run, run, 1), (run + 5, 0, 1))),
+            (2, Copy((3, 2, 2, run), (4 * run, 2 * run, run, 1), (2 * run, 0, run, 1))),
+            (3, Copy((2, 2, 3, run), (6 * run, 3 * run, run, 1), (3 * run, 0, run, 1))),
+            (1, Copy((2, 3, run), (3 * run + 64 // size, run, 1), (run, 2 * run, 1))),
+        ):
+            assert copy.is_right(compiled, kind, streams=0) == (True, RUNS), copy
+            is_right, found = copy.is_right(compiled, kind, streams=1, at_end=bool(number % 2))
+            assert is_right, copy
+            are_lines = count * run * size % 64 == 0
+            assert (found == RUNS) == (are_lines or count * run * size <= 2048), copy
+
+
 def test_the_harness_notices_a_wrong_copy() -> None:
     right = moves.helpers()
     wrong = right.replace("to + (at), &part", "to + (at) + (at > 0), &part")
@@ -204,7 +228,6 @@ def test_the_harness_notices_a_wrong_copy() -> None:
         (Copy((64, 64), (64, 1), (64, 1)), 1),  # one piece of memory
         (Copy((64, 8), (16, 2), (8, 1)), 1),  # a target with gaps
         (Copy((64, 8), (8, 1), (9, 1)), 300),  # long rows
-        (Copy((8, 3000), (3000, 1), (3001, 1)), 1),  # long runs
         (Copy((64, 64), (64, 1), (1, 64)), 1),  # sources far apart
         (Copy((64, 64), (-64, 1), (64, 1)), 1),  # a target that is filled from its end
         (Copy((0, 8), (8, 1), (9, 1)), 1),  # nothing

@@ -231,6 +231,40 @@ def test_what_is_read_as_one_piece_is_read_in_its_order() -> None:
     assert "parallel i < 2, h < 4" in text_of(both, r=2, H=4)
 
 
+def test_few_rows_are_read_in_turn() -> None:
+    """Of blocks of many images: a row of blocks for all rows of the images, then the next one."""
+    spec = "op f(x[N,(C r r),H,W]; r = 2) -> y[N,C,(H r),(W r)]\n  where r >= 1\n  "
+    shuffle = spec + "y[n,c,(h i),(w j)] = x[n,(c i j),h,w]"
+    assert "parallel n < N, c < C, h < H, i < 2" in text_of(shuffle, r=2)
+    assert "parallel n < N, c < C, i < 3, h < H" in text_of(shuffle, r=3)
+    assert "parallel n < N, c < C, i < 4, h < H" in text_of(shuffle, r=4)
+    # Not where that would leave parts of rows to be written in turn, or more than a copy is made.
+    joined = "op f(x[N,K,2,L,D]; K: size) -> y[N,L,(K D 2)]\n  y[n,l,(k d e)] = x[n,k,e,l,d]"
+    assert "parallel n < N, l < L, k < 8" in text_of(joined, K=8)
+    doubled = spec + "y[n,c,(h i),(w j)] = 2 * x[n,(c i j),h,w]"
+    assert "h < H, i < 4" in text_of(doubled, r=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_rows_of_many_images_in_turn(dtype: torch.dtype) -> None:
+    """Of rows that are longer and shorter than a part of them, on one thread and on two."""
+    own = opgen.load("specs/depth_to_space.op").depth_to_space
+    threads = torch.get_num_threads()
+    generator = torch.Generator().manual_seed(3)
+    for r, height, width in ((3, 5, 341), (3, 0, 300), (4, 7, 257), (4, 9, 600), (5, 3, 1100)):
+        shape = (2, 2 * r * r, height, width)
+        x = torch.randint(-99, 99, shape, generator=generator).to(dtype)
+        gaps = x.new_zeros(*shape[:3], 2 * width)[..., ::2].copy_(x)
+        wanted = x.reshape(2, 2, r, r, height, width).permute(0, 1, 4, 2, 5, 3)
+        try:
+            for given, number in ((x, 1), (x, 2), (gaps, 2)):
+                torch.set_num_threads(number)
+                y = own(given, r=r)
+                assert torch.equal(y, wanted.reshape(2, 2, height * r, width * r))
+        finally:
+            torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize(
     ("sizes", "is_inside"),
     [({"H": 8, "W": 32}, True), ({"H": 8, "W": 33}, False), ({"H": 65, "W": 8}, False)],

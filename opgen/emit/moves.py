@@ -8,13 +8,19 @@ both tensors as one, and then moves blocks that are
     runs        consecutive in both tensors, each moved by whole vectors, or
     shuffled    a vector of cells whose sources lie within a few vectors, picked out of these.
 
-Blocks are taken in the order of the target, but that short axes along which the source goes in
-smaller steps are innermost: what was loaded is still in the innermost cache for all blocks of it.
+Blocks are taken in the order of the target. Short axes along which the source goes in smaller steps
+are innermost where blocks are shuffled or go past the caches: what was loaded is still in the
+innermost cache for all blocks of it. Runs that stay in the caches keep their order, as lines are
+written best one after the other: an image repeated in both directions in channels-last format took
+1.5 to 2 times as long row by row in turn, from 16 channels on.
 
 Those blocks often lie in several rows of the source. Processors foresee what an instruction loads
 next along one row, and not where one goes from row to row in turn, which took up to 3.5 times as
 long for images larger than the caches. So up to four rows have an instruction each, as do the
 windows of two blocks.
+
+Of runs of kilobytes, a loop along the row loads and stores one vector at a time, which takes a
+sixth longer than four.
 """
 
 from __future__ import annotations

@@ -3,22 +3,33 @@
 The points of `y[n,c,i,h,w] = x[n,c, 2*h + i, w]` stand in the order of what they write. With `i`
 outside of `h` every second row of x is read, then all others: each part of memory is loaded twice,
 and never in one piece. With `i` inside of `h` the image is read from end to end, twice as fast.
+
+The points of `y[n,c, 4*h + i, 4*w + j] = x[n, 16*c + 4*i + j, h, w]` each read a row of four
+images, those of all `j`. With `i` inside of `h` rows of sixteen images take turns, of none of which
+enough is read at a time for processors to foresee the next one. With `i` outside of `h` these are
+four, which are foreseen, and what is written are still whole rows. For large images float32 then
+takes 0.57 of the time and bfloat16 0.7, on one thread; for those in the caches it takes the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from opgen.algebra.poly import Poly, symbol_atom
 from opgen.ir.loop_parts import loads_of
-from opgen.ir.loops import Axis, Define, Kernel, Store, walk
+from opgen.ir.loops import Axis, Define, Kernel, Lanes, Load, Store, walk
+
+FEWEST_IN_TURN: Final = 8
+"""So many rows that are read in turn are not foreseen."""
 
 
 def in_walk_order(kernel: Kernel) -> Kernel:
     """The kernel with axes that fill the gaps between rows that are read behind those of the gaps.
 
-    What is written in a certain order still is.
+    What is written in a certain order still is, unless too many rows are read in turn.
     """
     if kernel.row is None or kernel.group is not None:
         return kernel
@@ -34,7 +45,33 @@ def in_walk_order(kernel: Kernel) -> Kernel:
     for coarse, fine in _gaps(read, names, values):
         if (fine, coarse) not in kept and _place(axes, fine) < _place(axes, coarse):
             axes.insert(_place(axes, coarse), axes.pop(_place(axes, fine)))
-    return replace(kernel, axes=tuple(axes))
+    return replace(kernel, axes=_few_in_turn(kernel, axes))
+
+
+def _few_in_turn(kernel: Kernel, axes: Sequence[Axis]) -> tuple[Axis, ...]:
+    """The axes of a copy of several rows at a point, with few of them in turn."""
+    node = kernel.body[0] if len(kernel.body) == 1 else None
+    if not isinstance(node, Lanes) or node.lower or node.upper or kernel.row is None:
+        return tuple(axes)
+    stores = [each for each in node.body if isinstance(each, Store)]
+    loads = {each.value.indices for each in stores if isinstance(each.value, Load)}
+    if len(stores) < len(node.body) or not 1 < len(loads) == len(stores):
+        return tuple(axes)
+    names, below = [axis.name for axis in axes], {each[-2:-1] for each in loads}
+    row = below.pop()[0].symbol if len(below) == 1 and () not in below else None
+    if row not in names or any(_step(each[-1], kernel.row.axis.name) != 1 for each in loads):
+        return tuple(axes)
+    at = names.index(row)
+    used = frozenset[str]().union(*(index.symbols for each in loads for index in each))
+    within = frozenset[str]().union(*(each.indices[-1].symbols for each in stores))
+    inner = [axis for axis in axes[at + 1 :] if axis.name in used]
+    if any(axis.name in within or not axis.extent.is_constant for axis in inner):
+        return tuple(axes)
+    count = len(loads) * math.prod(axis.extent.constant for axis in inner)
+    if not inner or count < FEWEST_IN_TURN:
+        return tuple(axes)
+    others = [axis for axis in axes[at + 1 :] if axis.name not in used]
+    return (*axes[:at], *inner, axes[at], *others)
 
 
 def _place(axes: Sequence[Axis], name: str) -> int:
