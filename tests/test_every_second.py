@@ -16,6 +16,7 @@ from catalogue import SPECS
 from guarded_memory import before_a_page
 from opgen.compiler import stage_text
 from opgen.errors import Source
+from opgen.runtime import special
 
 OPS = """
 op taps(x[C,N,W], g[C,N,V]) -> y[C,2]
@@ -160,3 +161,25 @@ def test_filters_of_small_images(dtype: torch.dtype, width: int, stride: int) ->
     (own,) = torch.autograd.grad(result, found, cotangent.to(dtype))
     (other,) = torch.autograd.grad(precise, exact, cotangent.double())
     assert torch.equal(own, other.to(dtype))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(("height", "width"), [(7, 7), pytest.param(5, 9, marks=pytest.mark.slow)])
+def test_sums_have_vectors_of_their_own_where_one_of_a_loop_does(
+    height: int, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taps of the last row have terms where those of the first row have none, in other loops."""
+    monkeypatch.setattr(special, "LARGE", 0)
+    conv, channels = opgen.load(SPECS / "conv.op").conv2d, 9
+    torch.manual_seed(0)
+    x = torch.randint(-4, 5, (3, channels, height, width)).to(dtype)
+    weight = torch.ones(channels, 1, 2, 2, dtype=dtype, requires_grad=True)
+    exact = weight.detach().double().requires_grad_()
+    result = conv(x, weight, stride=2, padding=1, groups=channels)
+    precise = F.conv2d(x.double(), exact, stride=2, padding=1, groups=channels)
+    cotangent = torch.randint(-4, 5, result.shape).to(dtype)
+    (found,) = torch.autograd.grad(result, weight, cotangent)
+    (wanted_,) = torch.autograd.grad(precise, exact, cotangent.double())
+    assert torch.equal(found, wanted_.to(dtype))

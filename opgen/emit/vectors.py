@@ -173,10 +173,12 @@ def _loads(value: Scalar) -> Iterator[Load | None]:
 def vector_pairs(body: tuple[Node, ...], program: Program) -> dict[str, tuple[str, str]]:
     """The accumulators that share vectors, each with both of its pair, the even one first.
 
-    They do so in all loops, and wherever one begins, the other one begins beside it.
+    They do so in all loops, as does all that these add, and wherever one begins, the other one
+    begins beside it.
     """
     found: dict[str, tuple[str, str]] = {}
     alone: set[str] = set()
+    together: list[set[str]] = []  # what a loop adds goes by pairs as a whole
     for node in walk(body):
         if not isinstance(node, For):
             continue
@@ -188,10 +190,13 @@ def vector_pairs(body: tuple[Node, ...], program: Program) -> dict[str, tuple[st
         if pairs is None:
             alone.update(term.accumulator for term in vectors.terms)
             continue
+        together.append({term.accumulator for term in vectors.terms})
         for even, odd in pairs:
             pair = even.accumulator, odd.accumulator
             if any(found.setdefault(name, pair) != pair for name in pair):
                 alone.update(pair)
+    while split := [names for names in together if not alone.isdisjoint(names) and names - alone]:
+        alone.update(*split)
     inner = [node.body for node in walk(body) if isinstance(node, For | If | Lanes)]
     starts = [
         {node.accumulator for node in nodes if isinstance(node, Start)} for nodes in (body, *inner)
