@@ -6,6 +6,7 @@ import ctypes
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from opgen.ir.context import facts_of
 from opgen.ir.loops import Planes, Program, Store
 from opgen.ir.notation import Op
 from opgen.ir.plane import Joined, Picked, Vector
+from opgen.passes import plane_cells
 from opgen.passes.gather import gather
 from opgen.passes.plane_sums import with_plane_sums
 from opgen.passes.rows import rows
@@ -143,6 +145,22 @@ NEAR_MISSES = {
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_near_misses_have_no_sums(name: str) -> None:
     assert not has_sums(program_of(spec_op("conv", *PATH), NEAR_MISSES[name]))
+
+
+def test_large_planes_are_not_looked_at_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each element would take microseconds, minutes for images of a million."""
+    read, scalar = [], plane_cells._Reader.scalar
+
+    def listening(*arguments: Any) -> Any:
+        read.append(arguments)
+        return scalar(*arguments)
+
+    monkeypatch.setattr(plane_cells._Reader, "scalar", listening)
+    for values, most in ((geometry(8, 8, 3, 1, 1), 10_000), (geometry(56, 56, 3, 1, 1), 10_000)):
+        program = program_of(spec_op("conv", *PATH), values)
+        read.clear()
+        with_plane_sums(program)
+        assert 0 < len(read) <= most
 
 
 STATEMENTS = {

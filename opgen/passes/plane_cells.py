@@ -120,11 +120,14 @@ def plane_cells(kernel: Kernel, program: Program) -> PlaneCells | None:
     return PlaneCells(axes, first, tuple(cells[at] for at in range(count)))
 
 
-def sum_terms(body: Sequence[Node], accumulator: str) -> tuple[Scalar, ...] | None:
-    """What nodes add to an accumulator, in order; None where that depends on what a call knows."""
+def sum_terms(body: Sequence[Node], accumulator: str, most: int) -> tuple[Scalar, ...] | None:
+    """What nodes add to an accumulator, in order; None where that depends on what a call knows.
+
+    None as well where loops have more than so many rounds.
+    """
     terms: list[Scalar] = []
     try:
-        _Reader().nodes(_own(body, accumulator), {}, terms, [])
+        _Reader(most).nodes(_own(body, accumulator), {}, terms, [])
     except _UnknownError:
         return None
     return tuple(terms)
@@ -194,8 +197,10 @@ def _moving_axes(kernel: Kernel, indices: Sequence[Poly]) -> tuple[Axis, ...]:
 
 @dataclass
 class _Reader:
-    """Runs the body of a kernel at the points of a plane."""
+    """Runs the body of a kernel at the points of a plane, in at most so many rounds of loops."""
 
+    most: float = math.inf
+    rounds: int = 0
     terms: int = 0
     known: dict[tuple[Poly, tuple[Poly | None, ...]], Poly] = field(default_factory=dict)
     symbols: dict[int | Poly, tuple[str, ...]] = field(default_factory=dict)
@@ -247,6 +252,9 @@ class _Reader:
                 case For(name=name, lower=lower, upper=upper, body=body):
                     begin = max(self.number(bound, values) for bound in lower)
                     end = min(self.number(bound, values) for bound in upper)
+                    self.rounds += max(end + 1 - begin, 0)
+                    if self.rounds > self.most:
+                        raise _UnknownError
                     for number in range(begin, end + 1):
                         self.nodes(body, {**values, name: _number(number)}, terms, stored)
                 case If(body=body):

@@ -147,9 +147,11 @@ def _terms(loop: For, program: Program) -> tuple[tuple[str, Term], ...] | None:
     """What a round adds up, in the way that takes the fewest steps; None if there is none."""
     nodes = tuple(walk(loop.body))
     names = dict.fromkeys(node.accumulator for node in nodes if isinstance(node, Accumulate))
+    # Each round has a term, a lane of a step at best: planes of many are not looked at to the end.
+    most = MOST_STEPS * LANES // max(len(names), 1)
     scalars: dict[str, tuple[Scalar, ...]] = {}
     for name in names:
-        found = sum_terms(loop.body, name)
+        found = sum_terms(loop.body, name, most)
         if found is None:
             return None
         scalars[name] = found
