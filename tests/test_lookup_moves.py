@@ -183,3 +183,20 @@ def test_filters_of_other_strides(in_python: list[Tensor | None]) -> None:
         exact = reference(x.double(), w.double(), None, 1)
         for _ in range(3):
             torch.testing.assert_close(function(x, w).double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last_3d])
+def test_results_with_more_dims_than_those_of_the_library(format_: torch.memory_format) -> None:
+    """Groups in a dim of their own: the format of five dims is none of the convolution's four."""
+    function = opgen.compile(
+        "op grouped(x[N,G,C,H,W], w[(G D),C,K,L]) -> y[N,G,D,P,Q]\n"
+        "  let P = H - K + 1, Q = W - L + 1\n"
+        "  y[n,g,d,i,j] = sum(c,k,l) x[n,g,c,i+k,j+l] * w[(g d),c,k,l]\n"
+    ).grouped
+    torch.manual_seed(6)
+    x = torch.randint(-2, 3, (2, 2, 16, 6, 5)).float().contiguous(memory_format=format_)
+    w = torch.randint(-2, 3, (8, 16, 3, 3)).float()
+    wanted = F.conv2d(x.reshape(2, 32, 6, 5), w, groups=2).view(2, 2, 4, 4, 3)
+    for _ in range(3):
+        found = function(x, w)
+        assert torch.equal(found, wanted) and found.is_contiguous(memory_format=format_)

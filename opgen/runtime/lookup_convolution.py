@@ -98,6 +98,8 @@ def _moves(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | No
     """The moves of a convolution of tensors with other dims; None for what Python prepares."""
     if plan.image is None or plan.repeats > 1 or plan.is_copied:
         return None
+    if len(plan.case.result) != len(plan.strides):
+        return None  # a format of the op's result is none of what the library gives
     found: list[int] = []
     for operand in (plan.image, plan.weight, plan.bias):
         tensor = None if operand is None else tensors[operand.at]
