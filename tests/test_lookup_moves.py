@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opgen
+from catalogue import SPECS
 from opgen.runtime import library_call, lookup_moves
 from opgen.runtime.arrangement import Arrangement
 
@@ -200,3 +201,62 @@ def test_results_with_more_dims_than_those_of_the_library(format_: torch.memory_
     for _ in range(3):
         found = function(x, w)
         assert torch.equal(found, wanted) and found.is_contiguous(memory_format=format_)
+
+
+def test_results_of_one_dim() -> None:
+    function = opgen.compile(
+        "op flat(x[N,C,H,W], w[O,C,K,L]) -> y[(N O I J)]\n"
+        "  let I = H - K + 1, J = W - L + 1\n"
+        "  y[(n o i j)] = sum(c,k,l) x[n,c,i+k,j+l] * w[o,c,k,l]\n"
+    ).flat
+    torch.manual_seed(7)
+    x = torch.randint(-2, 3, (2, 2, 5, 5)).float().contiguous(memory_format=LAST).requires_grad_()
+    w = torch.randint(-2, 3, (16, 2, 3, 3)).float().requires_grad_()
+    wanted = F.conv2d(x, w).flatten()
+    seed = torch.randint(-2, 3, wanted.shape).float()
+    for _ in range(3):
+        found = function(x, w)
+        assert torch.equal(found, wanted)
+        pairs = (torch.autograd.grad(y, (x, w), seed, retain_graph=True) for y in (found, wanted))
+        assert all(map(torch.equal, *pairs))
+
+
+@pytest.mark.parametrize("taps", [(2, 1), (1, 2), (2, 2), (1, 1)])
+@pytest.mark.parametrize("stride", [1, 2, 12, 1000])
+def test_filters_with_strides_of_no_format_in_dims_of_one(
+    taps: tuple[int, int], stride: int
+) -> None:
+    """PyTorch takes groups out of them wrongly."""
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    torch.manual_seed(8)
+    x = torch.randint(-2, 3, (2, 12, 5, 5)).float().contiguous(memory_format=LAST)
+    plain = torch.randint(-2, 3, (8, 3, *taps)).float()
+    w = plain.contiguous(memory_format=LAST)
+    strides = [
+        stride if size == 1 else step for size, step in zip(w.shape, w.stride(), strict=True)
+    ]
+    w = w.as_strided(w.shape, strides)
+    exact = [each.clone().requires_grad_() for each in (x, plain)]
+    wanted = F.conv2d(*exact, groups=4)
+    seed = torch.randint(-2, 3, wanted.shape).float().contiguous(memory_format=LAST)
+    gradients = torch.autograd.grad(wanted, exact, seed)
+    for _ in range(3):
+        assert torch.equal(conv(x, w, groups=4), wanted)
+        leaves = [each.detach().requires_grad_() for each in (x, w)]
+        found = torch.autograd.grad(conv(*leaves, groups=4), leaves, seed)
+        assert all(map(torch.equal, found, gradients))
+
+
+def test_filters_that_are_seen_with_such_strides() -> None:
+    function = opgen.compile(
+        "op grouped(x[N,H,W,(C G)], w[(G K),C,L]; G: size, K: size) -> y[N,G,I,J]\n"
+        "  let I = H - K + 1, J = W - L + 1\n"
+        "  y[n,g,i,j] = sum(c,k,l) x[n,i+k,j+l,(c g)] * w[(g k),c,l]\n"
+    ).grouped
+    torch.manual_seed(9)
+    x = torch.randint(-2, 3, (2, 3, 3, 12)).float().contiguous(memory_format=LAST)
+    w = torch.randint(-2, 3, (8, 3, 1)).float()
+    images = x.view(2, 3, 3, 3, 4).permute(0, 4, 3, 1, 2).reshape(2, 12, 3, 3)
+    wanted = F.conv2d(images, w.view(4, 2, 3, 1).transpose(1, 2).contiguous(), groups=4)
+    for _ in range(3):
+        assert torch.equal(function(x, w, G=4, K=2), wanted)

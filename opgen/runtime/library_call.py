@@ -20,6 +20,7 @@ import torch
 
 from opgen.runtime import library, library_repeats
 from opgen.runtime.arrangement import Arrangement
+from opgen.runtime.layout import FORMATS
 from opgen.runtime.library import Case, Sizes
 from opgen.runtime.library_gradients import by_pieces, gradients, is_channels_last, unread
 from opgen.runtime.schema import Number, Numbers, flatten
@@ -128,6 +129,7 @@ class Plan:
         weight, bias = (
             None if each is None else each.of(tensors) for each in (self.weight, self.bias)
         )
+        weight = None if weight is None else with_own_strides(weight)
         return [self.pixels(self.result, tensors), self.images(tensors), weight, bias]
 
     def images(self, tensors: Tensors) -> torch.Tensor | None:
@@ -352,6 +354,20 @@ def _weight(case: Case, result: torch.Tensor, image: torch.Tensor) -> torch.Tens
 def _is_finite(tensor: torch.Tensor) -> bool:
     """Whether all numbers are finite; False as well where their sum is not."""
     return math.isfinite(tensor.sum(dtype=torch.float32).item())
+
+
+def with_own_strides(weight: torch.Tensor) -> torch.Tensor:
+    """A filter in channels-last format with the strides of that format in dims of one element too.
+
+    PyTorch takes groups of several channels out of others wrongly, if a tap dim is one element.
+    """
+    format_ = FORMATS.get(weight.dim())
+    if format_ is None or weight.is_contiguous():
+        return weight
+    if not weight.is_contiguous(memory_format=format_):
+        return weight
+    strides = torch.empty(weight.shape, device="meta", memory_format=format_).stride()
+    return weight if weight.stride() == strides else weight.as_strided(weight.shape, strides)
 
 
 def _in_format(found: torch.Tensor, format_: torch.memory_format, strides: Sizes) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import library_gradients, lookup_moves
+from opgen.runtime import library_call, library_gradients, lookup_moves
 
 if TYPE_CHECKING:
     from opgen.runtime.library_call import Plan
@@ -124,7 +124,9 @@ def _can_be_copied(plan: Plan, images: torch.Tensor) -> bool:
 
 
 def _can_be_checked(weight: torch.Tensor, is_checked: bool) -> bool:
-    """Whether its numbers are those of one piece of memory, without gaps."""
+    """Whether its numbers are one piece of memory, without gaps, and the library takes it as it is."""
+    if library_call.with_own_strides(weight) is not weight:
+        return False
     return weight.dtype in _EXPONENTS and (not is_checked or _held(weight) is not None)
 
 
