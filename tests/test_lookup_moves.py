@@ -260,3 +260,31 @@ def test_filters_that_are_seen_with_such_strides() -> None:
     wanted = F.conv2d(images, w.view(4, 2, 3, 1).transpose(1, 2).contiguous(), groups=4)
     for _ in range(3):
         assert torch.equal(function(x, w, G=4, K=2), wanted)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("are_both_wanted", [False, True])
+def test_images_with_strides_of_no_format_in_dims_of_one(
+    channels_last: bool, are_both_wanted: bool
+) -> None:
+    """PyTorch reads others for the gradient of a filter of one tap in channels-last format."""
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    torch.manual_seed(10)
+    plain = torch.randint(-2, 3, (1, 128, 5, 5)).float()
+    w = torch.randint(-2, 3, (256, 8, 1, 1)).float()
+    if channels_last:
+        w = w.as_strided(w.shape, (8, 1, 8, 8))
+    exact = [each.clone().requires_grad_() for each in (plain, w.contiguous())]
+    y = F.conv2d(*exact, groups=16)
+    seed = torch.randint(-2, 3, y.shape).float()
+    wanted = torch.autograd.grad(y, exact, seed)
+    last = seed.contiguous(memory_format=LAST)
+    for stride in (1, 128, 4000):
+        x = plain.contiguous(memory_format=LAST).as_strided(plain.shape, (stride, 1, 640, 128))
+        for _ in range(3):
+            leaves = [x.detach().requires_grad_(are_both_wanted), w.detach().requires_grad_()]
+            found = conv(*leaves, groups=16)
+            assert torch.equal(found, y)
+            first = 0 if are_both_wanted else 1
+            gradients = torch.autograd.grad(found, leaves[first:], last)
+            assert all(map(torch.equal, gradients, wanted[first:]))

@@ -142,9 +142,9 @@ class Plan:
     def pixels(self, operand: Operand | None, tensors: Tensors) -> torch.Tensor | None:
         """Result or image as the library takes it."""
         found = None if operand is None else operand.of(tensors)
-        if found is None or not self.is_copied:
-            return found
-        return found.contiguous(memory_format=torch.channels_last)
+        if found is not None and self.is_copied:
+            found = found.contiguous(memory_format=torch.channels_last)
+        return None if found is None else with_own_strides(found)
 
     def output(self, found: torch.Tensor) -> torch.Tensor:
         """The output of the op from that of the library."""
@@ -356,18 +356,19 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return math.isfinite(tensor.sum(dtype=torch.float32).item())
 
 
-def with_own_strides(weight: torch.Tensor) -> torch.Tensor:
-    """A filter in channels-last format with the strides of that format in dims of one element too.
+def with_own_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in channels-last format with the strides of that format in dims of one element too.
 
-    PyTorch takes groups of several channels out of others wrongly, if a tap dim is one element.
+    With others PyTorch reads wrong numbers of it: groups of several channels out of a filter of one
+    row of taps, and an image for the gradient of a filter of one tap.
     """
-    format_ = FORMATS.get(weight.dim())
-    if format_ is None or weight.is_contiguous():
-        return weight
-    if not weight.is_contiguous(memory_format=format_):
-        return weight
-    strides = torch.empty(weight.shape, device="meta", memory_format=format_).stride()
-    return weight if weight.stride() == strides else weight.as_strided(weight.shape, strides)
+    format_ = FORMATS.get(tensor.dim())
+    if format_ is None or tensor.is_contiguous():
+        return tensor
+    if not tensor.is_contiguous(memory_format=format_):
+        return tensor
+    strides = torch.empty(tensor.shape, device="meta", memory_format=format_).stride()
+    return tensor if tensor.stride() == strides else tensor.as_strided(tensor.shape, strides)
 
 
 def _in_format(found: torch.Tensor, format_: torch.memory_format, strides: Sizes) -> torch.Tensor:

@@ -47,7 +47,7 @@ def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | N
     places = (source.at, _ABSENT, plan.weight.at, _ABSENT if bias is None else bias)
     at_once = 0
     pixels = tensors[source.at]
-    if pixels is None:
+    if pixels is None or not _are_taken_so(pixels, weight):
         return None
     if plan.is_copied and not library_gradients.is_channels_last(pixels):
         at_once = plan.case.images_at_once
@@ -71,7 +71,7 @@ def gradients(
         return None
     if for_image.geometry != for_weight.geometry or for_image.bias is not None:
         return None
-    if not _can_be_checked(weight, True):
+    if not _can_be_checked(weight, True) or not _are_taken_so(cotangent, image, weight):
         return None
     case, at_once = for_weight.case, 0
     if any(plan.is_copied for plan in plans):
@@ -117,6 +117,11 @@ def _moves(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | No
     return [*found, *move, result.dim(), *shape, *result.stride()]
 
 
+def _are_taken_so(*tensors: torch.Tensor) -> bool:
+    """Whether tensors have strides that the library reads rightly."""
+    return all(library_call.with_own_strides(each) is each for each in tensors)
+
+
 def _can_be_copied(plan: Plan, images: torch.Tensor) -> bool:
     """Whether images, and what is computed from them, have one plane for each channel."""
     is_planar = plan.case.format == torch.contiguous_format
@@ -124,9 +129,7 @@ def _can_be_copied(plan: Plan, images: torch.Tensor) -> bool:
 
 
 def _can_be_checked(weight: torch.Tensor, is_checked: bool) -> bool:
-    """Whether its numbers are one piece of memory, without gaps, and the library takes it as it is."""
-    if library_call.with_own_strides(weight) is not weight:
-        return False
+    """Whether its numbers are those of one piece of memory, without gaps."""
     return weight.dtype in _EXPONENTS and (not is_checked or _held(weight) is not None)
 
 
