@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -9,11 +10,12 @@ import torch
 
 from bench_rows import CPU, double, small
 from opgen.bench.calls import OPGEN
-from opgen.bench.faults import BenchError
+from opgen.bench.faults import BenchError, DisagreementError
+from opgen.bench.measure import Result
 from opgen.bench.processes import in_its_own, measure_alone
 from opgen.bench.row import Direction
 from opgen.bench.rows import every_row
-from opgen.bench.run import Plan, Refused, run
+from opgen.bench.run import Plan, Refused, run, run_again
 
 ROW = next(row for row in every_row() if row.name == "nearest [8,2048,8,8]")
 
@@ -60,3 +62,21 @@ def test_a_row_that_cannot_be_measured_does_not_end_the_run() -> None:
     rows = (small(double), ROW)
     first, second = run(Plan(rows, (Direction.FORWARD,), CPU, 1, tiny=True), measure_alone)
     assert isinstance(first, Refused) and not isinstance(second, Refused)
+
+
+def test_a_row_that_fails_once_more_keeps_its_first_figures() -> None:
+    found = measure_alone(ROW, Direction.FORWARD, CPU, shape=ROW.tiny, budget=0)
+    noisy = dataclasses.replace(found, noisy=True)
+    plan = Plan((ROW,), (Direction.FORWARD,), CPU, 1, tiny=True)
+
+    def measured(*_: object, **__: object) -> Result:
+        in_its_own(_crash)
+        raise AssertionError
+
+    assert not list(run_again(plan, [noisy], measured))
+
+    def disagreeing(*_: object, **__: object) -> Result:
+        raise DisagreementError
+
+    with pytest.raises(DisagreementError):
+        list(run_again(plan, [noisy], disagreeing))

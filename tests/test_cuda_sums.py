@@ -31,6 +31,9 @@ op total(x[N,M]) -> y[1]
 op scaled(x[C,N]) -> y[C]
   y[c] = mean(n) x[c,n]
 
+op biased(x[C,N], b[C], s[C]) -> y[C]
+  y[c] = b[c] + s[c] * sum(n) x[c,n]
+
 op taps(x[C,N,W], g[C,N,W]) -> y[C,3]
   y[c,k] = sum(n,w) x[c,n, w + k - 1 ?0] * g[c,n,w]
 
@@ -141,6 +144,15 @@ def test_every_term_is_added_once(shape: tuple[int, int, int], threads: int) -> 
         assert torch.equal(OPS.total(flat), flat.sum().reshape(1))
     is_long = shape[1] * shape[2] >= 16 * threads
     assert not is_long or split(launches) == {"taps_y", "many_taps_y", "total_y"}
+
+
+def test_what_is_stored_reads_tensors_that_no_term_does() -> None:
+    x, b, s = integers(3, 900, seed=0), integers(3, seed=1), integers(3, seed=2)
+    wanted = b + s * x.sum(1)
+    assert torch.equal(OPS.biased(x, b, s), wanted)
+    with small_shares(), emulated(threads=64) as launches:
+        assert torch.equal(OPS.biased(x, b, s), wanted)
+    assert split(launches) == {"biased_y"}
 
 
 def few_terms() -> mock._patch[int]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opgen
+from catalogue import SPECS
 from opgen.runtime import library_call, lookup_moves
 from opgen.runtime.arrangement import Arrangement
 
@@ -183,3 +184,107 @@ def test_filters_of_other_strides(in_python: list[Tensor | None]) -> None:
         exact = reference(x.double(), w.double(), None, 1)
         for _ in range(3):
             torch.testing.assert_close(function(x, w).double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last_3d])
+def test_results_with_more_dims_than_those_of_the_library(format_: torch.memory_format) -> None:
+    """Groups in a dim of their own: the format of five dims is none of the convolution's four."""
+    function = opgen.compile(
+        "op grouped(x[N,G,C,H,W], w[(G D),C,K,L]) -> y[N,G,D,P,Q]\n"
+        "  let P = H - K + 1, Q = W - L + 1\n"
+        "  y[n,g,d,i,j] = sum(c,k,l) x[n,g,c,i+k,j+l] * w[(g d),c,k,l]\n"
+    ).grouped
+    torch.manual_seed(6)
+    x = torch.randint(-2, 3, (2, 2, 16, 6, 5)).float().contiguous(memory_format=format_)
+    w = torch.randint(-2, 3, (8, 16, 3, 3)).float()
+    wanted = F.conv2d(x.reshape(2, 32, 6, 5), w, groups=2).view(2, 2, 4, 4, 3)
+    for _ in range(3):
+        found = function(x, w)
+        assert torch.equal(found, wanted) and found.is_contiguous(memory_format=format_)
+
+
+def test_results_of_one_dim() -> None:
+    function = opgen.compile(
+        "op flat(x[N,C,H,W], w[O,C,K,L]) -> y[(N O I J)]\n"
+        "  let I = H - K + 1, J = W - L + 1\n"
+        "  y[(n o i j)] = sum(c,k,l) x[n,c,i+k,j+l] * w[o,c,k,l]\n"
+    ).flat
+    torch.manual_seed(7)
+    x = torch.randint(-2, 3, (2, 2, 5, 5)).float().contiguous(memory_format=LAST).requires_grad_()
+    w = torch.randint(-2, 3, (16, 2, 3, 3)).float().requires_grad_()
+    wanted = F.conv2d(x, w).flatten()
+    seed = torch.randint(-2, 3, wanted.shape).float()
+    for _ in range(3):
+        found = function(x, w)
+        assert torch.equal(found, wanted)
+        pairs = (torch.autograd.grad(y, (x, w), seed, retain_graph=True) for y in (found, wanted))
+        assert all(map(torch.equal, *pairs))
+
+
+@pytest.mark.parametrize("taps", [(2, 1), (1, 2), (2, 2), (1, 1)])
+@pytest.mark.parametrize("stride", [1, 2, 12, 1000])
+def test_filters_with_strides_of_no_format_in_dims_of_one(
+    taps: tuple[int, int], stride: int
+) -> None:
+    """PyTorch takes groups out of them wrongly."""
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    torch.manual_seed(8)
+    x = torch.randint(-2, 3, (2, 12, 5, 5)).float().contiguous(memory_format=LAST)
+    plain = torch.randint(-2, 3, (8, 3, *taps)).float()
+    w = plain.contiguous(memory_format=LAST)
+    strides = [
+        stride if size == 1 else step for size, step in zip(w.shape, w.stride(), strict=True)
+    ]
+    w = w.as_strided(w.shape, strides)
+    exact = [each.clone().requires_grad_() for each in (x, plain)]
+    wanted = F.conv2d(*exact, groups=4)
+    seed = torch.randint(-2, 3, wanted.shape).float().contiguous(memory_format=LAST)
+    gradients = torch.autograd.grad(wanted, exact, seed)
+    for _ in range(3):
+        assert torch.equal(conv(x, w, groups=4), wanted)
+        leaves = [each.detach().requires_grad_() for each in (x, w)]
+        found = torch.autograd.grad(conv(*leaves, groups=4), leaves, seed)
+        assert all(map(torch.equal, found, gradients))
+
+
+def test_filters_that_are_seen_with_such_strides() -> None:
+    function = opgen.compile(
+        "op grouped(x[N,H,W,(C G)], w[(G K),C,L]; G: size, K: size) -> y[N,G,I,J]\n"
+        "  let I = H - K + 1, J = W - L + 1\n"
+        "  y[n,g,i,j] = sum(c,k,l) x[n,i+k,j+l,(c g)] * w[(g k),c,l]\n"
+    ).grouped
+    torch.manual_seed(9)
+    x = torch.randint(-2, 3, (2, 3, 3, 12)).float().contiguous(memory_format=LAST)
+    w = torch.randint(-2, 3, (8, 3, 1)).float()
+    images = x.view(2, 3, 3, 3, 4).permute(0, 4, 3, 1, 2).reshape(2, 12, 3, 3)
+    wanted = F.conv2d(images, w.view(4, 2, 3, 1).transpose(1, 2).contiguous(), groups=4)
+    for _ in range(3):
+        assert torch.equal(function(x, w, G=4, K=2), wanted)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("are_both_wanted", [False, True])
+def test_images_with_strides_of_no_format_in_dims_of_one(
+    channels_last: bool, are_both_wanted: bool
+) -> None:
+    """PyTorch reads others for the gradient of a filter of one tap in channels-last format."""
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    torch.manual_seed(10)
+    plain = torch.randint(-2, 3, (1, 128, 5, 5)).float()
+    w = torch.randint(-2, 3, (256, 8, 1, 1)).float()
+    if channels_last:
+        w = w.as_strided(w.shape, (8, 1, 8, 8))
+    exact = [each.clone().requires_grad_() for each in (plain, w.contiguous())]
+    y = F.conv2d(*exact, groups=16)
+    seed = torch.randint(-2, 3, y.shape).float()
+    wanted = torch.autograd.grad(y, exact, seed)
+    last = seed.contiguous(memory_format=LAST)
+    for stride in (1, 128, 4000):
+        x = plain.contiguous(memory_format=LAST).as_strided(plain.shape, (stride, 1, 640, 128))
+        for _ in range(3):
+            leaves = [x.detach().requires_grad_(are_both_wanted), w.detach().requires_grad_()]
+            found = conv(*leaves, groups=16)
+            assert torch.equal(found, y)
+            first = 0 if are_both_wanted else 1
+            gradients = torch.autograd.grad(found, leaves[first:], last)
+            assert all(map(torch.equal, gradients, wanted[first:]))

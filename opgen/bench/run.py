@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from opgen.bench import recycle
-from opgen.bench.faults import BenchError
+from opgen.bench.faults import BenchError, DisagreementError
 from opgen.bench.growth import Growth, Peaks, growth
 from opgen.bench.measure import Measure, Result, measure, recycled
 from opgen.bench.row import Direction, Row, Shape
@@ -136,14 +136,19 @@ def run_again(
         left = end - time.perf_counter()
         if left <= 0:
             return
-        found = measured(
-            result.row,
-            result.direction,
-            plan.device,
-            shape=result.shape,
-            compiled=result.row.name in plan.compiled,
-            budget=0 if plan.tiny else min(_MOST, _TIMED * left / (len(noisy) - at)),
-        )
+        try:
+            found = measured(
+                result.row,
+                result.direction,
+                plan.device,
+                shape=result.shape,
+                compiled=result.row.name in plan.compiled,
+                budget=0 if plan.tiny else min(_MOST, _TIMED * left / (len(noisy) - at)),
+            )
+        except DisagreementError:
+            raise
+        except Exception:  # as where its process dies: the first figures, and all others, are kept
+            continue
         if not found.noisy:
             yield found
         gc.collect()

@@ -52,6 +52,8 @@ class Arrangement:
         Then whole pixels of what is computed are consecutive in it. The order of what says the
         group stays. None if they stand so already, or if it is not known which they are.
         """
+        if len(self.parts) < 2:
+            return None
         batch, channels, *others = self.order
         split = self.split
         sizes = tuple(split[part] for part in channels)

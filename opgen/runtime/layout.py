@@ -9,18 +9,19 @@ import torch
 
 from opgen.runtime import compat
 
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Those with the channels last, by rank."""
 
 
 def memory_format(rank: int, tensors: Iterable[torch.Tensor | None]) -> torch.memory_format:
     """The format of an output of this rank; contiguous where no input says otherwise."""
-    if rank in _FORMATS:
+    if rank in FORMATS:
         for tensor in tensors:
             if tensor is not None and tensor.dim() == rank:
                 if any(map(_is_unknown, (*tensor.shape, *tensor.stride()))):
                     return _format_of_unknown_sizes(tensor)
                 if is_channels_last(tensor.shape, tensor.stride()):
-                    return _FORMATS[rank]
+                    return FORMATS[rank]
                 break
     return torch.contiguous_format
 
@@ -36,7 +37,7 @@ def _format_of_unknown_sizes(tensor: torch.Tensor) -> torch.memory_format:
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-    for format_ in (torch.contiguous_format, _FORMATS[tensor.dim()]):
+    for format_ in (torch.contiguous_format, FORMATS[tensor.dim()]):
         alike = torch.empty_like(tensor, memory_format=format_).stride()
         pairs = zip(tensor.stride(), alike, strict=True)
         if all(guard_or_false(own == other) for own, other in pairs):

@@ -20,6 +20,7 @@ import torch
 
 from opgen.runtime import library, library_repeats
 from opgen.runtime.arrangement import Arrangement
+from opgen.runtime.layout import FORMATS
 from opgen.runtime.library import Case, Sizes
 from opgen.runtime.library_gradients import by_pieces, gradients, is_channels_last, unread
 from opgen.runtime.schema import Number, Numbers, flatten
@@ -128,6 +129,7 @@ class Plan:
         weight, bias = (
             None if each is None else each.of(tensors) for each in (self.weight, self.bias)
         )
+        weight = None if weight is None else with_own_strides(weight)
         return [self.pixels(self.result, tensors), self.images(tensors), weight, bias]
 
     def images(self, tensors: Tensors) -> torch.Tensor | None:
@@ -140,9 +142,9 @@ class Plan:
     def pixels(self, operand: Operand | None, tensors: Tensors) -> torch.Tensor | None:
         """Result or image as the library takes it."""
         found = None if operand is None else operand.of(tensors)
-        if found is None or not self.is_copied:
-            return found
-        return found.contiguous(memory_format=torch.channels_last)
+        if found is not None and self.is_copied:
+            found = found.contiguous(memory_format=torch.channels_last)
+        return None if found is None else with_own_strides(found)
 
     def output(self, found: torch.Tensor) -> torch.Tensor:
         """The output of the op from that of the library."""
@@ -352,6 +354,21 @@ def _weight(case: Case, result: torch.Tensor, image: torch.Tensor) -> torch.Tens
 def _is_finite(tensor: torch.Tensor) -> bool:
     """Whether all numbers are finite; False as well where their sum is not."""
     return math.isfinite(tensor.sum(dtype=torch.float32).item())
+
+
+def with_own_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in channels-last format with the strides of that format in dims of one element too.
+
+    With others PyTorch reads wrong numbers of it: groups of several channels out of a filter of one
+    row of taps, and an image for the gradient of a filter of one tap.
+    """
+    format_ = FORMATS.get(tensor.dim())
+    if format_ is None or tensor.is_contiguous():
+        return tensor
+    if not tensor.is_contiguous(memory_format=format_):
+        return tensor
+    strides = torch.empty(tensor.shape, device="meta", memory_format=format_).stride()
+    return tensor if tensor.stride() == strides else tensor.as_strided(tensor.shape, strides)
 
 
 def _in_format(found: torch.Tensor, format_: torch.memory_format, strides: Sizes) -> torch.Tensor:

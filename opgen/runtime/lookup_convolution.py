@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import library_gradients, lookup_moves
+from opgen.runtime import library_call, library_gradients, lookup_moves
 
 if TYPE_CHECKING:
     from opgen.runtime.library_call import Plan
@@ -47,7 +47,7 @@ def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | N
     places = (source.at, _ABSENT, plan.weight.at, _ABSENT if bias is None else bias)
     at_once = 0
     pixels = tensors[source.at]
-    if pixels is None:
+    if pixels is None or not _are_taken_so(pixels, weight):
         return None
     if plan.is_copied and not library_gradients.is_channels_last(pixels):
         at_once = plan.case.images_at_once
@@ -71,7 +71,7 @@ def gradients(
         return None
     if for_image.geometry != for_weight.geometry or for_image.bias is not None:
         return None
-    if not _can_be_checked(weight, True):
+    if not _can_be_checked(weight, True) or not _are_taken_so(cotangent, image, weight):
         return None
     case, at_once = for_weight.case, 0
     if any(plan.is_copied for plan in plans):
@@ -98,6 +98,8 @@ def _moves(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | No
     """The moves of a convolution of tensors with other dims; None for what Python prepares."""
     if plan.image is None or plan.repeats > 1 or plan.is_copied:
         return None
+    if len(plan.case.result) != len(plan.strides):
+        return None  # a format of the op's result is none of what the library gives
     found: list[int] = []
     for operand in (plan.image, plan.weight, plan.bias):
         tensor = None if operand is None else tensors[operand.at]
@@ -113,6 +115,11 @@ def _moves(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | No
     if move is None:
         return None
     return [*found, *move, result.dim(), *shape, *result.stride()]
+
+
+def _are_taken_so(*tensors: torch.Tensor) -> bool:
+    """Whether tensors have strides that the library reads rightly."""
+    return all(library_call.with_own_strides(each) is each for each in tensors)
 
 
 def _can_be_copied(plan: Plan, images: torch.Tensor) -> bool:
