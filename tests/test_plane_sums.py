@@ -76,7 +76,7 @@ GEOMETRIES = {
     "odd rows": geometry(5, 9, 3, 1, 1),
     "every second": geometry(12, 10, 3, 2, 1),
     "smaller results": geometry(8, 8, 3, 1, 0),
-    "larger results": geometry(6, 7, 2, 1, 1),
+    "larger results": geometry(6, 7, 3, 1, 2),
     "rows of one vector": geometry(6, 16, 3, 1, 1),
 }
 
@@ -136,7 +136,8 @@ def with_other_lanes(program: Program) -> Program:
 
 NEAR_MISSES = {
     "planes of many vectors": geometry(20, 20, 3, 1, 1),
-    "windows side by side": geometry(16, 16, 2, 2, 0),
+    "windows side by side": geometry(16, 16, 3, 3, 0),
+    "few taps": geometry(8, 8, 2, 1, 0),
     "planes of a few elements": geometry(3, 3, 3, 1, 1),
     "a size of a call": {k: v for k, v in geometry(8, 8, 3, 1, 1).items() if k not in ("H", "OH")},
 }
@@ -164,17 +165,19 @@ def test_large_planes_are_not_looked_at_to_the_end(monkeypatch: pytest.MonkeyPat
 
 
 STATEMENTS = {
-    "+= x[n,h + k, w] * y[n,h,w]": True,
-    "max= x[n,h + k, w] * y[n,h,w]": False,
-    "+= exp(x[n,h + k, w]) * y[n,h,w]": False,
-    "+= x[n,h + k, w] * y[h,w,n]": False,
+    "+= x[n,h + k, w + l] * y[n,h,w]": True,
+    "max= x[n,h + k, w + l] * y[n,h,w]": False,
+    "+= exp(x[n,h + k, w + l]) * y[n,h,w]": False,
+    "+= x[n,h + k, w + l] * y[h,w,n]": False,
 }
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_sums_are_of_products_of_elements(statement: str) -> None:
     extents = "8,8,N" if "y[h,w,n]" in statement else "N,8,8"
-    text = f"op near(x: float[N,10,8], y: float[{extents}]) -> z: float[3]\n  z[k] {statement}\n"
+    text = (
+        f"op near(x: float[N,9,10], y: float[{extents}]) -> z: float[2,3]\n  z[k,l] {statement}\n"
+    )
     (op,) = check_source(Source(text, "near.op"))
     assert has_sums(program_of(op, {})) == STATEMENTS[statement]
 
@@ -187,6 +190,21 @@ def test_the_same_input_gives_the_same_bytes() -> None:
 
 
 # ---------------------------------------------------------------------------- compiled
+@pytest.mark.parametrize("window", [(2, 2), (1, 3), (3, 3)])
+@pytest.mark.usefixtures("threads")
+def test_gradients_alone_have_the_bits_of_those_together(window: tuple[int, int]) -> None:
+    """A graph of the backward pass asks for each gradient by itself."""
+    torch.manual_seed(0)
+    own = opgen.load(SPECS / "conv.op").conv2d
+    x = torch.randn(32, 64, 8, 8, requires_grad=True)
+    weight = torch.randn(64, 1, *window, requires_grad=True)
+    result = own(x, weight, groups=64)
+    cotangent = torch.randn_like(result)
+    alone = torch.autograd.grad(result, (x, weight), cotangent, create_graph=True)
+    together = torch.autograd.grad(result, (x, weight), cotangent)
+    assert all(map(torch.equal, alone, together))
+
+
 @pytest.mark.parametrize("dtype", FEW_DTYPES)
 @pytest.mark.parametrize(
     "size", [(8, 8, 3, 1, 1), (7, 5, 3, 1, 1), slow((9, 12, 3, 2, 1)), slow((16, 16, 3, 1, 1))]

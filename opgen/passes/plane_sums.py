@@ -12,7 +12,9 @@ along rows take, and 32, which do not fit into the last cache, 0.22. With planes
 0.67. (To ask for the planes of the next round gains nothing.)
 
 Windows that do not overlap take every element once. There is nothing to share, and loops have a way
-of their own (see `emit.vectors`), so they are left to these.
+of their own (see `emit.vectors`), so they are left to these. So are those of few taps: in one pass
+with another gradient loops take many channels at a time (`passes.group_sums`), and the bits of a
+gradient are the same alone and in such a pass.
 
 As kernels of planes they stand beside those along rows, need a processor that picks elements out of
 two vectors in one instruction, and planes that lie one behind the other: see `passes.planes`.
@@ -49,6 +51,7 @@ from opgen.ir.notation import Reducer
 from opgen.ir.plane import LANES, Joined, Picked, PlaneSums, Same, Term, Vector, sources
 from opgen.passes.blocks import OPERATORS
 from opgen.passes.gather import fresh_name
+from opgen.passes.group_sums import MOST_SUMS
 from opgen.passes.plane_cells import known_dims, place_of, plane_sizes, sum_terms
 from opgen.passes.planes import is_generic
 
@@ -90,6 +93,8 @@ def _with_sums(kernel: Kernel, program: Program) -> Kernel | None:
         return None
     terms = _terms(loop, program)
     if terms is None:
+        return None
+    if len(dict(terms)) <= MOST_SUMS:
         return None
     picked = [each for _, term in terms for each in _picked(term.value)]
     if sum(sum(term.present) for _, term in terms) <= max(
