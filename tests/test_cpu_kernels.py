@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import opgen
-from opgen.runtime import build, prelude
+from opgen.runtime import build, prelude, unrounded_source
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -294,3 +294,48 @@ def test_vectors_of_16_bit_numbers_are_converted_as_in_pytorch(
     torch.testing.assert_close(found, values.to(dtype), rtol=0, atol=0, equal_nan=True)
     other = torch.nextafter(found, torch.full_like(found, torch.inf))
     assert not torch.equal(other, values.to(dtype))
+
+
+ALONE = """
+void narrow_alone(const float *from, T *to, int64_t count)
+{
+    for (int64_t at = 0; at < count; at += LANES)
+        lanes_to_T_alone(to + at, *(const wide_lanes *)(from + at));
+}
+void round_alone(const float *from, float *to, int64_t count)
+{
+    for (int64_t at = 0; at < count; at += LANES)
+        lanes_to_unrounded_alone(to + at, lanes_from_unrounded_alone(from + at));
+}
+"""
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+@pytest.mark.parametrize("flags", ["-O1", "-O1 -mno-avx512vnni", "-O1 -mno-avx512f"])
+def test_numbers_are_rounded_to_bfloat16_as_in_pytorch(
+    flags: str, flushes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All upper halves of words with lower halves that decide; with subnormals flushed, too."""
+    monkeypatch.setenv("OPGEN_CFLAGS", flags)
+    source = prelude.C + prelude.bindings("bf16", "f32", {}) + unrounded_source.unrounded() + ALONE
+    library = build.library(source)
+    upper = torch.arange(2**16, dtype=torch.int64)[:, None] << 16
+    lower = torch.tensor([0, 1, 0x33, 0x3FFF, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xCAFE, 0xFFFF])
+    bits = upper | lower
+    values = (bits - (bits >> 31 << 32)).to(torch.int32).view(torch.float32).flatten()
+    wanted = values.to(torch.bfloat16)
+    narrow, rounded = torch.zeros_like(wanted), torch.zeros_like(values)
+    count = ctypes.c_int64(len(values))
+    torch.set_flush_denormal(flushes)
+    try:
+        for function, found in ((library.narrow_alone, narrow), (library.round_alone, rounded)):
+            function(*map(ctypes.c_void_p, (values.data_ptr(), found.data_ptr())), count)
+    finally:
+        torch.set_flush_denormal(False)
+    is_nan = values.isnan()
+    assert torch.equal(narrow.isnan(), is_nan)
+    assert torch.equal(rounded.isnan(), is_nan)
+    own, other = narrow.view(torch.int16), wanted.view(torch.int16)
+    assert torch.equal(own[~is_nan], other[~is_nan])
+    own, other = rounded.view(torch.int32), wanted.float().view(torch.int32)
+    assert torch.equal(own[~is_nan], other[~is_nan])

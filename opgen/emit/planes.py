@@ -44,6 +44,10 @@ upsampling of 8 by 8 takes 0.9 of the time so. Where as much is written as read,
 do numbers of 16 bits, which are limited by what converts them.
 """
 
+FEW_TERMS: Final = 4
+"""The most terms of cells that are rounded as where little else is done: those of windows of 2 by
+2, which do not overlap, or of sums of as many cells."""
+
 HAVE: Final = {
     Elements.COMPUTED: "HAVE_PLANES",
     Elements.NARROW: "HAVE_NARROW_PLANES",
@@ -55,7 +59,8 @@ HAVE: Final = {
 def print_plane(emitter: ScopeEmitter, plane: Plane) -> None:
     """The cells of a point."""
     fetches = _reads_most(plane) and _reads_alone(emitter, plane)
-    printer = _PlanePrinter(emitter, plane.target.tensor, plane.copies, fetches)
+    is_little = all(len(cells.terms) <= FEW_TERMS for cells in plane.cells)
+    printer = _PlanePrinter(emitter, plane.target.tensor, plane.copies, fetches, is_little)
     target = emitter.printer.cell(plane.target.tensor, plane.target.indices)
     for run in plane.runs:
         printer.run(run, target)
@@ -63,7 +68,7 @@ def print_plane(emitter: ScopeEmitter, plane: Plane) -> None:
 
 def print_sums(emitter: ScopeEmitter, sums: PlaneSums) -> None:
     """What a round of a loop adds to vectors of partial sums."""
-    printer = _PlanePrinter(emitter, "", False, False)
+    printer = _PlanePrinter(emitter, "", False, False, False)
     for accumulator, term in sums.terms:
         printer.total = emitter.vectors[accumulator]
         printer.term(term)
@@ -121,6 +126,7 @@ class _PlanePrinter:
     target: str
     copies: bool  # whether elements stay as they are stored
     fetches: bool  # whether planes are asked for before they are needed
+    is_little: bool  # whether there is little to do but to load, round and store
     known: dict[str, str] = field(default_factory=dict)  # vectors and numbers by their text
     total: str = ""  # the sum of the cells at hand, once it has begun
     round: str = ""  # the counter of a loop,
@@ -164,7 +170,8 @@ class _PlanePrinter:
         place = self.place(target, cells.first, step)
         kind = "unrounded" if self.is_unrounded(self.target) else "T"
         if not self.copies:
-            self.emitter.write(f"lanes_to_{kind}({place}, {value});")
+            alone = "_alone" if self.is_little else ""
+            self.emitter.write(f"lanes_to_{kind}{alone}({place}, {value});")
         elif kind == "T":
             self.emitter.write(f"*(stored_lanes *)({place}) = {value};")
         else:
@@ -258,7 +265,8 @@ class _PlanePrinter:
         place = self.place(cell, begin, self.steps.get(picked.first.tensor, 0))
         kind = "unrounded" if self.is_unrounded(picked.first.tensor) else "T"
         if not self.copies:
-            loaded = f"lanes_from_{kind}({place})"
+            alone = "_alone" if self.is_little and kind != "T" else ""
+            loaded = f"lanes_from_{kind}{alone}({place})"
         elif kind == "T":
             loaded = f"*(const stored_lanes *)({place})"
         else:

@@ -86,6 +86,8 @@ def lanes(shared: str, wide: str) -> Iterable[str]:
         one = " & 1" if shared == "bool" else ""
         value = f"__builtin_convertvector({stored}, T_lanes){one}"
         yield f"#define lanes_to_T(place, values) (*(T_lanes *)(place) = {value})"
+    if (shared, wide) != ("bf16", "f32"):
+        yield "#define lanes_to_T_alone(place, values) lanes_to_T(place, values)"
     yield "FUNCTION wide_lanes same_lanes(wide value) { return value - (wide_lanes){0}; }"
     yield "FUNCTION wide_lanes lanes_apart(const T *place, int64_t step)"
     yield "{"

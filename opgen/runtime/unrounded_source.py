@@ -38,6 +38,10 @@ FUNCTION wide_lanes rounded_lanes(wide_lanes values)
 """
 
 _LANES: Final = r"""
+#define rounded_lanes_alone(values) ((wide_lanes)(rounded_words_alone(values) & 0xffff0000))
+#define lanes_from_unrounded_alone(place) rounded_lanes_alone(*(const wide_lanes *)(place))
+#define lanes_to_unrounded_alone(place, values) \
+    (*(wide_lanes *)(place) = rounded_lanes_alone(values))
 #define lanes_from_unrounded(place) rounded_lanes(*(const wide_lanes *)(place))
 #define lanes_to_unrounded(place, values) (*(wide_lanes *)(place) = rounded_lanes(values))
 FUNCTION wide_lanes lanes_apart_unrounded(const unrounded *place, int64_t step)
