@@ -27,7 +27,7 @@ from opgen.passes.schedule import schedule
 from opgen.runtime import build, prelude
 from test_moves import TYPES, guarded
 
-ALWAYS = f"{prelude.C}\n#define FRAMED_FEWEST 1\n"
+ALWAYS = f"{prelude.C}\n#define FRAMED_FEWEST 1\n#define FRAMED_SMALL 0\n"
 FLAGS = ["", "-mno-avx512f", "-march=x86-64"]
 
 ENTRY = """
@@ -48,9 +48,9 @@ int64_t copied(T *to, const T *from, int64_t first, int64_t rank, int64_t count,
 """
 
 
-def library(kind: str, helpers: str | None = None) -> ctypes.CDLL:
+def library(kind: str, helpers: str | None = None, begin: str = ALWAYS) -> ctypes.CDLL:
     helpers = frames.helpers() if helpers is None else helpers
-    return build.library(f"{ALWAYS}{prelude.bindings(kind, 'f32', {})}{helpers}{ENTRY}")
+    return build.library(f"{begin}{prelude.bindings(kind, 'f32', {})}{helpers}{ENTRY}")
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,21 @@ def test_planes_of_several_parts(kind: str) -> None:
 )
 def test_what_is_left_to_loops(copy: Copy) -> None:
     assert copy.is_right(library("f32"), "f32") == (True, False)
+
+
+@pytest.mark.parametrize(("kind", "is_small"), [("f32", True), ("f64", True), ("bf16", False)])
+def test_small_planes_are_left_to_loops(kind: str, is_small: bool) -> None:
+    """But for those of 16 bits; past the caches less is worth it."""
+    compiled = library(kind, begin=prelude.C)
+    for bytes_, streams, is_made in (
+        (1 << 12, 0, 1),
+        (1 << 11, 0, 0),
+        (1 << 10, 1, 1),
+        (512, 1, 0),
+    ):
+        width = bytes_ // 8 // np.dtype(TYPES[kind]).itemsize
+        copy = windows((2, 8, width), (3, 3), (1, 1))
+        assert copy.is_right(compiled, kind, streams) == (True, bool(is_made) or not is_small)
 
 
 def test_tests_of_neither_and_of_more() -> None:

@@ -11,7 +11,11 @@ rows that are written as whole lines. A loop along one row could not: a row of 2
 lines, and parts of others.
 
 All else is left to loops: other steps from column to column, rows longer than such a part, tests of
-both a row and a column. So are small copies, which take no longer than a look at their axes.
+both a row and a column. So are small copies, which take no longer than a look at their axes, and
+small planes: each has to be begun, which takes as long as a kilobyte or two. Windows of 3 by 3 in
+float32 took 2.5 times as long as loops for planes of 8 by 8, and 0.8 of it for 50 by 50; windows of
+5 by 5 with planes of 28 by 28 1.2 times, and 0.66 past the caches. Loops convert elements of 16
+bits one by one: planes take 0.2 of their time, and no longer than they do for 8 by 8.
 """
 
 from __future__ import annotations
