@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from opgen.algebra.poly import Poly, poly
-from opgen.emit import moves
+from opgen.emit import frames, moves
 from opgen.emit.c_layout import broken, wrapped
 from opgen.emit.expression import Names, Printer, type_name
 from opgen.emit.function import Function, is_replaced
@@ -114,7 +114,14 @@ def entry_helpers(program: Program, orders: Orders) -> tuple[str, ...]:
         text += _CONSECUTIVE
     if any(map(moves.has_moves, program.kernels)):
         text += "\n" + moves.helpers()
+    if any(map(frames.has_frames, program.kernels)):
+        text += "\n" + frames.helpers()
     return tuple(text.rstrip().split("\n")) if text else ()
+
+
+def _may_stream(kernel: Kernel, function: Function) -> bool:
+    """Whether some way to run a kernel writes past the caches."""
+    return function.signature.streams or moves.has_moves(kernel) or frames.has_frames(kernel)
 
 
 def _copied(program: Program, orders: Orders) -> tuple[str, ...]:
@@ -140,7 +147,7 @@ def print_entry(
         {
             kernel.written
             for kernel, function in zip(program.kernels, functions, strict=True)
-            if function.signature.streams or moves.has_moves(kernel)
+            if _may_stream(kernel, function)
         }
     )
     copies = writer.copy_inputs()
@@ -198,6 +205,9 @@ class _Writer:
     def places(self, tensor: str) -> tuple[int, ...]:
         return stride_places(self.called_as, self.orders, tensor)
 
+    def stride(self, tensor: str, axis: int) -> str:
+        return f"n[{self.places(tensor)[axis]}]"
+
     def written(self) -> Iterator[tuple[str, Poly]]:
         """The tensors that kernels write, with the number of their cells."""
         for name in dict.fromkeys(kernel.written for kernel in self.program.kernels):
@@ -212,6 +222,8 @@ class _Writer:
         for kernel in self.program.kernels:
             if moves.has_moves(kernel):
                 yield from moves.sizes(kernel)
+            if frames.has_frames(kernel):
+                yield from frames.sizes(kernel)
             match kernel.only:
                 case Finite(tensor=tensor):
                     yield from self.program.operand(tensor).extents
@@ -344,7 +356,7 @@ class _Writer:
 
     def run(self, kernel: Kernel, function: Function, count: Poly, each: Poly) -> None:
         """Call a kernel, if it is one for this call."""
-        if function.signature.streams or moves.has_moves(kernel):
+        if _may_stream(kernel, function):
             self.lines.append(f"{self.arguments}.streams = {self.streams[kernel.written]};")
         if kernel.name in self.guests:
             self.lines.append(f"const struct call {self.guests[kernel.name].call} = *call;")
@@ -360,6 +372,8 @@ class _Writer:
                 self.lines.append(f"if ({pair[0]} != {pair[1]})")
         if moves.has_moves(kernel) and kernel.only is None:
             self.move(kernel)
+        if frames.has_frames(kernel) and kernel.name not in self.guests:
+            self.frames(kernel)
         count_text, work_text = self.printer.poly(count).text, self.printer.poly(each).text
         if kernel.name in self.guests:
             self.lines.append(f"if (!{self.guests[kernel.name].flag})")
@@ -417,15 +431,24 @@ class _Writer:
         for move in kernel.moves:
             name = self.scope.fresh(f"{kernel.written}_move")
             texts = [self.printer.condition(each).at(Level.EQUALITY) for each in move.conditions]
-            cells = self.printer.poly(moves.cells(move)).at(Level.RELATIONAL)
+            cells = self.printer.poly(moves.cells(move.axes)).at(Level.RELATIONAL)
             test = " && ".join([*texts, f"{cells} >= MOVE_FEWEST"])
             self.lines += broken(f"if ({test}) {{")
-
-            def stride(tensor: str, axis: int) -> str:
-                return f"n[{self.places(tensor)[axis]}]"
-
-            declared = moves.declaration(name, move, self.printer.poly, self.tensor, stride)
+            declared = moves.declaration(name, move, self.printer.poly, self.tensor, self.stride)
             self.lines += broken(f"    {declared}")
             row = moves.row(kernel, move, self.printer.poly)
             self.lines += [f"    {moved} = move_made(&{name}, {row}, &{self.arguments});", "}"]
         self.lines.append(f"if (!{moved})")
+
+    def frames(self, kernel: Kernel) -> None:
+        """Try to make a copy into frames, in front of the line that runs the kernel."""
+        framed = kernel.framed
+        assert framed is not None
+        made = self.scope.fresh(f"{kernel.written}_framed")
+        name = self.scope.fresh(f"{kernel.written}_frames")
+        cells = self.printer.poly(moves.cells(framed.axes)).at(Level.RELATIONAL)
+        declared = frames.declaration(name, framed, self.printer.poly, self.tensor, self.stride)
+        self.lines += [f"int {made} = 0;", *broken(f"if ({cells} >= FRAMED_FEWEST) {{")]
+        self.lines += broken(f"    {declared}")
+        self.lines += [f"    {made} = framed_made(&{name}, &{self.arguments});", "}"]
+        self.lines.append(f"if (!{made})")

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,13 +67,13 @@ def sizes(kernel: Kernel) -> Iterator[Poly]:
         for axis in move.axes:
             yield axis.extent
             for index in indices:
-                yield _step(index, axis)
+                yield step(index, axis)
         yield from (condition.value for condition in move.conditions)
     if kernel.row is not None:
         yield kernel.row.axis.extent
 
 
-def _step(index: Poly, axis: Axis) -> Poly:
+def step(index: Poly, axis: Axis) -> Poly:
     """What one step along an axis adds to an index that is linear in it."""
     linear = index.linear_in(symbol_atom(axis.name))
     assert linear is not None
@@ -94,9 +94,25 @@ def row(kernel: Kernel, move: Move, text: Callable[[Poly], Text]) -> str:
     return f"{number}, {text(kernel.row.axis.extent).text}"
 
 
-def cells(move: Move) -> Poly:
-    """How many cells are copied."""
-    return functools.reduce(operator.mul, (axis.extent for axis in move.axes), poly(1))
+def cells(axes: Sequence[Axis]) -> Poly:
+    """How many cells are copied along the axes."""
+    return functools.reduce(operator.mul, (axis.extent for axis in axes), poly(1))
+
+
+def offset(
+    tensor: str,
+    steps: Sequence[Poly],
+    text: Callable[[Poly], Text],
+    stride: Callable[[str, int], str],
+) -> str:
+    """How far apart two cells of a tensor are whose indices are so far apart."""
+    parts = []
+    for axis, each in enumerate(steps):
+        if each == 0:
+            continue
+        factor = "" if each == 1 else f"{text(each).at(Level.MULTIPLICATIVE)} * "
+        parts.append(factor + stride(tensor, axis))
+    return " + ".join(parts) or "0"
 
 
 def declaration(
@@ -108,26 +124,19 @@ def declaration(
 ) -> str:
     """A `struct move` of that name; `address` and `stride` print those of tensors."""
     start = {axis.name: poly(0) for axis in move.axes}
-
-    def offset(tensor: str, steps: list[Poly]) -> str:
-        parts = []
-        for axis, step in enumerate(steps):
-            if step == 0:
-                continue
-            factor = "" if step == 1 else f"{text(step).at(Level.MULTIPLICATIVE)} * "
-            parts.append(factor + stride(tensor, axis))
-        return " + ".join(parts) or "0"
-
     sides = ((move.store.tensor, move.store.indices), (move.load.tensor, move.load.indices))
     firsts = []
     for tensor, indices in sides:
-        first = offset(tensor, [index.substitute(start) for index in indices])
+        first = offset(tensor, [index.substitute(start) for index in indices], text, stride)
         kind = "(T *)" if tensor == move.store.tensor else "(const T *)"
         place = f"{kind}{address(tensor)}"
         firsts.append(place if first == "0" else f"{place} + {first}")
     axes = []
     for axis in move.axes:
-        steps = (offset(tensor, [_step(i, axis) for i in indices]) for tensor, indices in sides)
+        steps = (
+            offset(tensor, [step(index, axis) for index in indices], text, stride)
+            for tensor, indices in sides
+        )
         axes.append(f"{{{', '.join((text(axis.extent).text, *steps))}}}")
     return f"struct move {name} = {{{', '.join(firsts)}, {len(axes)}, {{{', '.join(axes)}}}}};"
 

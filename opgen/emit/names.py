@@ -53,7 +53,7 @@ memset exit abort assert signal index aligned_alloc
 """
 _OURS: Final = re.compile(
     r"(opgen|from|to|floor_div|least|greatest|modular_inverse|atomic|rows_of|across_of|along_of"
-    r"|lanes|move|MOVE|in|inside|GOMP|omp|pthread|T|real|wide|f16|bf16|f32|f64|b8|u8|i8|i16|i32|i64)(_|$)"
+    r"|lanes|move|MOVE|framed|FRAMED|in|inside|GOMP|omp|pthread|T|real|wide|f16|bf16|f32|f64|b8|u8|i8|i16|i32|i64)(_|$)"
 )
 
 _FUNCTION_PREFIXES: Final = re.compile(

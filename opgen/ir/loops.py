@@ -365,6 +365,25 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Framed:
+    """A copy into frames of zeros: `store` at every point of the axes, or zero where a test fails.
+
+    Its value is a load of the same element type. All indices and what is tested are linear in the
+    axes.
+    """
+
+    axes: tuple[Axis, ...]
+    store: Store
+    tests: tuple[Inside, ...]
+
+    @property
+    def load(self) -> Load:
+        """What is copied."""
+        assert isinstance(self.store.value, Load)
+        return self.store.value
+
+
+@dataclass(frozen=True, slots=True)
 class Guest:
     """When the points of another kernel may run: within a loop of this one.
 
@@ -396,9 +415,9 @@ class Kernel:
     all of a stretch at once.
 
     `written` is the tensor it writes, `also` are others; `prologue` holds what is the same for
-    every point; `spec` are the spec lines it computes. A `contraction`, `moves`, a `plane`
-    and `sums` are other ways to do the same. A `guest` is the kernel right before this one, which
-    may run within it instead.
+    every point; `spec` are the spec lines it computes. A `contraction`, `moves`, `framed`, a
+    `plane` and `sums` are other ways to do the same. A `guest` is the kernel right before this one,
+    which may run within it instead.
     """
 
     name: str
@@ -414,6 +433,7 @@ class Kernel:
     unless: Planes | Blocks | None = None
     contraction: Contraction | None = None
     moves: tuple[Move, ...] = ()
+    framed: Framed | None = None
     plane: Plane | None = None
     sums: PlaneSums | None = None
     also: tuple[str, ...] = ()

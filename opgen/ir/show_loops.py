@@ -64,6 +64,9 @@ def show_kernel(kernel: Kernel) -> str:
         axes = ", ".join(f"{axis.name} < {axis.extent}" for axis in move.axes)
         where = " and ".join(map(str, move.conditions))
         lines.append(f"    or as a copy along {axes}" + (f" if {where}" if where else ""))
+    if kernel.framed is not None:
+        axes = ", ".join(f"{axis.name} < {axis.extent}" for axis in kernel.framed.axes)
+        lines.append(f"    or as a copy into frames along {axes}")
     if kernel.contraction is not None:
         lines += _contraction(kernel.contraction)
     lines += _nodes(kernel.body, "      ")

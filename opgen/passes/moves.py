@@ -133,13 +133,13 @@ def _move(
             axes = (*axes[:at], *digits.axes, *axes[at + 1 :])
             store = digits.applied(store)
     assert isinstance(store.value, Load)
-    if not all(_is_plain(tensor, program) for tensor in (store.tensor, store.value.tensor)):
+    if not all(is_plain(tensor, program) for tensor in (store.tensor, store.value.tensor)):
         return None
     names = [axis.name for axis in axes]
-    if not all(_is_linear(index, names, known) for index in _indices(store)):
+    if not all(is_linear(index, names, known) for index in _indices(store)):
         return None
     sizes = [*(axis.extent for axis in axes), *(each.value for each in conditions)]
-    return Move(axes, store, conditions) if all(_is_known(each, known) for each in sizes) else None
+    return Move(axes, store, conditions) if all(is_known(each, known) for each in sizes) else None
 
 
 def _mapped(store: Store, change: Callable[[Poly], Poly]) -> Store:
@@ -153,7 +153,7 @@ def _indices(store: Store) -> tuple[Poly, ...]:
     return (*store.indices, *store.value.indices)
 
 
-def _is_plain(tensor: str, program: Program) -> bool:
+def is_plain(tensor: str, program: Program) -> bool:
     """Whether it is a tensor that is always there, with elements of the call's type."""
     operand = next((each for each in program.operands if each.name == tensor), None)
     return (
@@ -164,17 +164,18 @@ def _is_plain(tensor: str, program: Program) -> bool:
     )
 
 
-def _is_linear(index: Poly, names: Sequence[str], known: frozenset[str]) -> bool:
+def is_linear(index: Poly, names: Sequence[str], known: frozenset[str]) -> bool:
     """Whether the index is a sum of constants of a call, each times one of the names, and one."""
     for name in names:
         linear = index.linear_in(symbol_atom(name))
-        if linear is None or not _is_known(linear[0], known):
+        if linear is None or not is_known(linear[0], known):
             return False
         index = linear[1]
-    return _is_known(index, known)
+    return is_known(index, known)
 
 
-def _is_known(value: Poly, known: frozenset[str]) -> bool:
+def is_known(value: Poly, known: frozenset[str]) -> bool:
+    """Whether a value is a formula of constants of a call."""
     loaded = any(atom.kind is Kind.LOAD for atom in value.all_atoms())
     return value.symbols <= known and not loaded
 

@@ -51,6 +51,7 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import symbols_of, test_symbols
 from opgen.ir.notation import Reducer
+from opgen.passes.frames import frames_of
 from opgen.passes.gather import fresh_name
 from opgen.passes.groups import grouped
 from opgen.passes.innermost import with_sum_innermost
@@ -92,7 +93,8 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
     if not kernel.is_deterministic or not kernel.axes:
         return kernel
     kernel = replace(kernel, body=direct(kernel.body))
-    kernel = replace(kernel, moves=moves_of(kernel, program))
+    framed = frames_of(kernel, program)
+    kernel = replace(kernel, moves=moves_of(kernel, program), framed=framed)
     choice = choose(kernel)
     if choice.way is Way.POINTS:
         moved = with_sum_innermost(kernel, functools.partial(walks, kernel))

@@ -74,7 +74,7 @@ def _rounding(kernel: Kernel, names: Collection[str]) -> Kernel:
     """A kernel that is no copy of elements as they are, if they have to be rounded."""
     if uses(kernel).tensors.isdisjoint(names):
         return kernel
-    return _stored_together(replace(kernel, moves=()), names)
+    return _stored_together(replace(kernel, moves=(), framed=None), names)
 
 
 _MOST_STORES: Final = 4

@@ -6,8 +6,9 @@ from typing import Final
 
 CALL: Final = r"""
 /* What a call is made with, whether the kernel that runs writes past the caches, and the copy that
-   is made instead of one, if any. A task runs the points [begin, end). */
+   is made instead of one, if any: one of two kinds. A task runs the points [begin, end). */
 struct move;
+struct framed;
 struct call {
     void *const *tensors;
     const int64_t *integers;
@@ -16,6 +17,7 @@ struct call {
     int streams;
     const struct move *move;
     const struct call *guest;
+    const struct framed *framed;
 };
 typedef void (*task)(int64_t begin, int64_t end, const struct call *call);
 """
