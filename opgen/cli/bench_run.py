@@ -51,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
         plan = _plan(options, rows)
         _look_at_files(options)
         started = time.strftime("%Y-%m-%d %H:%M:%S")
-        # On a GPU PyTorch's allocator keeps what was freed, and every process would begin anew. That
-        # costs seconds where torch.compile takes part, too much of the two minutes of quick mode.
+        # On a GPU PyTorch's allocator keeps what was freed in any case. To begin anew costs seconds
+        # where torch.compile takes part: too much of the two minutes of quick mode.
         alone = options.spec is None and not plan.quick and plan.device.type == "cpu"
         measured = measure_alone if alone else measure
         growths = _grown(plan, measured, console) if options.growth else []
