@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from bench_rows import CPU, double, small
+from opgen.__main__ import main
 from opgen.bench.calls import OPGEN
 from opgen.bench.faults import BenchError, DisagreementError
 from opgen.bench.measure import Result
@@ -80,3 +83,14 @@ def test_a_row_that_fails_once_more_keeps_its_first_figures() -> None:
 
     with pytest.raises(DisagreementError):
         list(run_again(plan, [noisy], disagreeing))
+
+
+def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.json"
+    arguments = ["bench", "--tiny", "--apart", "--forward", "--rows", "nearest [[]8,2048,8,8]"]
+    assert main([*arguments, "--json", str(path)]) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["name"] == ROW.name and OPGEN in row["times"]
+    capsys.readouterr()
+    assert main(["bench", "--apart", "my.op", "--shape", "x=3"]) == 2
+    assert "--apart is for the rows of the benchmark" in capsys.readouterr().err

@@ -8,8 +8,7 @@ from typing import Final
 
 DESCRIPTION = """\
 Times ops of opgen beside the formulations of PyTorch's users, the best eager ones known, and the
-limit of the machine, call by call in turn, each row in one process. All must agree before they are
-timed.
+limit of the machine, call by call in turn in one process. All must agree before they are timed.
 With SPEC an op of your own is measured the same way.
 """
 _DTYPES: Final = ("float32", "float64", "float16", "bfloat16")
@@ -27,6 +26,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     rows.add_argument("--quick", action="store_true", help="some of them, within two minutes")
     rows.add_argument("--compile", metavar="PATTERN", help="rows in which torch.compile takes part")
     rows.add_argument("--tiny", action="store_true", help="try the runner: times mean nothing")
+    rows.add_argument("--apart", action="store_true", help="each in a process of its own")
     mine = parser.add_argument_group("an op of your own")
     mine.add_argument("--op", help="which one, if the spec has several")
     mine.add_argument(

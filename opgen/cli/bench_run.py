@@ -51,10 +51,7 @@ def run(options: argparse.Namespace) -> int:
         plan = _plan(options, rows)
         _look_at_files(options)
         started = time.strftime("%Y-%m-%d %H:%M:%S")
-        # On a GPU PyTorch's allocator keeps what was freed in any case. To begin anew costs seconds
-        # where torch.compile takes part: too much of the two minutes of quick mode.
-        alone = options.spec is None and not plan.quick and plan.device.type == "cpu"
-        measured = measure_alone if alone else measure
+        measured = measure_alone if options.apart else measure
         growths = _grown(plan, measured, console) if options.growth else []
         outcomes = [] if options.growth else _measured(plan, measured, console)
         about = {"started": started, "command": _command(sys.argv[1:])}
@@ -95,6 +92,8 @@ def _part(options: argparse.Namespace) -> str:
 # ---------------------------------------------------------------------------- what is asked for
 def _rows(options: argparse.Namespace) -> tuple[Row, ...]:
     if options.spec is not None:
+        if options.apart:
+            raise BenchError("--apart is for the rows of the benchmark: your op is the only row")
         return (own.row(_own(options)),)
     if options.against or options.shape:
         raise BenchError("--shape and --against are for an op of your own: name its SPEC")
