@@ -3,12 +3,12 @@
 What earlier rows left decides whether the C library has memory for a result or asks the system for
 new pages, and both states are there in programs. After a hundred other rows most memory is there,
 and kernels are what is compared: depthwise 5x5 with padding 4 was at 0.9. Alone, new pages are most
-of the time, and whose results meet them is much of the ratio: the same row was at 2.1, ten layers of
-depthwise convolutions at 0.7 in place of 1.6. So all rows share one process unless it is asked
+of the time, and whose results meet them is much of the ratio: the same row was at 2.1, ten layers
+of depthwise convolutions at 0.7 in place of 1.6. So all rows share one process unless it is asked
 otherwise, which also takes half the time.
 
-A row that crashes ends nothing but itself. The processes are forked from one that has loaded PyTorch
-and has no threads yet.
+A row that crashes ends nothing but itself. The processes are forked from one that has loaded
+PyTorch and has no threads yet.
 """
 
 from __future__ import annotations
