@@ -155,14 +155,6 @@ def transposed() -> Any:
     return opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def image(*shape: int, dtype: torch.dtype) -> Tensor:
     """A random image in channels-last format."""
     generator = torch.Generator().manual_seed(sum(shape))

@@ -103,8 +103,8 @@ class Cells:
     def picked(self) -> Iterator[Picked]:
         """The elements that it is made of."""
         for term in self.terms:
-            yield from _picked(term.value)
-        yield from _picked(self.value)
+            yield from picked_in(term.value)
+        yield from picked_in(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +151,14 @@ class PlaneSums:
     terms: tuple[tuple[str, Term], ...]
 
 
-def _picked(vector: Vector) -> Iterator[Picked]:
+def picked_in(vector: Vector) -> Iterator[Picked]:
+    """Every part of a vector that is picked out of a plane."""
     match vector:
         case Picked():
             yield vector
         case Joined(arguments=arguments):
             for argument in arguments:
-                yield from _picked(argument)
+                yield from picked_in(argument)
         case Same() | Each() | Total():
             return
 

@@ -48,12 +48,12 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.notation import Reducer
-from opgen.ir.plane import LANES, Joined, Picked, PlaneSums, Same, Term, Vector, sources
+from opgen.ir.plane import LANES, Joined, Picked, PlaneSums, Same, Term, Vector, picked_in, sources
 from opgen.passes.blocks import OPERATORS
 from opgen.passes.gather import fresh_name
 from opgen.passes.group_sums import MOST_SUMS
 from opgen.passes.plane_cells import known_dims, place_of, plane_sizes, sum_terms
-from opgen.passes.planes import is_generic
+from opgen.passes.planes import is_generic, loads_in
 
 MOST_STEPS: Final = 400
 """The most instructions of a round, about: those of 16 by 16 have 322 for windows of 3 by 3. Those
@@ -94,9 +94,7 @@ def _with_sums(kernel: Kernel, program: Program) -> Kernel | None:
     terms = _terms(loop, program)
     if terms is None:
         return None
-    if len(dict(terms)) <= MOST_SUMS:
-        return None
-    picked = [each for _, term in terms for each in _picked(term.value)]
+    picked = [each for _, term in terms for each in picked_in(term.value)]
     if sum(sum(term.present) for _, term in terms) <= max(
         (each.size for each in picked), default=0
     ):
@@ -152,8 +150,10 @@ def _terms(loop: For, program: Program) -> tuple[tuple[str, Term], ...] | None:
     """What a round adds up, in the way that takes the fewest steps; None if there is none."""
     nodes = tuple(walk(loop.body))
     names = dict.fromkeys(node.accumulator for node in nodes if isinstance(node, Accumulate))
+    if len(names) <= MOST_SUMS:
+        return None
     # Each round has a term, a lane of a step at best: planes of many are not looked at to the end.
-    most = MOST_STEPS * LANES // max(len(names), 1)
+    most = MOST_STEPS * LANES // len(names)
     scalars: dict[str, tuple[Scalar, ...]] = {}
     for name in names:
         found = sum_terms(loop.body, name, most)
@@ -187,7 +187,7 @@ def _along(
     for name, values in scalars.items():
         places = placed[name] = {}
         for value in values:
-            found = [load for load in _loads(value) if load.tensor == tensor]
+            found = [load for load in loads_in(value) if load.tensor == tensor]
             place = place_of(found[0], program) if len(found) == 1 else None
             if place is None or place[1] in places:
                 return None
@@ -283,30 +283,8 @@ def _filled(places: Sequence[int | None]) -> tuple[int, ...]:
 def _steps(term: Term) -> int:
     """About how many instructions a term takes."""
     total = 1 + (not all(term.present))
-    for picked in _picked(term.value):
+    for picked in picked_in(term.value):
         in_order = list(picked.places) == list(range(picked.places[0], picked.places[0] + LANES))
         count = len(sources(picked))
         total += 0 if in_order and count == 1 else max(count - 1, 1)
     return total
-
-
-def _picked(vector: Vector) -> Iterator[Picked]:
-    match vector:
-        case Picked():
-            yield vector
-        case Joined(arguments=arguments):
-            for argument in arguments:
-                yield from _picked(argument)
-        case _:
-            return
-
-
-def _loads(value: Scalar) -> Iterator[Load]:
-    match value:
-        case Load():
-            yield value
-        case Call(arguments=arguments):
-            for argument in arguments:
-                yield from _loads(argument)
-        case _:
-            return

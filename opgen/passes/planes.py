@@ -228,7 +228,7 @@ class _Vectors:
         """What a value depends on."""
         found = self.known.get(id(value))
         if found is None:
-            loads = any(load.tensor not in self.tables for load in _loads(value))
+            loads = any(load.tensor not in self.tables for load in loads_in(value))
             found = self.known[id(value)] = _Parts(loads, _results(value))
         return found
 
@@ -240,7 +240,7 @@ class _Vectors:
 
     def loads(self, value: Scalar) -> Iterator[Load]:
         """The elements of tensors that a value depends on."""
-        return (load for load in _loads(value) if load.tensor not in self.tables)
+        return (load for load in loads_in(value) if load.tensor not in self.tables)
 
     def cells(self, first: int, cells: Sequence[Cell]) -> Cells | None:
         """Cells side by side, in the way that takes the fewest steps; None if there is none."""
@@ -279,7 +279,7 @@ class _Vectors:
         """Which elements of a tensor a term loads."""
         return tuple(
             index.constant
-            for load in _loads(term)
+            for load in loads_in(term)
             if load.tensor == tensor
             for index in load.indices
         )
@@ -382,16 +382,17 @@ def _filled(values: Sequence[Scalar | None], given: Scalar) -> list[Scalar]:
     return filled
 
 
-def _loads(value: Scalar) -> Iterator[Load]:
+def loads_in(value: Scalar) -> Iterator[Load]:
+    """Every load of a value, in order, repeats included."""
     match value:
         case Load():
             yield value
         case Call(arguments=arguments):
             for argument in arguments:
-                yield from _loads(argument)
+                yield from loads_in(argument)
         case Choose(then=then, otherwise=otherwise):
-            yield from _loads(then)
-            yield from _loads(otherwise)
+            yield from loads_in(then)
+            yield from loads_in(otherwise)
         case Number() | Argument() | Integer() | Result():
             return
 
