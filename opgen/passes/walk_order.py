@@ -14,8 +14,8 @@ takes 0.57 of the time and bfloat16 0.7, on one thread; for those in the caches 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, symbol_atom
@@ -48,30 +48,66 @@ def in_walk_order(kernel: Kernel) -> Kernel:
     return replace(kernel, axes=_few_in_turn(kernel, axes))
 
 
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What a point of a copy reads and writes in a pass over its row: one row for each of both."""
+
+    loads: frozenset[tuple[Poly, ...]]
+    stores: tuple[tuple[Poly, ...], ...]
+
+
 def _few_in_turn(kernel: Kernel, axes: Sequence[Axis]) -> tuple[Axis, ...]:
-    """The axes of a copy of several rows at a point, with few of them in turn."""
-    node = kernel.body[0] if len(kernel.body) == 1 else None
-    if not isinstance(node, Lanes) or node.lower or node.upper or kernel.row is None:
+    """The axes of a copy of several rows at a point, with few of them in turn.
+
+    Axes inside of that of the rows choose further rows, so as many are in turn as they have points:
+    where that is too many, they go outside.
+    """
+    found = _copied(kernel)
+    at = None if found is None else _axis_of_rows(kernel, found, axes)
+    if found is None or at is None:
         return tuple(axes)
-    stores = [each for each in node.body if isinstance(each, Store)]
-    loads = {each.value.indices for each in stores if isinstance(each.value, Load)}
-    if len(stores) < len(node.body) or not 1 < len(loads) == len(stores):
+    read = _symbols(found.loads)
+    inner = [axis for axis in axes[at + 1 :] if axis.name in read]
+    others = [axis for axis in axes[at + 1 :] if axis.name not in read]
+    columns = _symbols(store[-1:] for store in found.stores)
+    if any(axis.name in columns or not axis.extent.is_constant for axis in inner):
         return tuple(axes)
-    names, below = [axis.name for axis in axes], {each[-2:-1] for each in loads}
-    row = below.pop()[0].symbol if len(below) == 1 and () not in below else None
-    if row not in names or any(_step(each[-1], kernel.row.axis.name) != 1 for each in loads):
+    in_turn = len(found.loads) * math.prod(axis.extent.constant for axis in inner)
+    if not inner or in_turn < FEWEST_IN_TURN:
         return tuple(axes)
-    at = names.index(row)
-    used = frozenset[str]().union(*(index.symbols for each in loads for index in each))
-    within = frozenset[str]().union(*(each.indices[-1].symbols for each in stores))
-    inner = [axis for axis in axes[at + 1 :] if axis.name in used]
-    if any(axis.name in within or not axis.extent.is_constant for axis in inner):
-        return tuple(axes)
-    count = len(loads) * math.prod(axis.extent.constant for axis in inner)
-    if not inner or count < FEWEST_IN_TURN:
-        return tuple(axes)
-    others = [axis for axis in axes[at + 1 :] if axis.name not in used]
     return (*axes[:at], *inner, axes[at], *others)
+
+
+def _copied(kernel: Kernel) -> _Copied | None:
+    """The rows of a kernel that copies several whole ones at a point; None where it does not."""
+    node = kernel.body[0] if len(kernel.body) == 1 else None
+    if not isinstance(node, Lanes) or node.lower or node.upper:
+        return None
+    stores = [each for each in node.body if isinstance(each, Store)]
+    loads = frozenset(each.value.indices for each in stores if isinstance(each.value, Load))
+    only_stores = len(stores) == len(node.body)
+    each_reads_its_own = len(loads) == len(stores)
+    if not only_stores or not each_reads_its_own or len(loads) < 2:
+        return None
+    return _Copied(loads, tuple(each.indices for each in stores))
+
+
+def _axis_of_rows(kernel: Kernel, copied: _Copied, axes: Sequence[Axis]) -> int | None:
+    """Where the axis is that chooses a row of every image; None where there is no such axis.
+
+    What is read must be whole rows of the kernel.
+    """
+    assert kernel.row is not None
+    rows = {load[-2] if len(load) > 1 else None for load in copied.loads}
+    row = rows.pop() if len(rows) == 1 else None
+    if row is None or any(_step(load[-1], kernel.row.axis.name) != 1 for load in copied.loads):
+        return None
+    names = [axis.name for axis in axes]
+    return names.index(row.symbol) if row.symbol in names else None
+
+
+def _symbols(accesses: Iterable[Iterable[Poly]]) -> frozenset[str]:
+    return frozenset[str]().union(*(index.symbols for each in accesses for index in each))
 
 
 def _place(axes: Sequence[Axis], name: str) -> int:
