@@ -14,18 +14,19 @@ PyTorch and has no threads yet.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import multiprocessing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import BaseContext
-from typing import Final, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import torch
 
 from opgen.bench.faults import BenchError
 from opgen.bench.measure import Result, measure
-from opgen.bench.row import Direction, Row, Shape, Workload, text
+from opgen.bench.row import Row, Shape, Workload, text
 from opgen.bench.rows import every_row
 
 _Given = ParamSpec("_Given")
@@ -62,37 +63,36 @@ def in_its_own(
             raise BenchError("its process died: killed, or it crashed") from error
 
 
-def measure_alone(
-    row: Row,
-    direction: Direction,
-    device: torch.device,
-    *,
-    shape: Shape | None = None,
-    compiled: bool = False,
-    only: str | None = None,
-    budget: float = 2.0,
-) -> Result:
-    """`measure`, for a row of the benchmark, in a process of its own.
+def _alone(
+    measured: Callable[Concatenate[Row, _Given], Result],
+) -> Callable[Concatenate[Row, _Given], Result]:
+    """What measures a row of the benchmark, in a process of its own.
 
     Raises what it does, and BenchError if the process dies.
     """
-    given = {"shape": shape, "compiled": compiled, "only": only, "budget": budget}
-    found = in_its_own(_measured, row.name, direction, device, given)
-    return dataclasses.replace(found, row=row)
+
+    def alone(row: Row, /, *arguments: _Given.args, **named: _Given.kwargs) -> Result:
+        found = in_its_own(functools.partial(_found, measured, row.name, *arguments, **named))
+        return dataclasses.replace(found, row=row)
+
+    return alone
 
 
-def _measured(
+def _found(
+    measured: Callable[Concatenate[Row, _Given], Result],
     name: str,
-    direction: Direction,
-    device: torch.device,
-    given: Mapping[str, object],
+    *arguments: _Given.args,
+    **named: _Given.kwargs,
 ) -> Result:
-    """`measure` of the row with a name, whose `make` cannot be pickled and stays here."""
+    """The result of the row with a name, whose `make` cannot be pickled and stays here."""
     row = next(row for row in every_row() if row.name == name)
-    found = measure(row, direction, device, **given)  # type: ignore[arg-type]
+    found = measured(row, *arguments, **named)
     return dataclasses.replace(found, row=dataclasses.replace(row, make=_left_behind))
 
 
 def _left_behind(shape: Shape, device: torch.device) -> Workload:
     """What a row that came from another process has for its `make`."""
     raise AssertionError(f"a row at {text(shape)} on {device} is made from its name")
+
+
+measure_alone = _alone(measure)
