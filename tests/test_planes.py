@@ -18,6 +18,7 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
+from opgen.algebra.poly import Poly, poly, symbol
 from opgen.compiler import check_source, read_source, special_source
 from opgen.emit.planes import AHEAD
 from opgen.errors import Source
@@ -27,6 +28,7 @@ from opgen.ir.notation import Op
 from opgen.ir.plane import LANES, Each, Joined, Picked, Plane, Same, Term, Total, Vector, sources
 from opgen.passes.differentiate import derivative
 from opgen.passes.gather import gather
+from opgen.passes.plane_cells import place_of
 from opgen.passes.planes import with_plane_kernels
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import specialise
@@ -287,6 +289,18 @@ def test_the_copy_they_nearly_are_has_one() -> None:
     text = "op near(x[N,8,8]) -> y[N,8,8]\n  y[n,h,w] = x[n,w,h] * 2\n"
     (op,) = check_source(Source(text, "near.op"))
     assert plane_of(cells_of(op, {})) is not None
+
+
+def test_elements_outside_of_a_plane_have_no_place() -> None:
+    (op,) = check_source(Source("op copy(x[N,3,5]) -> y[N,3,5]\n  y[n,h,w] = x[n,h,w]\n", "c.op"))
+    program = cells_of(op, {})
+    n = symbol("n")
+
+    def place(*indices: int | Poly) -> object:
+        return place_of(Load("x", (n, *map(poly, indices))), program)
+
+    assert place(2, 4) == ((n,), 14)
+    assert [place(*at) for at in ((3, 0), (0, 5), (-1, 0), (0, -1), (n, 0))] == [None] * 5
 
 
 def test_the_same_input_gives_the_same_bytes() -> None:

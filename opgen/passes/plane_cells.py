@@ -108,8 +108,11 @@ def plane_cells(kernel: Kernel, program: Program) -> PlaneCells | None:
         for point in itertools.product(*ranges):
             values = {axis.name: _number(at) for axis, at in zip(axes, point, strict=True)}
             store, cell = reader.cell(kernel.body, values)
+            place = _flat_place(store.indices[len(indices) - dims :], sizes)
+            if place is None:
+                return None
             places.add(store.indices[: len(indices) - dims])
-            cells[flat_place(store.indices[len(indices) - dims :], sizes)] = cell
+            cells[place] = cell
             if max(reader.terms, len(cell.terms) * count) > MOST_TERMS:
                 return None
     except _UnknownError:
@@ -166,10 +169,8 @@ def place_of(load: Load, program: Program) -> tuple[tuple[Poly, ...], int] | Non
     """The plane that an element is of, and its place in it; None where these are not known."""
     dims = known_dims(program, load.tensor)
     outer = load.indices[: len(load.indices) - dims]
-    inner = load.indices[len(outer) :]
-    if not dims or not all(index.is_constant for index in inner):
-        return None
-    return outer, flat_place(inner, plane_sizes(program, load.tensor))
+    place = _flat_place(load.indices[len(outer) :], plane_sizes(program, load.tensor))
+    return None if not dims or place is None else (outer, place)
 
 
 def plane_sizes(program: Program, tensor: str) -> tuple[int, ...]:
@@ -178,12 +179,12 @@ def plane_sizes(program: Program, tensor: str) -> tuple[int, ...]:
     return tuple(extent.constant for extent in extents[len(extents) - dims :])
 
 
-def flat_place(indices: Sequence[Poly], sizes: Sequence[int]) -> int:
-    """The place in a plane of those sizes; an index that is not known or not inside is refused."""
+def _flat_place(indices: Sequence[Poly], sizes: Sequence[int]) -> int | None:
+    """The place in a plane of those sizes; None where an index is not known, or not inside."""
     place = 0
     for index, size in zip(indices, sizes, strict=True):
         if not index.is_constant or not 0 <= index.constant < size:
-            raise _UnknownError
+            return None
         place = place * size + index.constant
     return place
 
