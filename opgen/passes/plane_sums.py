@@ -53,7 +53,7 @@ from opgen.passes.blocks import OPERATORS
 from opgen.passes.gather import fresh_name
 from opgen.passes.group_sums import MOST_SUMS
 from opgen.passes.plane_cells import known_dims, place_of, plane_sizes, sum_terms
-from opgen.passes.planes import is_generic, loads_in
+from opgen.passes.planes import filled, is_generic, loads_in
 
 MOST_STEPS: Final = 400
 """The most instructions of a round, about: those of 16 by 16 have 322 for windows of 3 by 3. Those
@@ -265,19 +265,9 @@ def _elements(
     picked = Picked(
         Load(tensor, (*outer.pop(), *[poly(0)] * len(sizes))),
         sizes,
-        tuple(range(begin, begin + LANES)) if tensor == along else _filled(places),
+        tuple(range(begin, begin + LANES)) if tensor == along else tuple(filled(places)),
     )
     return picked if picked.size >= LANES and len(sources(picked)) <= MOST_SOURCES else None
-
-
-def _filled(places: Sequence[int | None]) -> tuple[int, ...]:
-    """The places with those of neighbours where there are none."""
-    given = next(place for place in places if place is not None)
-    filled = []
-    for place in places:
-        given = given if place is None else place
-        filled.append(given)
-    return tuple(filled)
 
 
 def _steps(term: Term) -> int:

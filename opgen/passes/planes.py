@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from opgen.algebra.poly import Poly, poly
 from opgen.ir.loops import (
@@ -81,6 +81,7 @@ SMALL: Final = LANES
 """Planes of fewer elements are loaded one by one."""
 
 _GENERIC: Final = frozenset({DType.SAME, DType.FLOAT})
+_OfLane = TypeVar("_OfLane")
 
 
 def with_plane_kernels(plain: Program, program: Program) -> Program:
@@ -288,9 +289,7 @@ class _Vectors:
         terms = []
         for values in order:
             present = tuple(value is not None for value in values)
-            given = next(value for value in values if value is not None)
-            filled = _filled(values, given)
-            vector = self.vector(filled)
+            vector = self.vector(filled(values))
             if vector is None:
                 return None
             terms.append(Term(vector, present))
@@ -373,13 +372,17 @@ def _by_key(
     return [[own.get(key) for own in found] for key in ordered]
 
 
-def _filled(values: Sequence[Scalar | None], given: Scalar) -> list[Scalar]:
-    """What lanes without a term do: the same as a neighbour, which changes nothing of theirs."""
-    filled = []
+def filled(values: Sequence[_OfLane | None]) -> list[_OfLane]:
+    """Something for every lane: those without a term do as a neighbour, which changes nothing.
+
+    Some lane must have one.
+    """
+    last = next(value for value in values if value is not None)
+    found = []
     for value in values:
-        given = given if value is None else value
-        filled.append(given)
-    return filled
+        last = last if value is None else value
+        found.append(last)
+    return found
 
 
 def loads_in(value: Scalar) -> Iterator[Load]:
