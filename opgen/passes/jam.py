@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.condition import Condition, Relation
-from opgen.algebra.poly import Kind, Poly, maximum, minimum, poly, symbol, symbol_atom
+from opgen.algebra.poly import Poly, maximum, minimum, poly, symbol, symbol_atom
 from opgen.ir.loop_parts import loads_of, visit
 from opgen.ir.loops import Axis, Define, For, If, Kernel, Load, Node, Scalar, Store, walk
 from opgen.ir.map_loops import map_nodes, polynomials, renamed
-from opgen.passes.moving_loops import counted, step
+from opgen.passes.moving_loops import counted, divisors, step
 
 LARGEST: Final = 8
 """The most values of an index for which the body is copied."""
@@ -116,9 +116,7 @@ def _divisors(body: Body, name: str, of_loops: bool) -> Iterator[int]:
             case _:
                 found += polynomials(node)
     for value in found:
-        for atom in value.substitute(values).all_atoms():
-            if atom.kind is Kind.FLOOR_DIV and name in atom.symbols and atom.args[1].is_constant:
-                yield atom.args[1].constant
+        yield from divisors(value.substitute(values), name)
 
 
 # ---------------------------------------------------------------------------- interleaved cells

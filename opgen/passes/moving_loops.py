@@ -56,8 +56,7 @@ def step(loop: For, name: str, values: Mapping[str, Poly]) -> int:
     """
     for first in _quotients(loop.lower, name, values):
         for last in _quotients(loop.upper, name, values):
-            divisors = {*_divisors(first, name), *_divisors(last, name)}
-            found = math.lcm(*divisors)
+            found = math.lcm(*divisors(first, name), *divisors(last, name))
             if found > FURTHEST:
                 continue
             cells = (symbol(name) * found + remainder for remainder in range(found))
@@ -70,10 +69,11 @@ def step(loop: For, name: str, values: Mapping[str, Poly]) -> int:
 def _quotients(bounds: tuple[Poly, ...], name: str, values: Mapping[str, Poly]) -> Iterator[Poly]:
     """The bounds that are quotients of the index, and as such not linear in it."""
     known = (bound.substitute(values) for bound in bounds)
-    return (bound for bound in known if any(True for _ in _divisors(bound, name)))
+    return (bound for bound in known if any(True for _ in divisors(bound, name)))
 
 
-def _divisors(value: Poly, name: str) -> Iterator[int]:
+def divisors(value: Poly, name: str) -> Iterator[int]:
+    """The constants that something which depends on an index is divided by."""
     for atom in value.all_atoms():
         if atom.kind is Kind.FLOOR_DIV and name in atom.symbols and atom.args[1].is_constant:
             yield atom.args[1].constant
