@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import ZERO, Poly, symbol
-from opgen.ir.loop_parts import accumulators_of, loads_of, uses
+from opgen.ir.loop_parts import accumulators_of, loads_of, read_by, uses
 from opgen.ir.loops import (
     Accumulate,
     Axis,
@@ -92,7 +92,7 @@ def _are_independent(program: Program, kernels: Sequence[Kernel], one: int, two:
     others = [each for each in kernels if each not in both]
     written = [tensor for kernel in others for tensor in kernel.all_written]
     wide = {name for each in program.workspaces for name in (each.name, each.output)}
-    read = {name for kernel in kernels for name in _read(kernel)}
+    read = read_by(*kernels)
     between = kernels[min(one, two) + 1 : max(one, two)]
     changed = {tensor for kernel in between for tensor in kernel.all_written}
     return (
@@ -100,7 +100,7 @@ def _are_independent(program: Program, kernels: Sequence[Kernel], one: int, two:
         and len(set(own)) == len(own)
         and wide.isdisjoint(own)
         and set(own).isdisjoint((*written, *read))
-        and changed.isdisjoint(_read(kernels[min(one, two)]))
+        and changed.isdisjoint(read_by(kernels[min(one, two)]))
     )
 
 
@@ -114,11 +114,6 @@ def _is_plain(kernel: Kernel) -> bool:
         and not kernel.local
         and not uses(kernel).faults
     )
-
-
-def _read(kernel: Kernel) -> frozenset[str]:
-    loads = (load.tensor for load in loads_of(walk(kernel.body)))
-    return uses(kernel).loaded.union(loads)
 
 
 def _joined(program: Program, sums: Kernel, other: Kernel) -> Kernel | None:
@@ -154,7 +149,7 @@ def _of_same_loops(program: Program, sums: Kernel, other: Kernel) -> Kernel | No
 
 def _have_one_type(program: Program, *kernels: Kernel) -> bool:
     """Whether all elements are of the type of the call: parts of sums lie in one array."""
-    names = {name for each in kernels for name in (*each.all_written, *_read(each))}
+    names = {name for each in kernels for name in (*each.all_written, *read_by(each))}
     operands = {each.name: each for each in (*program.operands, *program.unstored)}
     return all(name in operands and operands[name].dtype in _GENERIC for name in names)
 
