@@ -9,6 +9,9 @@ from opgen.runtime import generated
 from opgen.runtime.description import JOINT, Gradient
 from opgen.runtime.operation import Operation
 
+_Wanted = tuple[tuple[str, ...], tuple[bool, ...]]
+"""The path to an op with several gradients, and which of those it is, see `derived_source`."""
+
 
 @dataclass(eq=False)
 class Family:
@@ -18,14 +21,7 @@ class Family:
     spec_name: str
     operations: dict[str, Operation] = field(default_factory=dict)
     _derived: dict[tuple[str, ...], tuple[Operation, Gradient]] = field(default_factory=dict)
-    _joint: dict[tuple[str, ...], tuple[Operation, Gradient] | None] = field(default_factory=dict)
-    _siblings: dict[tuple[str, ...], tuple[Operation, Gradient] | None] = field(
-        default_factory=dict
-    )
-
-    _partners: dict[tuple[str, ...], tuple[Operation, Gradient] | None] = field(
-        default_factory=dict
-    )
+    _together: dict[_Wanted, tuple[Operation, Gradient] | None] = field(default_factory=dict)
 
     def add(self, operation: Operation) -> Operation:
         """Make an op known to PyTorch, and to the ops whose gradient it computes."""
@@ -67,13 +63,7 @@ class Family:
         every = [each.name for each in operation.inputs if operation.is_differentiable(each)]
         if operation.gradients or not operation.is_public or len(names) < 2 or names != every:
             return None
-        path = (*operation.path, key)
-        if path not in self._joint:
-            try:
-                self._joint[path] = self._derive(operation, path)
-            except RuntimeError:  # opgen is not there: so are those of single inputs not
-                self._joint[path] = None
-        return self._joint[path]
+        return self._derived_together(operation, names)
 
     def siblings(
         self, operation: Operation, names: Sequence[str]
@@ -84,13 +74,7 @@ class Family:
         """
         if not operation.is_public or len(names) < 2:
             return None
-        path = (*operation.path, JOINT.join(names))
-        if path not in self._siblings:
-            try:
-                self._siblings[path] = self._derive(operation, path, True)
-            except RuntimeError:
-                self._siblings[path] = None
-        return self._siblings[path]
+        return self._derived_together(operation, names, True)
 
     def partners(
         self, operation: Operation, names: Sequence[str]
@@ -99,13 +83,24 @@ class Family:
 
         None without opgen, as no module holds such ops.
         """
+        return self._derived_together(operation, names, False, True)
+
+    def _derived_together(
+        self, operation: Operation, names: Sequence[str], *which: bool
+    ) -> tuple[Operation, Gradient] | None:
+        """The op with these gradients as outputs; None without opgen, or where it makes none.
+
+        `which` are the last arguments of `opgen.compiler.derived_source`. Without opgen the
+        gradients of single inputs, which are asked for next, say what is missing.
+        """
         path = (*operation.path, JOINT.join(names))
-        if path not in self._partners:
+        wanted = path, which
+        if wanted not in self._together:
             try:
-                self._partners[path] = self._derive(operation, path, False, True)
+                self._together[wanted] = self._derive(operation, path, *which)
             except RuntimeError:
-                self._partners[path] = None
-        return self._partners[path]
+                self._together[wanted] = None
+        return self._together[wanted]
 
     def _derive(
         self, operation: Operation, path: tuple[str, ...], *which: bool
