@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Iterator
 from types import ModuleType
@@ -14,7 +15,7 @@ from torch import Tensor
 import opgen
 from catalogue import SPECS
 from opgen import compiler
-from opgen.runtime import Operation, special, unrounded, unrounded_source
+from opgen.runtime import Operation, build, prelude, special, unrounded, unrounded_source
 
 LAST = torch.channels_last
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": LAST}
@@ -409,6 +410,35 @@ def test_cells_that_repeat_an_element_are_written_together() -> None:
             *given, {"scale_factor": factor, "H": 8, "W": 8}, 3, ("x",)
         )
         assert made.count("= to_T(x[") == stores
+
+
+EXTREMES = """
+op extremes(x[N,W]) -> most[N], least[N]
+  most[n] = max(w) x[n,w]
+  least[n] = min(w) x[n,w]
+"""
+
+
+@pytest.mark.parametrize("width", [1, 7, 33, 0])
+def test_extremes_that_are_stored_unrounded(width: int) -> None:
+    """Of no number at all as well: results are rounded, so that they begin as those of T."""
+    outputs = ("most", "least")
+    made = compiler.unrounded_source(EXTREMES, "extremes.op", ("extremes",), {}, 0, outputs)
+    bindings = prelude.bindings("bf16", "f32", {})
+    library = build.library(prelude.C + bindings + unrounded_source.unrounded() + made)
+    x = torch.randn(5, width).to(torch.bfloat16)
+    found = torch.zeros(2, 5)
+    memory = [ctypes.c_void_p(each.data_ptr()) for each in (x, *found)]
+    integers = (5, width, width, 1, 1, 1)  # sizes, then strides
+    fault = (ctypes.c_int64 * 3)()
+    library.run_extremes(
+        (ctypes.c_void_p * 3)(*memory), (ctypes.c_int64 * 6)(*integers), None, fault
+    )
+    if width:
+        wanted = torch.stack([x.amax(1), x.amin(1)]).float()
+    else:
+        wanted = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, 5)
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from opgen.algebra.poly import Poly
@@ -231,7 +231,8 @@ class AccumulatorEmitter(ScopeEmitter):
                 for workspace in self.printer.program.workspaces:
                     if workspace.name == tensor:
                         operand = self.printer.program.operand(workspace.output)
-                name = type_name(operand)
+                # An unrounded one is stored as float32, but its numbers are those of T.
+                name = type_name(replace(operand, unrounded=False))
                 return f"{'i64' if name == 'int64_t' else name}_{end}"
             case Reducer.ARGMAX | Reducer.ARGMIN:
                 return "-1"
