@@ -89,11 +89,7 @@ static int is_finite(Tensor tensor, int64_t count, const Convolved *about)
     const void *data;
     if (get_const_data(tensor, &data)) return 0;
     Numbers all = {data, count * about->bytes, about->bytes, about->exponent, 0, 0};
-    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
-    if (threads <= 1 || is_child || !GOMP_parallel || all.size <= FEW_NUMBERS)
-        look_at_numbers(&all);
-    else
-        GOMP_parallel(look_at_numbers, &all, (unsigned)threads, 0);
+    take_all(look_at_numbers, &all, all.size <= FEW_NUMBERS);
     return !all.found;
 }
 

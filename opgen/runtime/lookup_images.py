@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opgen.runtime.share_source import FORKS
+from opgen.runtime.share_source import FORKS, PARTS
 
 _LANES = {"defined __AVX512F__": 16, "defined __AVX__": 8, "1": 4}
 """How many lanes a vector is taken to have, by the instructions there are."""
@@ -112,12 +112,8 @@ void opgen_transpose(
 {
     Matrices all = {from, to, bytes, matrices, rows, columns,
                     chunks_of(rows, CHUNK_ROWS), chunks_of(columns, CHUNK_COLUMNS), 0};
-    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
     if (rows == 0 || columns == 0) return;
-    if (threads <= 1 || is_child || !GOMP_parallel || matrices * rows * columns <= GRAIN)
-        take_chunks(&all);
-    else
-        GOMP_parallel(take_chunks, &all, (unsigned)threads, 0);
+    take_all(take_chunks, &all, matrices * rows * columns <= GRAIN);
 }
 """
 
@@ -128,7 +124,7 @@ def source() -> str:
         _exchanges(instructions, lanes) for instructions, lanes in _LANES.items()
     )
     tiles = "".join(_TILES.replace("TYPE", type_) for type_ in _TYPES)
-    return f"{FORKS}{_HEAD}#{exchanges}#endif\n{tiles}{_TAIL}"
+    return f"{FORKS}{PARTS}{_HEAD}#{exchanges}#endif\n{tiles}{_TAIL}"
 
 
 def _exchanges(instructions: str, lanes: int) -> str:

@@ -61,10 +61,8 @@ static void move(const void *from, void *to, const int64_t *about, int64_t bytes
     for (int64_t i = 0; i < rank; i++) cells *= dims[i].size;
     for (int64_t i = outer; i < rank; i++) each *= dims[i].size;
     Move all = {from, to, dims, rank, bytes, outer, 1 + MOVED_AT_ONCE / (each + 1), 0};
-    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
     ask_for_large_pages(to, cells * bytes);
-    if (threads <= 1 || is_child || !GOMP_parallel || cells <= FEW_MOVED) take_points(&all);
-    else GOMP_parallel(take_points, &all, (unsigned)threads, 0);
+    take_all(take_points, &all, cells <= FEW_MOVED);
 }
 
 /* A tensor with other dims; where the next move begins, NULL if it cannot be made. No dims at all

@@ -75,10 +75,8 @@ static void repeat(
     const void *from, void *to, int64_t cells, int64_t count, int64_t bytes, int64_t is_summed)
 {
     Repeats all = {from, to, cells, count, bytes, is_summed, 0};
-    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
     ask_for_large_pages(to, cells * bytes * (is_summed ? 1 : count));
-    if (threads <= 1 || is_child || !GOMP_parallel || cells * count <= FEW_CELLS) take_cells(&all);
-    else GOMP_parallel(take_cells, &all, (unsigned)threads, 0);
+    take_all(take_cells, &all, cells * count <= FEW_CELLS);
 }
 """
 

@@ -38,6 +38,18 @@ __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(0, 0
 """
 """The threads of PyTorch, for C that includes <pthread.h>."""
 
+PARTS: Final = r"""
+/* A task that takes parts of its work until none is left: on all threads, or alone if there is so
+   little that it is not worth waking one. */
+static void take_all(void (*take)(void *), void *data, int is_little)
+{
+    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
+    if (threads <= 1 || is_child || !GOMP_parallel || is_little) take(data);
+    else GOMP_parallel(take, data, (unsigned)threads, 0);
+}
+"""
+"""Work in parts, behind `FORKS` and <stdint.h>."""
+
 SHARES: Final = r"""
 /* Neighbouring points, of which a thread takes chunks; each share has a line of memory. */
 struct share {
