@@ -40,7 +40,7 @@ pair_lanes first_of_pair second_of_pair first_of_pair_or_one second_of_pair_or_o
 pair_to_T first_of_pair_unrounded second_of_pair_unrounded first_of_pair_or_one_unrounded
 second_of_pair_or_one_unrounded pair_to_unrounded
 call tensors integers numbers arguments task share shares MOST_SHARES stream is_of_lines
-will_be_written
+will_be_written is_mapped
 run_as_one find_largest_cache watch_forks take_chunks stored_T stored_bits masked_lanes
 stored_lanes unrounded rounded rounded_lanes stored_from_unrounded unrounded_from_stored
 """

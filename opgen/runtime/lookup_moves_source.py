@@ -61,7 +61,7 @@ static void move(const void *from, void *to, const int64_t *about, int64_t bytes
     for (int64_t i = 0; i < rank; i++) cells *= dims[i].size;
     for (int64_t i = outer; i < rank; i++) each *= dims[i].size;
     Move all = {from, to, dims, rank, bytes, outer, 1 + MOVED_AT_ONCE / (each + 1), 0};
-    ask_for_large_pages(to, cells * bytes);
+    is_mapped(to, cells * bytes, 1);
     take_all(take_points, &all, cells <= FEW_MOVED);
 }
 

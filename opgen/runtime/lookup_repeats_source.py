@@ -7,12 +7,15 @@ Cells of images in channels-last format are repeated one by one, whatever their 
 from __future__ import annotations
 
 from opgen.runtime.library_repeats import MOST
+from opgen.runtime.streams import PAGES
 
-_SOURCE = r"""
+_INCLUDED = r"""
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
+"""
 
+_SOURCE = r"""
 /* Cells of `bytes` each, so many times, or the sums of so many; some at a time as threads become
    free. A few are not worth waiting for a thread, which another program may have interrupted. */
 enum { CELLS_AT_ONCE = 32768, FEW_CELLS = 1 << 20 };
@@ -55,27 +58,11 @@ static void take_cells(void *data)
     }
 }
 
-/* For memory that is new, which large results are: to map its pages one by one takes several times
-   longer than to write them. */
-static void ask_for_large_pages(void *memory, int64_t bytes)
-{
-#ifdef MADV_HUGEPAGE
-    const uintptr_t large = (uintptr_t)2 << 20, first = (uintptr_t)memory;
-    const uintptr_t begin = (first + large - 1) & ~(large - 1);
-    const uintptr_t end = (first + (uintptr_t)bytes) & ~(large - 1);
-    unsigned char resident = 1;
-    if (begin < end && mincore((void *)begin, 1, &resident) == 0 && !(resident & 1))
-        madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-#else
-    (void)memory, (void)bytes;
-#endif
-}
-
 static void repeat(
     const void *from, void *to, int64_t cells, int64_t count, int64_t bytes, int64_t is_summed)
 {
     Repeats all = {from, to, cells, count, bytes, is_summed, 0};
-    ask_for_large_pages(to, cells * bytes * (is_summed ? 1 : count));
+    is_mapped(to, cells * bytes * (is_summed ? 1 : count), 1);
     take_all(take_cells, &all, cells * count <= FEW_CELLS);
 }
 """
@@ -94,4 +81,4 @@ def source() -> str:
             call = f"{name}((const {type_} *)from, ({type_} *)to, here)"
             cases.append(f"case {code}: {call}; break;")
     text = _SOURCE.replace("KERNELS", "\n".join(kernels))
-    return text.replace("CASES", "\n            ".join(cases))
+    return _INCLUDED + PAGES + text.replace("CASES", "\n            ".join(cases))

@@ -15,7 +15,7 @@ from opgen.runtime.cuda_source import CUDA
 from opgen.runtime.lanes_source import lanes
 from opgen.runtime.numbers_source import FAULT, INTEGERS, NUMBERS
 from opgen.runtime.share_source import CALL, FORKS, SHARES
-from opgen.runtime.streams import STREAMS
+from opgen.runtime.streams import PAGES, STREAMS
 
 _FLOATING = frozenset({"f16", "bf16", "f32", "f64"})
 
@@ -72,6 +72,7 @@ typedef _Float16 f16;
     + NUMBERS
     + INTEGERS
     + FAULT
+    + PAGES
     + STREAMS
     + CALL
     + FORKS

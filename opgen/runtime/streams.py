@@ -15,6 +15,34 @@ from __future__ import annotations
 
 from typing import Final
 
+PAGES: Final = r"""
+/* Whether memory has its pages at so many places, as far as that is known. If one is new, large
+   ones are asked for: to map small ones takes several times longer than to write them. */
+static int is_mapped(void *memory, int64_t bytes, uintptr_t places)
+{
+#ifdef MADV_HUGEPAGE
+    const uintptr_t large = (uintptr_t)2 << 20, small = 4096, first = (uintptr_t)memory;
+    const uintptr_t begin = (first + large - 1) & ~(large - 1);
+    const uintptr_t end = (first + (uintptr_t)bytes) & ~(large - 1);
+    if (begin >= end) return 0;
+    for (uintptr_t place = 0; place < places; place++) {
+        const uintptr_t page = (begin + (end - begin - small) / places * place) & ~(small - 1);
+        unsigned char resident = 0;
+        if (mincore((void *)page, 1, &resident) != 0) return 0;
+        if (!(resident & 1)) {
+            madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+            return 0;
+        }
+    }
+    return 1;
+#else
+    (void)memory, (void)bytes, (void)places;
+    return 0;
+#endif
+}
+"""
+"""Pages of memory that is to be written, for C that includes <sys/mman.h> and <stdint.h>."""
+
 STREAMS: Final = r"""
 /* The size of the largest cache; as large as can be where it is not known. */
 static int64_t largest_cache = INT64_MAX;
@@ -80,25 +108,16 @@ FUNCTION void stream(void *to, const void *from, int64_t bytes)
 /* Makes memory ready for a result; whether to write past the caches. */
 static int will_be_written(void *memory, int64_t bytes)
 {
-#ifdef MADV_HUGEPAGE
-    const uintptr_t large = (uintptr_t)2 << 20, first = (uintptr_t)memory, last = first + bytes;
-    const uintptr_t begin = (first + large - 1) & ~(large - 1), end = last & ~(large - 1);
-    if (bytes < 2 * (int64_t)large || begin >= end) return 0;
-    for (int part = 0; part < 4; part++) {
-        unsigned char resident = 0;
-        void *page = (void *)((begin + (end - begin - 4096) / 4 * part) & ~(uintptr_t)4095);
-        if (mincore(page, 1, &resident) != 0) return 0;
-        if (!(resident & 1)) {
-            madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-            return 0;
-        }
-    }
+    const int64_t two_large_pages = (int64_t)4 << 20;
+    const int is_there = bytes >= two_large_pages && is_mapped(memory, bytes, 4);
 #ifdef STORE_PART
-    return bytes >= largest_cache;
-#endif
-#endif
-    (void)memory, (void)bytes;
+    return is_there && bytes >= largest_cache;
+#else
+    (void)is_there;
     return 0;
+#endif
 }
 """
-"""`will_be_written` before a call's kernels run, `stream` within them; see `opgen.emit.streams`."""
+"""`will_be_written` before a call's kernels run, `stream` within them; see `opgen.emit.streams`.
+
+`PAGES` stand before it."""
