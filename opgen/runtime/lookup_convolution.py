@@ -1,13 +1,6 @@
-"""Convolutions of PyTorch's library as the table of `lookup_table` takes them: a list of integers.
+"""Convolutions of PyTorch's library as the table of `lookup_table` takes them: lists of integers.
 
-In this order: the positions of what is convolved, of an image, of the weight and of the bias, -1
-for what is not there; whether the convolution is transposed, its groups, its spatial dims; what a
-number that is not finite looks like, how large one is, how many the weight has, and how many of
-them memory has, which are fewer where it is expanded; whether the weight, or its gradient, must be
-finite; how many images at once go through channels-last format, 0 for all as they are; how many
-times each of their channels is there; whether dims are those of other tensors; strides, paddings,
-dilations and output paddings; in that case the moves of `lookup_moves` for what is convolved, for
-the weight, the bias and the result, and what the library is to give: rank, sizes, strides.
+What these are stands in `lookup_convolution_source.Convolved`.
 """
 
 from __future__ import annotations
@@ -18,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from opgen.runtime import library_call, library_gradients, lookup_moves
+from opgen.runtime.lookup_convolution_source import Convolved
 
 if TYPE_CHECKING:
     from opgen.runtime.library_call import Plan
@@ -147,7 +141,7 @@ def _held(tensor: torch.Tensor) -> int | None:
 
 
 def _described(
-    places: Sequence[int],
+    places: tuple[int, int, int, int],
     plan: Plan,
     is_transposed: bool,
     weight: torch.Tensor,
@@ -156,19 +150,24 @@ def _described(
     at_once: int,
 ) -> list[int]:
     case = plan.case
+    source, image, weight_at, bias = places
+    convolved = Convolved(
+        source=source,
+        image=image,
+        weight=weight_at,
+        bias=bias,
+        is_transposed=int(is_transposed),
+        groups=case.groups,
+        spatial=len(case.stride),
+        exponent=_EXPONENTS[weight.dtype],
+        bytes=weight.element_size(),
+        elements=weight.numel(),
+        held=_held(weight) or 0,
+        checks_weight=int(checks_weight),
+        checks_gradient=int(checks_gradient),
+        at_once=at_once,
+        repeats=plan.repeats,
+        is_moved=int(not _is_direct(plan)),
+    )
     more = case.output_padding if is_transposed else (0,) * len(case.stride)
-    return [
-        *places,
-        int(is_transposed),
-        case.groups,
-        len(case.stride),
-        *(_EXPONENTS[weight.dtype], weight.element_size(), weight.numel(), _held(weight) or 0),
-        *(
-            int(checks_weight),
-            int(checks_gradient),
-            at_once,
-            plan.repeats,
-            int(not _is_direct(plan)),
-        ),
-        *(*case.stride, *case.padding, *case.dilation, *more),
-    ]
+    return [*convolved, *case.stride, *case.padding, *case.dilation, *more]

@@ -8,7 +8,51 @@ Both gradients of a 3x3 filter for 256 images of 10 channels take 40 % of the ti
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from opgen.runtime import lookup_images, lookup_moves_source, lookup_repeats_source
+
+
+class Convolved(NamedTuple):
+    """The integers of an entry without a kernel, in this order; places are -1 for what is absent.
+
+    Strides, paddings, dilations and output paddings follow, one of each for every spatial dim.
+    Where dims are those of other tensors, there are after these the moves of `lookup_moves` for
+    what is convolved, for the weight and the bias, as far as they are there, and for the result;
+    and the rank, the sizes and the strides of what the library is to give.
+    """
+
+    source: int
+    """The place of what is convolved; with an image, of the cotangent of its convolution."""
+    image: int
+    """The place of an image: the gradients of it and of the weight are wanted."""
+    weight: int
+    bias: int
+    is_transposed: int
+    groups: int
+    spatial: int
+    """How many spatial dims there are."""
+    exponent: int
+    """The bits that are all set in numbers that are not finite. The zeros of padding are no terms
+    of the op, and must not meet such a number."""
+    bytes: int
+    """How large a number is."""
+    elements: int
+    """How many numbers the weight has,"""
+    held: int
+    """and how many of them memory has: fewer where it is expanded."""
+    checks_weight: int
+    """Whether the weight must be finite,"""
+    checks_gradient: int
+    """and whether its gradient must be."""
+    at_once: int
+    """How many images go through channels-last format at a time, with gradients of weights in
+    float32; 0 where all go as they are."""
+    repeats: int
+    """How many times each channel of the image is there."""
+    is_moved: int
+    """Whether dims are those of other tensors."""
+
 
 _SOURCE = r"""
 static int32_t (*convolution)(
@@ -26,23 +70,7 @@ void opgen_connect_convolutions(void *forward, void *backward)
     memcpy(&convolution_backward, &backward, sizeof(void *));
 }
 
-/* The integers of an entry without a kernel. `from` is convolved, which may be a transposed
-   convolution; or it is the cotangent of the convolution of an image, whose gradients are wanted.
-   These are positions of inputs, -1 for none. Strides, paddings, dilations and output paddings
-   follow, one for each spatial dim. `exponent` has the bits that are all set in what is not finite.
-   The zeros of padding are no terms of the op, and must not meet such a number: `checks_weight`
-   and `checks_gradient` say whether they could. The weight has so many `elements`, of which memory
-   has those `held`. So many images `at_once` go through channels-last format, with gradients of
-   weights in float32; 0 if all go as they are. Each channel of the image is there
-   `repeats` times. Where dims are those of other tensors, `is_moved`, there are after the geometry
-   the moves of image, weight and bias, and of the result, with what the library is to give. */
-typedef struct {
-    int64_t from, image, weight, bias, is_transposed, groups, spatial;
-    int64_t exponent, bytes, elements, held, checks_weight, checks_gradient, at_once;
-    int64_t repeats, is_moved;
-    int64_t geometry[];
-} Convolved;
-
+CONVOLVED
 /* Numbers to be looked at, some at a time as threads become free. Between two layers a filter lies
    in no near cache: two threads fetch it in half the time, and lines that are asked for ahead come
    in two thirds of it. */
@@ -203,7 +231,7 @@ static int by_pieces(const Entry *entry, const Tensor *inputs, Tensor *outputs)
     const Convolved *about = (const Convolved *)entry->integers;
     const int64_t *promised = entry->outputs, bytes = about->bytes;
     const int64_t *after = promised + 2 + 2 * promised[1], images = promised[2];
-    const Tensor from = inputs[about->from];
+    const Tensor from = inputs[about->source];
     const Tensor image = about->image < 0 ? NULL : inputs[about->image];
     Tensor copies[2] = {NULL, NULL}, found[2] = {NULL, NULL}, sum = NULL;
     const Tensor weight = inputs[about->weight], *bias = bias_of(about, inputs);
@@ -235,7 +263,7 @@ static int by_repeats(const Entry *entry, const Tensor *inputs, Tensor *outputs)
 {
     const Convolved *about = (const Convolved *)entry->integers;
     const int64_t count = about->repeats, *promised = entry->outputs;
-    const Tensor from = inputs[about->from];
+    const Tensor from = inputs[about->source];
     const Tensor image = about->image < 0 ? NULL : inputs[about->image];
     int64_t known[2 * MAX_RANK + 2], words = 0;
     const void *data;
@@ -274,7 +302,7 @@ static int by_moves(const Entry *entry, const Tensor *inputs, Tensor *outputs)
 {
     const Convolved *about = (const Convolved *)entry->integers;
     const int64_t *next = about->geometry + 4 * about->spatial;
-    const int64_t places[3] = {about->from, about->weight, about->bias};
+    const int64_t places[3] = {about->source, about->weight, about->bias};
     int64_t known[2 * MAX_RANK + 2], words = 0;
     Tensor made[3] = {NULL, NULL, NULL}, given[3] = {NULL, NULL, NULL}, found = NULL, moved = NULL;
     for (int i = 0; i < 3 && next; i++) {
@@ -307,8 +335,8 @@ __attribute__((noinline)) static int convolve(
     const int is_found = about->at_once ? by_pieces(entry, inputs, outputs)
         : about->repeats > 1 ? by_repeats(entry, inputs, outputs)
         : about->is_moved ? by_moves(entry, inputs, outputs)
-        : compute(about, inputs[about->from], image, inputs[about->weight], bias_of(about, inputs),
-                  outputs);
+        : compute(about, inputs[about->source], image, inputs[about->weight],
+                  bias_of(about, inputs), outputs);
     int is_promised = is_found;
     const int64_t *expected = entry->outputs;
     for (int64_t i = 0; i < count && is_promised; expected += 2 + 2 * expected[1], i++)
@@ -326,4 +354,11 @@ __attribute__((noinline)) static int convolve(
 def source() -> str:
     """The text of `convolve`; before it stand the functions of LibTorch and of the table."""
     more = (lookup_images, lookup_repeats_source, lookup_moves_source)
-    return "".join(each.source() for each in more) + _SOURCE
+    own = _SOURCE.replace("CONVOLVED\n", _convolved())
+    return "".join(each.source() for each in more) + own
+
+
+def _convolved() -> str:
+    """The type of the integers in C."""
+    listed = "".join(f"    int64_t {name};\n" for name in (*Convolved._fields, "geometry[]"))
+    return f"/* What these are is said in Python. */\ntypedef struct {{\n{listed}}} Convolved;\n\n"
