@@ -13,6 +13,7 @@ import opgen
 from catalogue import SPECS
 from opgen.runtime import library_call, lookup_moves
 from opgen.runtime.arrangement import Arrangement
+from opgen.runtime.lookup_moves import NoMove
 
 LAST = torch.channels_last
 PLAIN = torch.contiguous_format
@@ -65,8 +66,8 @@ def test_moves_say_what_arrangements_do(
         (apart, lookup_moves.restoring(apart, arrangement, format_), arrangement.restored),
     ):
         wanted = function(tensor, format_)
-        if words is None:
-            # A view of the same memory.
+        assert words is not NoMove.IMPOSSIBLE
+        if isinstance(words, NoMove):
             assert wanted.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
             continue
         found = moved(tensor, list(words))
@@ -79,10 +80,11 @@ def test_what_is_no_move() -> None:
     blocks = Arrangement(((2,), (3,), (32, 2), (32, 2)), ((0,), (1, 3, 5), (2,), (4,)))
     assert lookup_moves.arranging(tensor, None, PLAIN) == lookup_moves.NONE
     assert lookup_moves.restoring(tensor, None, PLAIN) == lookup_moves.NONE
-    assert lookup_moves.arranging(tensor, blocks, PLAIN) is None, "single cells are for PyTorch"
+    alone = lookup_moves.arranging(tensor, blocks, PLAIN)
+    assert alone is NoMove.IMPOSSIBLE, "single cells are for PyTorch"
     turned = Arrangement(((2,), (3,), (64,), (64,)), ((0,), (3,), (1,), (2,)))
-    assert lookup_moves.arranging(tensor, turned, PLAIN) is None, "a view is enough"
-    assert lookup_moves.arranging(tensor.mT, blocks, LAST) is None
+    assert lookup_moves.arranging(tensor, turned, PLAIN) is NoMove.NEEDLESS, "a view is enough"
+    assert lookup_moves.arranging(tensor.mT, blocks, LAST) is NoMove.IMPOSSIBLE
 
 
 def stage(group: str) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from opgen.runtime import library_call, library_gradients, lookup_moves
 from opgen.runtime.lookup_convolution_source import Convolved
+from opgen.runtime.lookup_moves import NoMove
 
 if TYPE_CHECKING:
     from opgen.runtime.library_call import Plan
@@ -100,13 +101,13 @@ def _moves(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | No
         if operand is None or tensor is None:
             continue
         move = lookup_moves.arranging(tensor, operand.arrangement, operand.format)
-        if move is None:
+        if isinstance(move, NoMove):
             return None
         found += move
     shape, format_ = tuple(plan.case.result), plan.case.format
     result = torch.empty(shape, device="meta", memory_format=format_)
     move = lookup_moves.restoring(result, plan.restored, format_)
-    if move is None:
+    if isinstance(move, NoMove):
         return None
     return [*found, *move, result.dim(), *shape, *result.stride()]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from enum import Enum
 
 import torch
 
@@ -20,14 +21,17 @@ NONE = (-1,)
 """A tensor that stays as it is."""
 
 
+class NoMove(Enum):
+    """Why a tensor does not become another one by a move."""
+
+    NEEDLESS = "a view of it has the other dims"
+    IMPOSSIBLE = "its dims cannot be taken apart where they lie, or PyTorch's own copy is better"
+
+
 def arranging(
     tensor: torch.Tensor, arrangement: Arrangement | None, format_: torch.memory_format
-) -> Sequence[int] | None:
-    """How a tensor becomes one with the other dims, which is new memory in that format.
-
-    None where it is no move: its dims cannot be taken apart where they lie, or need not be moved,
-    or it is one for PyTorch.
-    """
+) -> Sequence[int] | NoMove:
+    """How a tensor becomes one with the other dims, which is new memory in that format."""
     if arrangement is None:
         return NONE
     return _move(tensor, arrangement.split, arrangement.moved, arrangement.shape, format_)
@@ -35,7 +39,7 @@ def arranging(
 
 def restoring(
     tensor: torch.Tensor, arrangement: Arrangement | None, format_: torch.memory_format
-) -> Sequence[int] | None:
+) -> Sequence[int] | NoMove:
     """The other way, as `Arrangement.restored`."""
     if arrangement is None:
         return NONE
@@ -50,7 +54,7 @@ def _move(
     order: Sequence[int],
     shape: Sequence[int],
     format_: torch.memory_format,
-) -> Sequence[int] | None:
+) -> Sequence[int] | NoMove:
     """From the parts of a tensor, in that order, to a tensor of that shape."""
     new = torch.empty(tuple(shape), device="meta", memory_format=format_)
     like = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
@@ -58,10 +62,10 @@ def _move(
         parts = like.view(tuple(split)).permute(tuple(order))
         whole = new.view(parts.shape)
     except RuntimeError:
-        return None
+        return NoMove.IMPOSSIBLE
     with contextlib.suppress(RuntimeError):
         parts.view(new.shape)
-        return None
+        return NoMove.NEEDLESS
     steps = zip(parts.shape, parts.stride(), whole.stride(), strict=True)
     dims = sorted((each for each in steps if each[0] > 1), key=lambda each: -each[2])
     joined: list[tuple[int, int, int]] = []
@@ -72,6 +76,6 @@ def _move(
             joined.append((size, source, target))
     run = joined[-1][0] if joined and joined[-1][1:] == (1, 1) else 1
     if run < _LEAST_RUN and new.numel() > _FEW:
-        return None
+        return NoMove.IMPOSSIBLE
     words = (number for each in joined for number in each)
     return (len(joined), *words, new.dim(), *new.shape, *new.stride())
