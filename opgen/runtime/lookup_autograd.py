@@ -52,6 +52,16 @@ class Step:
     """A later step, and what may compute both at once: the gradients, or None."""
 
 
+class Plans(dict[Any, tuple[Step, ...]]):
+    """The steps of backward passes, by what they depend on; of a limited number of these."""
+
+    def add(self, key: Any, steps: tuple[Step, ...]) -> None:
+        """Remember the steps for a key."""
+        if len(self) >= _MOST:
+            self.clear()
+        self[key] = steps
+
+
 def recorded(
     operation: Operation,
     run: Callable[..., Any],
@@ -71,7 +81,7 @@ def recorded(
         for at, output in enumerate(operation.outputs)
         if output.dtype not in ("same", "float", *checks.FLOATING)
     ]
-    plans: dict[Any, tuple[Step, ...]] = {}
+    plans = Plans()
     is_compiling = torch.compiler.is_compiling
     answer, is_grad_enabled, is_plain = (
         lookup_library.ask_python(),
@@ -122,31 +132,30 @@ def recorded(
             key = wanted, shapes, numbers, is_quick, on_gpu, on_cpu
             steps = plans.get(key)
             if steps is None:
-                if len(plans) >= _MOST:
-                    plans.clear()
                 given_shape = cotangents[0].shape if on_gpu else None
-                steps = plans[key] = plan(
+                steps = plan(
                     *(operation, wanted, shapes, numbers),
                     is_last=is_quick,
                     on_gpu=given_shape,
                     on_cpu=on_cpu,
                 )
+                plans.add(key, steps)
         if is_looked_up and on_cpu:
             cotangents = (autograd.without_repeats(cotangents[0], saved),)
         if not steps:
-            tensors = dict(zip((operation.inputs[at].name for at in kept), saved, strict=True))
             kinds = ctx.kinds if not is_single else (Kind.of(cotangents[0]),)
-            point = Point(operation, numbers, shapes, tensors, kinds)
+            point = point_of(operation, numbers, shapes, kept, saved, kinds)
             return (None, None, *autograd.gradients(point, wanted, cotangents))
+        found = computed(steps, cotangents, kept, saved, count, is_quick=is_quick)
+        return (None, None, *found)
 
-        def given_to(step: Step) -> list[Any]:
-            return [
-                cotangents[-1 - source] if source < 0 else saved[kept.index(source)]
-                for source in step.sources
-            ]
+    return function_of(operation, forward, backward)
 
-        return (None, None, *computed(steps, given_to, count, is_quick=is_quick))
 
+def function_of(
+    operation: Operation, forward: Callable[..., Any], backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What calls an op by `forward`, and has its gradients by `backward`."""
     function = type(
         operation.name,
         (torch.autograd.Function,),
@@ -155,9 +164,24 @@ def recorded(
     return compat.fast_apply(function)
 
 
+def point_of(
+    operation: Operation,
+    numbers: Sequence[Number],
+    shapes: Sequence[Shape | None],
+    kept: Sequence[int],
+    saved: Sequence[torch.Tensor | None],
+    outputs: Sequence[Kind],
+) -> Point:
+    """Where an op is differentiated; `kept` are the positions of the `saved` inputs."""
+    names = (operation.inputs[at].name for at in kept)
+    return Point(operation, numbers, shapes, dict(zip(names, saved, strict=True)), outputs)
+
+
 def computed(
     steps: Sequence[Step],
-    given_to: Callable[[Step], list[Any]],
+    cotangents: Sequence[torch.Tensor],
+    kept: Sequence[int],
+    saved: Sequence[torch.Tensor | None],
     count: int,
     *,
     is_quick: bool,
@@ -165,9 +189,17 @@ def computed(
 ) -> list[Any]:
     """The gradients of the inputs of an op, as many as it has; None for those that no step gives.
 
-    `given_to` gives the tensors that a step reads, `instead` what it computes, or None, if its op
-    is not to be run. Where nothing is recorded it `is_quick`.
+    `kept` are the positions of the `saved` inputs. `instead` gives what a step computes of the
+    tensors that it reads, or None, if its op is not to be run. Where nothing is recorded it
+    `is_quick`.
     """
+
+    def given_to(step: Step) -> list[Any]:
+        return [
+            cotangents[-1 - source] if source < 0 else saved[kept.index(source)]
+            for source in step.sources
+        ]
+
     answer = lookup_library.ask_python()
     found: list[Any] = [None] * count
     for step in steps:

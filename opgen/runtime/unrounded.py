@@ -30,7 +30,7 @@ from opgen.runtime import (
     lookup_library,
     special,
 )
-from opgen.runtime.autograd import Kind, Point
+from opgen.runtime.autograd import Kind
 from opgen.runtime.schema import Number, unflatten
 from opgen.runtime.special import NotMadeError
 from opgen.runtime.toolchain import NoCompilerError, find_compiler
@@ -212,7 +212,7 @@ def _recorded(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
     """A function that calls an op with one output and records the call; None where casts do it."""
     count = len(operation.inputs)
     generic = [each.dtype in _GENERIC for each in operation.inputs]
-    apply = compat.fast_apply(_function(operation))
+    apply = _function(operation)
     is_library: dict[Any, bool] = {}
 
     def record(numbers: Numbers, tensors: Tensors) -> Any:
@@ -247,10 +247,10 @@ def _recorded(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
     return record
 
 
-def _function(operation: Operation) -> type[torch.autograd.Function]:
-    """The autograd function of a call: inputs that were cast, and then what the op is given."""
+def _function(operation: Operation) -> Callable[..., Any]:
+    """The recorded function of a call: inputs that were cast, and then what the op is given."""
     count = len(operation.inputs)
-    plans: dict[Any, tuple[Step, ...]] = {}
+    plans = lookup_autograd.Plans()
 
     def forward(ctx: Any, about: _About, *tensors: Any) -> Any:
         given = tensors[count:]
@@ -278,31 +278,25 @@ def _function(operation: Operation) -> type[torch.autograd.Function]:
             key = about.wanted, about.shapes, about.numbers
             steps = plans.get(key)
             if steps is None:
-                if len(plans) >= _MOST:
-                    plans.clear()
                 arguments = operation, about.wanted, about.shapes, about.numbers
                 steps = lookup_autograd.plan(*arguments, is_last=True, on_cpu=True)
-                plans[key] = steps
+                plans.add(key, steps)
             cotangent = autograd.without_repeats(cotangent, saved)
         if not steps:
-            names = (operation.inputs[at].name for at in about.kept)
-            tensors = dict(zip(names, saved, strict=True))
-            kinds = (Kind.of(cotangent),)
-            point = Point(operation, about.numbers, about.shapes, tensors, kinds)
+            call = about.numbers, about.shapes, about.kept
+            point = lookup_autograd.point_of(operation, *call, saved, (Kind.of(cotangent),))
             found = autograd.gradients(point, about.wanted, (cotangent,))
             pairs = zip(found, about.wide, strict=True)
             return (None, *before, *[_widened(x) if is_wide else x for x, is_wide in pairs])
-
-        def given_to(step: Step) -> list[Any]:
-            sources = step.sources
-            return [cotangent if at < 0 else saved[about.kept.index(at)] for at in sources]
 
         def instead(step: Step, given: list[Any]) -> tuple[torch.Tensor, ...] | None:
             if not all(about.cast[at] or about.wide[at] for at in step.together or (step.at,)):
                 return None
             return _kernels(step.derived)(given, step.numbers)
 
-        found = lookup_autograd.computed(steps, given_to, count, is_quick=True, instead=instead)
+        found = lookup_autograd.computed(
+            *(steps, (cotangent,), about.kept, saved, count), is_quick=True, instead=instead
+        )
         for at, gradient in enumerate(found):
             if about.cast[at]:
                 before[at], found[at] = _widened(gradient), None
@@ -310,11 +304,7 @@ def _function(operation: Operation) -> type[torch.autograd.Function]:
                 found[at] = _widened(gradient)
         return (None, *before, *found)
 
-    return type(
-        operation.name,
-        (torch.autograd.Function,),
-        {"forward": staticmethod(forward), "backward": staticmethod(backward)},
-    )
+    return lookup_autograd.function_of(operation, forward, backward)
 
 
 def _is_quick(cotangent: Any) -> bool:
