@@ -298,7 +298,7 @@ def test_the_plan_of_plain_calls() -> None:
     numbers = (1, 1, 1, 1, 1, 1, 3)
     wanted = (True, True, True)
     for on_gpu, expected in ((shapes[0], [(0, 1, 2)]), (None, [(), (), ()])):
-        steps = lookup_autograd._plan(
+        steps = lookup_autograd.plan(
             operation, wanted, shapes, numbers, is_last=True, on_gpu=on_gpu
         )
         assert [step.together for step in steps] == expected
