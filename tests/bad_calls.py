@@ -1,0 +1,98 @@
+"""A call that does not fit its op; the ops and tensors that such calls are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+import opgen
+
+SPECS = Path(__file__).parent.parent / "specs"
+
+zeros = torch.zeros
+Call = Callable[[], object]
+
+
+@cache
+def spec(name: str) -> ModuleType:
+    return opgen.load(SPECS / f"{name}.op")
+
+
+@cache
+def inline(text: str) -> ModuleType:
+    return opgen.compile(text)
+
+
+FIRST = "op first(x[B,C]) -> y[B]\n  y[b] = x[b,0]\n"
+PICK = "op pick(x[B,C]; s: int) -> y[B]\n  y[b] = x[b,s]\n"
+HOLD = "op hold(x[N]; p = 1) -> y[M]\n  let M = N + 1\n  y[m] = x[m - p ?clamp]\n"
+REPEAT = "op repeat(x[N]; r: int) -> y[N]\n  y[n] = x[n//r]\n"
+CYCLE = "op cycle(x[N], w[K]) -> y[N]\n  y[n] = x[n] * w[n%K]\n"
+DOT = "op dot(x[(C K)], w[K]) -> y[C]\n  y[c] = sum(k) x[(c k)] * w[k]\n"
+TAIL = "op tail(x[A + B], w[A]) -> y[B]\n  y[b] = x[A + b]\n"
+SCALE = "op scale(x[N], a[]) -> y[N]\n  y[n] = x[n] * a[]\n"
+DIAGONAL = "op diagonal(x[N,N]) -> y[N]\n  y[n] = x[n,n]\n"
+MASKED = "op masked(x[N], m: bool[N]) -> y[N]\n  y[n] = select(m[n], x[n], 0)\n"
+SINGLE = "op single(x: f32[N]) -> y: f32[N]\n  y[n] = x[n]\n"
+SCATTER = "op scatter(x[N], i: int[N]; M: size) -> y[M]\n  y[i[n]] += x[n]\n"
+MATMUL = (
+    "op matmul(a[...,N,K], b[...,K,M]) -> y[...,N,M]\n  y[...,n,m] = sum(k) a[...,n,k]*b[...,k,m]\n"
+)
+PLAIN = (
+    'op plain(x[N]; mode = "a" | "b", flag = false) -> y[N]\n'
+    '  where mode == "a"\n  where not flag\n  y[n] = x[n]\n'
+)
+WIDE = "op wide(x[N]; s: int) -> y[N,(s s)]\n  where s >= 1\n  y[n,(i j)] = x[n]\n"
+FILLED = "op filled(; N: size) -> y: f32[N]\n  y[n] = n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A call, and how it is refused."""
+
+    name: str
+    call: Call
+    kind: type[Exception]
+    message: str
+
+    def __repr__(self) -> str:
+        return self.name.replace(" ", "-")
+
+
+def conv1d(*tensors: object, **attributes: object) -> object:
+    return spec("conv").conv1d(*tensors, **attributes)
+
+
+def conv2d(*tensors: object, **attributes: object) -> object:
+    return spec("conv").conv2d(*tensors, **attributes)
+
+
+def softmax(x: object) -> object:
+    return spec("softmax").softmax(x)
+
+
+def roll(x: object, **attributes: object) -> object:
+    return spec("roll").roll(x, **attributes)
+
+
+def embedding(*tensors: object) -> object:
+    return spec("embedding").embedding(*tensors)
+
+
+def quantized() -> torch.Tensor:
+    return torch.quantize_per_tensor(zeros(3, 3), 1.0, 0, torch.qint8)
+
+
+def nested() -> torch.Tensor:
+    return torch.nested.nested_tensor([zeros(2), zeros(3)])
+
+
+X, W = zeros(1, 2, 9), zeros(4, 2, 3)
+IMAGE, KERNEL = zeros(1, 4, 9, 9), zeros(6, 2, 3, 3)
+ANY_NUMBER = "float16, bfloat16, float32, float64, uint8, int8, int16, int32 or int64"
+ANY_FLOAT = "float16, bfloat16, float32 or float64"
