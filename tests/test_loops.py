@@ -18,7 +18,7 @@ from opgen.ir import cells, loops
 from opgen.ir.binding import Array, bind
 from opgen.ir.loop_parts import uses
 from opgen.ir.loops import For, Kernel, Node, Program, walk
-from opgen.ir.notation import Op
+from opgen.ir.notation import Op, Reducer
 from opgen.ir.reference import evaluate
 from opgen.ir.show_loops import show_program
 from opgen.lang.read import read
@@ -129,7 +129,7 @@ def _start_later(node: Node) -> Node:
 
 def _assign(node: Node) -> Node:
     if isinstance(node, loops.Accumulate):
-        return replace(node, reducer=loops.Reducer.ASSIGN)
+        return replace(node, reducer=Reducer.ASSIGN)
     return node
 
 
