@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from opgen.algebra.poly import Poly, poly
 from opgen.emit import frames, moves
 from opgen.emit.c_layout import broken, wrapped
+from opgen.emit.entry_helpers import Orders, copied_inputs
 from opgen.emit.expression import Names, Printer, type_name
 from opgen.emit.function import Function, is_replaced
 from opgen.emit.names import CNames
@@ -19,64 +20,6 @@ from opgen.emit.types import Types
 from opgen.ir.loops import Blocks, Elements, Finite, Kernel, Planes, Program, Short
 from opgen.ir.primitives import Level
 from opgen.ir.work import points, work
-
-Orders = Mapping[str, tuple[int, ...]]
-"""The axes of tensors whose dims stand in another order in a special program."""
-
-_ARE_FINITE: Final = """
-/* Whether all elements of a tensor are finite; dims that lie one behind the other count as one. */
-static int are_finite(const T *data, int rank, const int64_t *sizes, const int64_t *steps)
-{
-    int64_t size = 1, step = 1, rows = 1;
-    int finite = 1;
-    if (rank > 0) size = sizes[--rank], step = steps[rank];
-    while (rank > 0 && steps[rank - 1] == size * step) size *= sizes[--rank];
-    for (int axis = 0; axis < rank; axis++) rows *= sizes[axis];
-    for (int64_t row = 0; row < rows; row++) {
-        const T *first = data;
-        int64_t rest = row;
-        for (int axis = rank - 1; axis >= 0; axis--) {
-            first += rest % sizes[axis] * steps[axis];
-            rest /= sizes[axis];
-        }
-        if (step == 1)
-            for (int64_t at = 0; at < size; at++) finite &= from_T(first[at]) * 0 == 0;
-        else
-            for (int64_t at = 0; at < size; at++) finite &= from_T(first[at * step]) * 0 == 0;
-    }
-    return finite;
-}
-"""
-
-_CONSECUTIVE: Final = """
-/* A tensor of a call replaced by a copy whose last dim is consecutive. 0 where it is so already, or
-   the tensor has more than `most` elements, or there is no memory: the tensor is then as it was.
-   Its strides stand at `places` of n. */
-static void *consecutive(
-    void **tensor, int64_t *n, int rank, const int64_t *sizes, const int *places, int64_t most)
-{
-    const T *data = *tensor;
-    const int64_t size = sizes[rank - 1], step = n[places[rank - 1]];
-    int64_t rows = 1, next = 1;
-    T *copy;
-    for (int axis = 0; axis < rank - 1; axis++) rows *= sizes[axis];
-    if (step == 1 || rows * size == 0 || rows * size > most) return 0;
-    copy = malloc(rows * size * sizeof(T));
-    if (!copy) return 0;
-    for (int64_t row = 0; row < rows; row++) {
-        const T *first = data;
-        int64_t rest = row;
-        for (int axis = rank - 2; axis >= 0; axis--) {
-            first += rest % sizes[axis] * n[places[axis]];
-            rest /= sizes[axis];
-        }
-        for (int64_t at = 0; at < size; at++) copy[row * size + at] = first[at * step];
-    }
-    for (int axis = rank - 1; axis >= 0; axis--) n[places[axis]] = next, next *= sizes[axis];
-    *tensor = copy;
-    return copy;
-}
-"""
 
 _SMALL: Final = 4
 """How many times as large as an input all results must be for a copy of it to be worth its time."""
@@ -105,33 +48,9 @@ def stride_places(program: Program, orders: Orders, tensor: str) -> tuple[int, .
     raise KeyError(tensor)
 
 
-def entry_helpers(program: Program, orders: Orders) -> tuple[str, ...]:
-    """The lines of the functions that an entry calls."""
-    text = ""
-    if any(isinstance(kernel.only, Finite) for kernel in program.kernels):
-        text += _ARE_FINITE
-    if _copied(program, orders):
-        text += _CONSECUTIVE
-    if any(map(moves.has_moves, program.kernels)):
-        text += "\n" + moves.helpers()
-    if any(map(frames.has_frames, program.kernels)):
-        text += "\n" + frames.helpers()
-    return tuple(text.rstrip().split("\n")) if text else ()
-
-
 def _may_stream(kernel: Kernel, function: Function) -> bool:
     """Whether some way to run a kernel writes past the caches."""
     return function.signature.streams or moves.has_moves(kernel) or frames.has_frames(kernel)
-
-
-def _copied(program: Program, orders: Orders) -> tuple[str, ...]:
-    """The inputs that a kernel reads along their first dim: small ones are worth a copy."""
-    written = {kernel.written for kernel in program.kernels}
-    return tuple(
-        name
-        for name, order in orders.items()
-        if order[-1] == 0 and name not in written and type_name(program.operand(name)) == "T"
-    )
 
 
 def print_entry(
@@ -217,7 +136,7 @@ class _Writer:
     def sizes(self) -> Iterator[Poly]:
         """What the lines speak of beside the work of the kernels."""
         yield from (size for _, size in self.written())
-        for name in _copied(self.program, self.orders):
+        for name in copied_inputs(self.program, self.orders):
             yield from self.program.operand(name).extents
         for kernel in self.program.kernels:
             if moves.has_moves(kernel):
@@ -260,7 +179,7 @@ class _Writer:
 
     def copy_inputs(self) -> list[str]:
         """Copies of small inputs whose first dim is read as a row; their names."""
-        copied = _copied(self.program, self.orders)
+        copied = copied_inputs(self.program, self.orders)
         if not copied:
             return []
         operands = [operand.name for operand in self.called_as.operands]
