@@ -1,5 +1,7 @@
 """The stages from spec text to a module, in order. Nothing else knows the order.
 
+Those of loops consist of many passes, whose order `programs` knows.
+
 text -> syntax -> notation -> adjoint -> loops -> threads -> cuda, module
                            -> tangent          -> rows -> c, module
 """
@@ -19,7 +21,6 @@ from opgen.emit.cuda import cuda_kernels, cuda_text
 from opgen.emit.torch_module import SpecialKernels, Unit
 from opgen.errors import OpgenError, Source
 from opgen.ir.certificate import Trials
-from opgen.ir.context import facts_of
 from opgen.ir.family import JOINT, Member, Traits
 from opgen.ir.loops import Program
 from opgen.ir.notation import Op
@@ -27,50 +28,36 @@ from opgen.ir.show import show_file
 from opgen.ir.show_loops import show_program
 from opgen.lang.parse import parse
 from opgen.lang.read import read
-from opgen.passes.blocks import with_blocks
 from opgen.passes.certify import certificate
 from opgen.passes.convolution import convolution
-from opgen.passes.cuda_product import with_contractions
-from opgen.passes.cuda_rows import cuda_rows
-from opgen.passes.cuda_siblings import with_siblings
 from opgen.passes.derive import derive, differentiable, joint, sources
 from opgen.passes.differentiate import derivative, tangent
 from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
-from opgen.passes.guests import with_guests
 from opgen.passes.independence import linear_inputs, parallel_axes
-from opgen.passes.masked_rows import with_masked_rows
-from opgen.passes.one_pass import with_one_pass
-from opgen.passes.padded import with_padding
-from opgen.passes.plane_sums import with_plane_sums
-from opgen.passes.planes import with_plane_kernels
-from opgen.passes.relayout import (
-    Orders,
-    channels_last,
-    of_images,
-    relayout,
-    with_temporaries,
-    with_workspaces,
-)
-from opgen.passes.rows import rows
+from opgen.passes.relayout import Orders
 from opgen.passes.schedule import schedule
-from opgen.passes.separate import rejoined, separated
 from opgen.passes.specialise import (
     attributes_of,
     counts_of,
     default_values,
     factors_of,
-    given_sizes,
     lengths_of,
     specialise,
     windows_of,
 )
 from opgen.passes.unclamp import unclamped
 from opgen.passes.unrounded import unrounded
-from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
+from opgen.programs import (
+    along_rows,
+    for_values,
+    special_along_rows,
+    special_threads,
+    threads,
+    window_sizes,
+)
 from opgen.runtime import Operation, generated
-from opgen.runtime.description import LARGEST_WINDOW
 
 ORDERS = 2
 """How many times the ops of a written module are differentiated."""
@@ -120,7 +107,7 @@ def stages(
     programs = tuple(map(schedule, (member.op for member in members), fibres))
     yield Stage("loops", programs, lambda: "\n".join(map(show_program, programs)))
     on_cpu = tuple(
-        _rows(member.op, program) for program, member in zip(programs, members, strict=True)
+        along_rows(member.op, program) for program, member in zip(programs, members, strict=True)
     )
     yield Stage("rows", on_cpu, lambda: "\n".join(map(show_program, on_cpu)))
     yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
@@ -142,21 +129,6 @@ def stages(
     proved = certificate(members, fibres, trials)
     module = torch_module.module_source(units, source.text, source.name, proved, runtime)
     yield Stage("module", module, lambda: module)
-
-
-def _rows(op: Op, program: Program) -> Program:
-    """The loops of an op for the CPU."""
-    return with_guests(_plain_rows(op, program))
-
-
-def _plain_rows(op: Op, program: Program) -> Program:
-    """The same with each kernel by itself."""
-    return rows(program, facts_of(op))
-
-
-def threads(op: Op, program: Program) -> Program:
-    """The loops of an op for the threads of a GPU."""
-    return with_siblings(with_contractions(cuda_rows(program, facts_of(op)), program, op))
 
 
 def stage_text(source: Source, name: str) -> str:
@@ -181,7 +153,7 @@ def _special_kernels(
     names = attributes_of(op)
     taken: set[str] = set()
     sizes = []
-    windows = _windows(op, public)
+    windows = window_sizes(op, public)
     # Gradients have rows of their own: those of the result, which are inputs to them.
     rows_of_both = dict.fromkeys((*lengths_of(public), *lengths_of(op)))
     for found in (windows, rows_of_both, factors_of(public)):
@@ -198,30 +170,9 @@ def _special_kernels(
     values = (*attributes, *(None for _ in (*windows, *factors, *lengths)), None)
     return replace(
         kernels,
-        programs=((values, _special(op, program, fixed, _rows)),),
-        on_gpu=((values, _special(op, on_gpu, fixed, threads, unclamped)),),
+        programs=((values, for_values(op, program, fixed, along_rows)),),
+        on_gpu=((values, for_values(op, on_gpu, fixed, threads, unclamped)),),
     )
-
-
-def _windows(op: Op, public: Op) -> tuple[str, ...]:
-    """The sizes of windows of an op that was derived from that one of the spec."""
-    return (*windows_of(public), *given_sizes(op, public))
-
-
-def _special(
-    op: Op,
-    program: Program,
-    values: Mapping[str, int],
-    rewrite: Callable[[Op, Program], Program],
-    prepare: Callable[[Op], Op] = lambda op: op,
-) -> Program:
-    """The program for particular values, or the general one if it has not all operands of it."""
-    special = prepare(specialise(op, values))
-    found = rewrite(special, schedule(special, gather(special)))
-    known = {operand.name for operand in program.operands}
-    if any(operand.name not in known for operand in found.operands):
-        return program
-    return found
 
 
 def _tangent(op: Op) -> Op:
@@ -372,58 +323,18 @@ def unrounded_source(
 def _special_program(
     text: str, name: str, path: tuple[str, ...], values: Mapping[str, int], layout: int
 ) -> tuple[Program, Program, Orders]:
-    """The program for particular values, the general one, and the orders of the dims of tensors."""
-    op = _derived_op(text, name, path)
-    program = _rows(op, schedule(op, gather(op)))
-    orders = with_temporaries(op, channels_last(op, layout), program)
-    if (wide := _wide(op, program, of_images(orders), values)) is not None:
-        return wide, program, of_images(orders)
-    windows = _windows(op, _checked(text, name)[path[0]])
-    values = {n: v for n, v in values.items() if n not in windows or v <= LARGEST_WINDOW}
-    laid_out = relayout(op, orders)
-    special = _special(laid_out, program, values, _plain_rows)
-    if special is program:
-        return program, program, {}
-    known = specialise(laid_out, values)
-    special = with_one_pass(schedule(known, gather(known)), _with_all_kernels(known, special))
-    special = with_plane_sums(with_guests(special))
-    return special, program, with_workspaces(orders, special.workspaces)
-
-
-def _wide(op: Op, program: Program, orders: Orders, values: Mapping[str, int]) -> Program | None:
-    """The program for particular values with a kernel for wide windows, if it has one."""
-    special = specialise(relayout(op, orders), values)
-    plain = schedule(special, gather(special))
-    if not has_wide_windows(plain):
-        return None
-    along_rows = _special(relayout(op, orders), program, values, _plain_rows)
-    found = with_wide_windows(plain, along_rows)
-    return None if found is along_rows else found
-
-
-def _with_all_kernels(op: Op, program: Program) -> Program:
-    """A program for known sizes with the kernels that these allow, output by output."""
-    parts = separated(op)
-    if len(parts) > 1:
-        along_rows = (_plain_rows(part, schedule(part, gather(part))) for part in parts)
-        return rejoined(program, tuple(map(_with_all_kernels, parts, along_rows)))
-    plain = schedule(op, gather(op))
-    program = with_blocks(plain, with_padding(op, program))
-    program = with_masked_rows(plain, program, facts_of(op))
-    return with_plane_kernels(plain, program)
+    public = _checked(text, name)[path[0]]
+    return special_along_rows(_derived_op(text, name, path), public, values, layout)
 
 
 def special_cuda(
     text: str, name: str, path: tuple[str, ...], values: Mapping[str, int], layout: int = 0
 ) -> str:
     """The same in CUDA: Python source that defines `kernels`."""
-    op = _derived_op(text, name, path)
-    program = threads(op, schedule(op, gather(op)))
-    orders = with_temporaries(op, channels_last(op, layout), program)
-    special = _special(relayout(op, orders), program, values, threads, unclamped)
+    special, program, orders = special_threads(_derived_op(text, name, path), values, layout)
     if special is program:
         return cuda_kernels(program, "kernels")
-    return cuda_kernels(special, "kernels", program, with_workspaces(orders, special.workspaces))
+    return cuda_kernels(special, "kernels", program, orders)
 
 
 def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:
@@ -454,7 +365,7 @@ def _operation_source(
     """A module of one op."""
     member = Member(op, path or (op.name,), ())
     program = schedule(op, gather(op))
-    on_cpu, on_gpu = _rows(op, program), threads(op, program)
+    on_cpu, on_gpu = along_rows(op, program), threads(op, program)
     kernels = None  # without a spec nothing can be made later
     if text and len(member.path) <= 2:
         kernels = _special_kernels(op, on_cpu, on_gpu, ops.get(member.path[0], op))

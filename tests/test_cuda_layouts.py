@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import opgen
 from catalogue import SPECS
-from opgen import compiler
+from opgen import programs
 from opgen.runtime import cuda_grid, cuda_operands, special
 from opgen.testing.cuda_on_cpu import Report
 from opgen.testing.cuda_on_cpu.emulated import emulated
@@ -229,7 +229,7 @@ def test_temporaries_in_declared_order_are_read_one_by_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Negative control."""
-    monkeypatch.setattr(compiler, "with_temporaries", lambda op, orders, program: orders)
+    monkeypatch.setattr(programs, "with_temporaries", lambda op, orders, program: orders)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # which has kernels already
     _, reports = pooled(opgen.load(SPECS / "pool.op"), image(1, 32, 32, 32))
     assert max(second_cache([report]) for report in reports) > 2 * HALO

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from opgen import compiler, loading
+from opgen import compiler, loading, programs
 from opgen.cli.console import diagnostics, errors, output
 from opgen.cost.kernels import Tiles, cost, joint_cost, tensor_bytes, tiled_cost
 from opgen.cost.machines import MACHINES, Machine
@@ -161,7 +161,7 @@ def _report(
     fixed |= {name: 1 for name in factors_of(public) if sizes.get(name) == 1}
     special = specialise(op, fixed)
     program = schedule(special, gather(special))
-    threads = compiler.threads(special, program)
+    threads = programs.threads(special, program)
     if only_siblings and not any(kernel.also for kernel in threads.kernels):
         return
     costs = []

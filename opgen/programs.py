@@ -1,0 +1,134 @@
+"""The loops of an op: for the CPU, for the threads of a GPU, and for particular values.
+
+This is the order of the passes over loops. Nothing else knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from opgen.ir.context import facts_of
+from opgen.ir.loops import Program
+from opgen.ir.notation import Op
+from opgen.passes.blocks import with_blocks
+from opgen.passes.cuda_product import with_contractions
+from opgen.passes.cuda_rows import cuda_rows
+from opgen.passes.cuda_siblings import with_siblings
+from opgen.passes.gather import gather
+from opgen.passes.guests import with_guests
+from opgen.passes.masked_rows import with_masked_rows
+from opgen.passes.one_pass import with_one_pass
+from opgen.passes.padded import with_padding
+from opgen.passes.plane_sums import with_plane_sums
+from opgen.passes.planes import with_plane_kernels
+from opgen.passes.relayout import (
+    Orders,
+    channels_last,
+    of_images,
+    relayout,
+    with_temporaries,
+    with_workspaces,
+)
+from opgen.passes.rows import rows
+from opgen.passes.schedule import schedule
+from opgen.passes.separate import rejoined, separated
+from opgen.passes.specialise import given_sizes, specialise, windows_of
+from opgen.passes.unclamp import unclamped
+from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
+from opgen.runtime.description import LARGEST_WINDOW
+
+
+def along_rows(op: Op, program: Program) -> Program:
+    """The loops of an op for the CPU."""
+    return with_guests(_each_along_rows(op, program))
+
+
+def _each_along_rows(op: Op, program: Program) -> Program:
+    """The same with each kernel by itself."""
+    return rows(program, facts_of(op))
+
+
+def threads(op: Op, program: Program) -> Program:
+    """The loops of an op for the threads of a GPU."""
+    return with_siblings(with_contractions(cuda_rows(program, facts_of(op)), program, op))
+
+
+# ---------------------------------------------------------------------------- particular values
+def window_sizes(op: Op, public: Op) -> tuple[str, ...]:
+    """The sizes of windows of an op that was derived from that one of the spec."""
+    return (*windows_of(public), *given_sizes(op, public))
+
+
+def for_values(
+    op: Op,
+    program: Program,
+    values: Mapping[str, int],
+    rewrite: Callable[[Op, Program], Program],
+    prepare: Callable[[Op], Op] = lambda op: op,
+) -> Program:
+    """The program for particular values, or the general one if it has not all operands of it."""
+    special = prepare(specialise(op, values))
+    found = rewrite(special, schedule(special, gather(special)))
+    known = {operand.name for operand in program.operands}
+    if any(operand.name not in known for operand in found.operands):
+        return program
+    return found
+
+
+def special_along_rows(
+    op: Op, public: Op, values: Mapping[str, int], layout: int
+) -> tuple[Program, Program, Orders]:
+    """The program for particular values, the general one, and the orders of the dims of tensors.
+
+    `public` is the op of the spec that the op was derived from. `layout` says which tensors are in
+    channels-last format, see `passes.relayout`.
+    """
+    program = along_rows(op, schedule(op, gather(op)))
+    orders = with_temporaries(op, channels_last(op, layout), program)
+    if (wide := _wide(op, program, of_images(orders), values)) is not None:
+        return wide, program, of_images(orders)
+    sizes = window_sizes(op, public)
+    values = {n: v for n, v in values.items() if n not in sizes or v <= LARGEST_WINDOW}
+    laid_out = relayout(op, orders)
+    special = for_values(laid_out, program, values, _each_along_rows)
+    if special is program:
+        return program, program, {}
+    known = specialise(laid_out, values)
+    special = with_one_pass(schedule(known, gather(known)), _with_all_kernels(known, special))
+    special = with_plane_sums(with_guests(special))
+    return special, program, with_workspaces(orders, special.workspaces)
+
+
+def special_threads(
+    op: Op, values: Mapping[str, int], layout: int
+) -> tuple[Program, Program, Orders]:
+    """The same for the threads of a GPU."""
+    program = threads(op, schedule(op, gather(op)))
+    orders = with_temporaries(op, channels_last(op, layout), program)
+    special = for_values(relayout(op, orders), program, values, threads, unclamped)
+    if special is program:
+        return program, program, {}
+    return special, program, with_workspaces(orders, special.workspaces)
+
+
+def _wide(op: Op, program: Program, orders: Orders, values: Mapping[str, int]) -> Program | None:
+    """The program for particular values with a kernel for wide windows, if it has one."""
+    special = specialise(relayout(op, orders), values)
+    plain = schedule(special, gather(special))
+    if not has_wide_windows(plain):
+        return None
+    others = for_values(relayout(op, orders), program, values, _each_along_rows)
+    found = with_wide_windows(plain, others)
+    return None if found is others else found
+
+
+def _with_all_kernels(op: Op, program: Program) -> Program:
+    """A program for known sizes with the kernels that these allow, output by output."""
+    parts = separated(op)
+    if len(parts) > 1:
+        each = (_each_along_rows(part, schedule(part, gather(part))) for part in parts)
+        return rejoined(program, tuple(map(_with_all_kernels, parts, each)))
+    plain = schedule(op, gather(op))
+    program = with_blocks(plain, with_padding(op, program))
+    program = with_masked_rows(plain, program, facts_of(op))
+    return with_plane_kernels(plain, program)
