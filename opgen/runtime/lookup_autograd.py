@@ -22,10 +22,11 @@ from opgen.runtime import (
     lookup_library,
     lookup_pair,
     partners,
+    primals,
     registration,
 )
-from opgen.runtime.autograd import Kind, Point
 from opgen.runtime.description import Gradient, Shape
+from opgen.runtime.primals import Kind, Point
 from opgen.runtime.schema import Number, Numbers, flatten
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ def recorded(
         wanted = ctx.needs_input_grad
         kept = kept_of.get(wanted)
         if kept is None:
-            kept = autograd.needed(operation, wanted[2:], forward_mode=False)
-            if autograd.is_known(operation, wanted[2:]):
+            kept = primals.needed(operation, wanted[2:], forward_mode=False)
+            if primals.is_known(operation, wanted[2:]):
                 kept_of[wanted] = kept
         shapes = tuple([None if tensor is None else tensor.shape for tensor in tensors])
         ctx.call = shapes, numbers, kept
@@ -259,7 +260,7 @@ def plan(
     ]
     places = {declared.name: at for at, declared in enumerate(operation.inputs)}
     places |= {
-        autograd.COTANGENT + output.name: -1 - at for at, output in enumerate(operation.outputs)
+        primals.COTANGENT + output.name: -1 - at for at, output in enumerate(operation.outputs)
     }
     names = [
         declared.name

@@ -28,9 +28,10 @@ from opgen.runtime import (
     lookup_autograd,
     lookup_caller,
     lookup_library,
+    primals,
     special,
 )
-from opgen.runtime.autograd import Kind
+from opgen.runtime.primals import Kind
 from opgen.runtime.schema import Number, unflatten
 from opgen.runtime.special import NotMadeError
 from opgen.runtime.toolchain import NoCompilerError, find_compiler
@@ -226,7 +227,7 @@ def _recorded(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
         if goes_there:
             return None
         wanted = tuple([x is not None and x.requires_grad for x in tensors])
-        kept = autograd.needed(operation, wanted, forward_mode=False)
+        kept = primals.needed(operation, wanted, forward_mode=False)
         before: list[Any] = [None] * count
         given = list(tensors)
         for at, tensor in enumerate(tensors):
