@@ -291,7 +291,7 @@ class _Writer:
                 self.lines.append(f"if ({pair[0]} != {pair[1]})")
         if moves.has_moves(kernel) and kernel.only is None:
             self.move(kernel)
-        if frames.has_frames(kernel) and kernel.name not in self.guests:
+        if frames.has_frames(kernel):
             self.frames(kernel)
         count_text, work_text = self.printer.poly(count).text, self.printer.poly(each).text
         if kernel.name in self.guests:

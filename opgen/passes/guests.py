@@ -120,6 +120,7 @@ def _is_plain(kernel: Kernel) -> bool:
         and (kernel.only is None or kernel.plane is not None)
         and kernel.unless is None
         and not kernel.moves
+        and kernel.framed is None
         and kernel.contraction is None
         and not uses(kernel).faults
     )
