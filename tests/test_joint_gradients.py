@@ -17,7 +17,9 @@ from torch.profiler import profile
 import opgen
 from catalogue import SPECS
 from opgen.compiler import check_source, read_source
+from opgen.ir import family
 from opgen.passes.derive import all_inputs, derive
+from opgen.runtime import description
 
 
 def real(*shape: int) -> Tensor:
@@ -143,3 +145,8 @@ def test_a_compiled_model_has_the_same_gradients() -> None:
     wanted = torch.autograd.grad(call(*tensors).sin().sum(), tensors)
     found = torch.autograd.grad(compiled(*tensors).sin().sum(), tensors)
     torch.testing.assert_close(found, wanted)
+
+
+def test_the_runtime_reads_what_is_written() -> None:
+    assert description.JOINT == family.JOINT
+    assert description.ONE_PASS == family.ONE_PASS
