@@ -145,8 +145,25 @@ def test_a_known_call_is_computed_without_python(
             found = function(*given, **attributes)
             assert torch.equal(found, exact.to(dtype)), "small integers have no rounding"
             assert found.dtype == dtype and found.is_contiguous(memory_format=format_)
-        if format_ == LAST and out >= 16 and columns > 1:
+        if (out >= 16 and columns > 1) if format_ == LAST else columns >= 16:
             assert not in_python, "the last call was looked up"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("r", "columns"), [(2, 16), (2, 33), (3, 16), (4, 17), (4, 50), (5, 16)])
+def test_rows_of_pixels_that_become_one(
+    r: int, columns: int, dtype: torch.dtype, threads: int, in_python: list[Tensor | None]
+) -> None:
+    function = opgen.load(SPECS / "conv_depth_to_space.op").conv_depth_to_space
+    torch.manual_seed(r)
+    x = torch.randint(-2, 3, (2, 16, 70, columns)).to(dtype)
+    w = torch.randint(-1, 2, (8 * r * r, 16, 3, 3)).to(dtype)
+    exact = F.pixel_shuffle(F.conv2d(x.double(), w.double(), padding=1), r)
+    for _ in range(3):
+        in_python.clear()
+        found = function(x, w, r=r, padding=1)
+        assert torch.equal(found, exact.to(dtype)) and found.is_contiguous()
+    assert bool(in_python) == (r > lookup_moves.MOST_IN_TURN)
 
 
 def test_a_filter_that_is_not_finite(in_python: list[Tensor | None]) -> None:

@@ -107,7 +107,7 @@ def _joined(
         return parts.view(shape)
     except RuntimeError:  # they do not lie one behind the other in memory
         out = torch.empty(shape, dtype=parts.dtype, device=parts.device, memory_format=format_)
-        _copy(out.view(parts.shape), parts)
+        copy(out.view(parts.shape), parts)
         return out
 
 
@@ -115,7 +115,7 @@ _SHORT = 32
 """How many elements in the two innermost dims `copy_` is slow for: it goes through them at once."""
 
 
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     """`target.copy_(source)`, a slice at a time where the innermost dims are short."""
     sizes = zip(target.stride(), target.shape, range(target.dim()), strict=True)
     inner = sorted(each for each in sizes if each[1] > 1)
@@ -129,4 +129,4 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
         return
     dim = inner[0][2]
     for part, own in zip(target.unbind(dim), source.unbind(dim), strict=True):
-        _copy(part, own)
+        copy(part, own)

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import library, library_repeats
+from opgen.runtime import library, library_repeats, library_strips
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.layout import FORMATS
 from opgen.runtime.library import Case, Sizes
 from opgen.runtime.library_gradients import by_pieces, gradients, is_channels_last, unread
+from opgen.runtime.library_strips import Strips
 from opgen.runtime.schema import Number, Numbers, flatten
 
 if TYPE_CHECKING:
@@ -85,6 +86,10 @@ class Plan:
     is_uneven: bool
     repeats: int
     """How many times each channel of the image is there in `case`, see `library_repeats`."""
+    strips: Strips | None
+    """How a large result is cut."""
+    shape: Sizes
+    """That of the output."""
 
     @staticmethod
     def of(case: Case, call: Call) -> Plan:
@@ -109,6 +114,11 @@ class Plan:
             return Operand(places[name], arrangement, format_)
 
         (shape,) = call.shapes.outputs
+        is_copied = case.is_wide or (names.target == names.result and case.is_many)
+        restored = arranged.get(names.target)
+        strips = None
+        if names.target == names.result and repeats == 1 and not is_copied:
+            strips = library_strips.strips(case, restored, dtype)
         return Plan(
             case=case.repeated(repeats),
             result=operand(names.result),
@@ -116,12 +126,14 @@ class Plan:
             weight=operand(names.weight),
             bias=operand(names.bias),
             is_forward=is_public,
-            restored=arranged.get(names.target),
+            restored=restored,
             strides=torch.empty(shape, device="meta", memory_format=case.format).stride(),
             geometry=case.repeated(repeats).geometry,
-            is_copied=case.is_wide or (names.target == names.result and case.is_many),
+            is_copied=is_copied,
             is_uneven=case.is_uneven,
             repeats=repeats,
+            strips=strips,
+            shape=shape,
         )
 
     def operands(self, tensors: Tensors) -> list[torch.Tensor | None]:
@@ -274,6 +286,11 @@ def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
     result, image, weight, bias = plan.operands(tensors)
     found = None
     if image is not None and weight is not None:
+        if any(case.padding) and not _is_finite(weight):
+            return None
+        if plan.strips is not None:
+            where = plan.shape, plan.strides
+            return library_strips.convolve(plan.strips, image, weight, bias, *where)
         found = _result(case, image, weight, bias)
     elif result is not None and weight is not None:
         found = _image(case, result, weight, bias, plan.is_forward)
@@ -318,9 +335,7 @@ def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _result(
     case: Case, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor | None:
-    if any(case.padding) and not _is_finite(weight):
-        return None
+) -> torch.Tensor:
     none = [0] * len(case.stride)
     return torch.convolution(
         image, weight, bias, case.stride, case.padding, case.dilation, False, none, case.groups

@@ -26,7 +26,7 @@ _ABSENT = -1
 def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
     """A convolution, or a transposed one, of tensors as they are; None for what Python prepares."""
     source = plan.image or plan.result
-    if source is None or plan.weight is None:
+    if source is None or plan.weight is None or plan.strips is not None:
         return None
     moves = [] if _is_direct(plan) else _moves(plan, tensors)
     if moves is None:

@@ -155,6 +155,10 @@ def _connected(block: int) -> _Library | None:
         ctypes.c_int64,
         *(ctypes.c_char_p, ctypes.c_int64),
     ]
+    library.opgen_move.restype = None
+    library.opgen_move.argtypes = [*(ctypes.c_void_p,) * 3, ctypes.c_int64]
+    library.opgen_expect.restype = None
+    library.opgen_expect.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.opgen_new_table.restype = ctypes.c_void_p
     library.opgen_new_table.argtypes = []
     library.opgen_register.argtypes = [
@@ -181,6 +185,12 @@ def ask_python() -> torch.Tensor:
 def is_available() -> bool:
     """Whether calls can be looked up here."""
     return _library(0) is not None
+
+
+def loaded() -> ctypes.CDLL | None:
+    """The library itself, for functions of it that are no ops; None where it cannot be had."""
+    library = _library(0)
+    return None if library is None else library.loaded
 
 
 # ---------------------------------------------------------------------------- tables and ops

@@ -17,8 +17,15 @@ for single ones."""
 _FEW = 2**12
 """Elements of a tensor that may lie in any way, such as a bias."""
 
+MOST_IN_TURN = 4
+"""How many runs may become one, an element of each in turn."""
+
 NONE = (-1,)
 """A tensor that stays as it is."""
+
+
+Dim = tuple[int, int, int]
+"""A size, and the steps in what is read and in what is written."""
 
 
 class NoMove(Enum):
@@ -66,16 +73,34 @@ def _move(
     with contextlib.suppress(RuntimeError):
         parts.view(new.shape)
         return NoMove.NEEDLESS
-    steps = zip(parts.shape, parts.stride(), whole.stride(), strict=True)
-    dims = sorted((each for each in steps if each[0] > 1), key=lambda each: -each[2])
-    joined: list[tuple[int, int, int]] = []
-    for size, source, target in dims:
-        if joined and joined[-1][1:] == (size * source, size * target):
-            joined[-1] = (joined[-1][0] * size, source, target)
-        else:
-            joined.append((size, source, target))
-    run = joined[-1][0] if joined and joined[-1][1:] == (1, 1) else 1
-    if run < _LEAST_RUN and new.numel() > _FEW:
+    dims = steps(parts, whole)
+    if not is_quick(dims, new.element_size()) and new.numel() > _FEW:
         return NoMove.IMPOSSIBLE
-    words = (number for each in joined for number in each)
-    return (len(joined), *words, new.dim(), *new.shape, *new.stride())
+    return (*listed(dims), new.dim(), *new.shape, *new.stride())
+
+
+def steps(source: torch.Tensor, target: torch.Tensor) -> list[Dim]:
+    """How to go through two tensors of one shape, by the steps in the second one."""
+    together = zip(source.shape, source.stride(), target.stride(), strict=True)
+    joined: list[Dim] = []
+    for size, one, other in sorted((x for x in together if x[0] > 1), key=lambda each: -each[2]):
+        if joined and joined[-1][1:] == (size * one, size * other):
+            joined[-1] = (joined[-1][0] * size, one, other)
+        else:
+            joined.append((size, one, other))
+    return joined
+
+
+def listed(dims: Sequence[Dim]) -> tuple[int, ...]:
+    """The integers that a move begins with."""
+    return (len(dims), *(number for each in dims for number in each))
+
+
+def is_quick(dims: Sequence[Dim], bytes_: int) -> bool:
+    """Whether elements of that size are moved in runs, or a few runs become one in turn."""
+    if dims and dims[-1][1:] == (1, 1) and dims[-1][0] >= _LEAST_RUN:
+        return True
+    if len(dims) < 3 or bytes_ not in (2, 4):
+        return False
+    (cells, apart, across), (rows, _, run) = dims[-2:]
+    return (apart, across, run) == (1, rows, 1) and rows <= MOST_IN_TURN and cells >= _LEAST_RUN

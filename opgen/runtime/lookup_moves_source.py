@@ -2,13 +2,17 @@
 
 A move is a list of integers, see `lookup_moves`: how many dims, and of each its size, its step in
 what is read and its step in what is written, those of the largest steps of the latter first. The
-copy is another tensor, whose rank, sizes and strides follow.
+copy is another tensor, whose rank, sizes and strides follow; or it is a part of one that is there,
+for `opgen_move`.
+
+Two, three or four rows of pixels that become one, a pixel of each in turn, have loops that
+compilers turn into vectors.
 """
 
 from __future__ import annotations
 
 _SOURCE = r"""
-enum { MOVED_AT_ONCE = 32768, FEW_MOVED = 1 << 18 };
+enum { MOVED_AT_ONCE = 32768, FEW_MOVED = 1 << 18, MOST_IN_TURN = 4 };
 typedef struct { int64_t size, from, to; } Dim;
 typedef struct {
     const char *from;
@@ -17,12 +21,37 @@ typedef struct {
     int64_t rank, bytes, outer, at_once, next;
 } Move;
 
+/* Rows of so many cells, `from` apart, as one. */
+#define IN_TURN(TYPE, ROWS) \
+    for (int64_t i = 0; i < cells; i++) \
+        for (int64_t row = 0; row < ROWS; row++) \
+            ((TYPE *)to)[i * ROWS + row] = ((const TYPE *)from)[row * apart + i];
+#define IN_TURN_OF(TYPE) \
+    static void TYPE##_in_turn(const void *restrict from, void *restrict to, int64_t cells, \
+                               int64_t rows, int64_t apart) \
+    { \
+        if (rows == 2) IN_TURN(TYPE, 2) \
+        else if (rows == 3) IN_TURN(TYPE, 3) \
+        else IN_TURN(TYPE, 4) \
+    }
+IN_TURN_OF(uint16_t)
+IN_TURN_OF(uint32_t)
+
+static int is_in_turn(const Dim *dims, int64_t rank, int64_t bytes)
+{
+    return rank == 2 && dims[0].from == 1 && dims[1].to == 1 && dims[0].to == dims[1].size
+        && dims[1].size <= MOST_IN_TURN && (bytes == 2 || bytes == 4);
+}
+
 static void move_dims(const Dim *dims, int64_t rank, const char *from, char *to, int64_t bytes)
 {
     if (rank == 0) {
         memcpy(to, from, (size_t)bytes);
     } else if (rank == 1 && dims->from == 1 && dims->to == 1) {
         memcpy(to, from, (size_t)(dims->size * bytes));
+    } else if (is_in_turn(dims, rank, bytes)) {
+        (bytes == 2 ? uint16_t_in_turn : uint32_t_in_turn)(
+            from, to, dims[0].size, dims[1].size, dims[1].from);
     } else {
         for (int64_t i = 0; i < dims->size; i++)
             move_dims(dims + 1, rank - 1, from + i * dims->from * bytes, to + i * dims->to * bytes,
@@ -53,7 +82,8 @@ static void take_points(void *data)
     }
 }
 
-static void move(const void *from, void *to, const int64_t *about, int64_t bytes)
+/* Of what `is_new`, pages may have to be asked for. */
+static void move(const void *from, void *to, const int64_t *about, int64_t bytes, int is_new)
 {
     const int64_t rank = about[0], outer = rank > 3 ? 2 : rank > 1 ? 1 : 0;
     const Dim *dims = (const Dim *)(about + 1);
@@ -61,9 +91,16 @@ static void move(const void *from, void *to, const int64_t *about, int64_t bytes
     for (int64_t i = 0; i < rank; i++) cells *= dims[i].size;
     for (int64_t i = outer; i < rank; i++) each *= dims[i].size;
     Move all = {from, to, dims, rank, bytes, outer, 1 + MOVED_AT_ONCE / (each + 1), 0};
-    is_mapped(to, cells * bytes, 1);
+    if (is_new) is_mapped(to, cells * bytes, 1);
     take_all(take_points, &all, cells <= FEW_MOVED);
 }
+
+/* A move into a part of a tensor, of which new memory was expected to be written as a whole. */
+void opgen_move(const void *from, void *to, const int64_t *about, int64_t bytes)
+{
+    move(from, to, about, bytes, 0);
+}
+void opgen_expect(void *memory, int64_t bytes) { is_mapped(memory, bytes, 1); }
 
 /* A tensor with other dims; where the next move begins, NULL if it cannot be made. No dims at all
    leave a tensor as it is. */
@@ -77,7 +114,7 @@ static const int64_t *rearranged(const int64_t *about, Tensor tensor, int64_t by
     if (!describe(tensor, known, &words)) return NULL;
     if (empty_strided(rank, shape, shape + rank, (int32_t)known[0], 0, 0, made)) return NULL;
     if (get_const_data(tensor, &from) || get_data(*made, &to)) return NULL;
-    move(from, to, about, bytes);
+    move(from, to, about, bytes, 1);
     return shape + 2 * rank;
 }
 """

@@ -1,0 +1,154 @@
+"""Convolutions of PyTorch's library whose results are large: some rows of them at a time.
+
+The library brings an image into an order of its own, computes, and brings the result back, from
+tensor to tensor. Where these are larger than what the C library keeps, all of them are new pages in
+every call, and none is in a cache when it is read. That takes longer than the products: of 64
+channels to 256, 3x3, on 720 by 1280, 5.6 s on one thread where strips of the result take 1.4, and
+2.4 s beside 1.1 in channels-last format; 135 ms beside 82 on 180 by 320.
+
+A strip reads the rows that its windows reach, with rows of zeros where these are outside of the
+image. It goes to its place in the result while it is in a cache, which is where the dims of a
+result that is seen with others (`arrangement`) are brought into their order, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from opgen.runtime import lookup_library, lookup_moves
+from opgen.runtime.arrangement import Arrangement, copy
+from opgen.runtime.layout import FORMATS
+
+if TYPE_CHECKING:
+    from opgen.runtime.library import Case, Sizes
+
+_LARGE = 2**25
+"""Bytes of a result from which on it is computed so: the C library keeps no more of them."""
+
+_AT_ONCE = 2**22
+"""Bytes of a strip, about. Of twice as many some allocations are new pages again."""
+
+_OUTWEIGHS = 8
+"""How many times the bytes of the weight a strip has at least: the library brings the weight into
+an order of its own for every call, which must not show."""
+
+_FEWEST = 4
+"""How many strips a result must have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strips:
+    """How the result of a convolution is cut: some images at a time, or some rows of each."""
+
+    case: Case
+    arrangement: Arrangement | None
+    images: int
+    rows: int
+
+    def parts(self) -> Iterator[tuple[range, range]]:
+        """The images and rows of every strip."""
+        images, rows = self.case.result[0], self.case.result[2]
+        for first in range(0, images, self.images):
+            for top in range(0, rows, self.rows):
+                yield (
+                    range(first, min(first + self.images, images)),
+                    range(top, min(top + self.rows, rows)),
+                )
+
+    def place(self, target: torch.Tensor, images: range, rows: range) -> torch.Tensor:
+        """Where a strip goes in the output of the op; its dims are parts of those of the strip."""
+        at_images, at_rows = 0, 2
+        if self.arrangement is not None:
+            order = self.arrangement.order
+            target = target.view(self.arrangement.split).permute(self.arrangement.moved)
+            at_rows = len(order[0]) + len(order[1])
+        target = target.narrow(at_images, images.start, len(images))
+        return target.narrow(at_rows, rows.start, len(rows))
+
+
+def strips(case: Case, arrangement: Arrangement | None, dtype: torch.dtype) -> Strips | None:
+    """The strips of a convolution's result; None where it is computed as a whole."""
+    if len(case.result) < 3 or math.prod(case.result) * dtype.itemsize < _LARGE:
+        return None
+    if case.format not in (torch.contiguous_format, FORMATS.get(len(case.result))):
+        return None  # that of an output with more or fewer dims
+    if arrangement is not None and {len(arrangement.order[dim]) for dim in (0, 2)} != {1}:
+        return None  # images or rows of the strip are none of the op's output
+    least = max(_AT_ONCE, _OUTWEIGHS * math.prod(case.weight) * dtype.itemsize)
+    if _FEWEST * least > math.prod(case.result) * dtype.itemsize:
+        return None
+    image = math.prod(case.result[1:]) * dtype.itemsize
+    if image <= least:
+        return Strips(case, arrangement, least // image, case.result[2])
+    row = image // case.result[2]
+    overlap = -(-case.dilation[0] * (case.weight[2] - 1) // case.stride[0])
+    return Strips(case, arrangement, 1, max(least // row, overlap, 1))
+
+
+def convolve(
+    plan: Strips,
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    shape: Sizes,
+    strides: Sizes,
+) -> torch.Tensor:
+    """The output of the op, of that shape and with these strides."""
+    case = plan.case
+    target = torch.empty_strided(
+        tuple(shape), tuple(strides), dtype=image.dtype, device=image.device
+    )
+    _expected(target)
+    weight = weight.contiguous(memory_format=case.format)  # once, not for every strip
+    none = [0] * len(case.stride)
+    for images, rows in plan.parts():
+        read, padding = _read(case, image[images.start : images.stop], rows)
+        geometry = (case.stride, [padding, *case.padding[1:]], case.dilation, False, none)
+        found = torch.convolution(read, weight, bias, *geometry, case.groups)
+        place = plan.place(target, images, rows)
+        _moved(found.view(place.shape), place)
+    return target
+
+
+def _read(case: Case, images: torch.Tensor, rows: range) -> tuple[torch.Tensor, int]:
+    """What a strip is computed from, and with how much padding."""
+    if len(rows) == case.result[2]:
+        return images, case.padding[0]
+    step, padding = case.stride[0], case.padding[0]
+    first = rows.start * step - padding
+    last = (rows.stop - 1) * step - padding + case.dilation[0] * (case.weight[2] - 1)
+    begin, end = max(first, 0), min(last + 1, case.image[2])
+    inside = images.narrow(2, begin, end - begin)
+    if (begin, end) == (first, last + 1) and inside.is_contiguous(memory_format=case.format):
+        return inside, 0
+    shape = (*inside.shape[:2], last + 1 - first, *inside.shape[3:])
+    found = torch.empty(shape, dtype=images.dtype, memory_format=case.format)
+    found.narrow(2, 0, begin - first).zero_()
+    found.narrow(2, end - first, last + 1 - end).zero_()
+    _moved(inside, found.narrow(2, begin - first, end - begin))
+    return found, 0
+
+
+def _expected(target: torch.Tensor) -> None:
+    """Ask for large pages, where a tensor that is to be written has none yet."""
+    library = lookup_library.loaded()
+    if library is not None:
+        library.opgen_expect(target.data_ptr(), target.numel() * target.element_size())
+
+
+def _moved(source: torch.Tensor, target: torch.Tensor) -> None:
+    """`target.copy_(source)`."""
+    library, size = lookup_library.loaded(), target.element_size()
+    dims = lookup_moves.steps(source, target)
+    if library is None or not lookup_moves.is_quick(dims, size):
+        copy(target, source)
+        return
+    words = lookup_moves.listed(dims)
+    about = (ctypes.c_int64 * len(words))(*words)
+    library.opgen_move(source.data_ptr(), target.data_ptr(), about, size)
