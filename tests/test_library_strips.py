@@ -23,7 +23,7 @@ SUBPIXEL = opgen.load(SPECS / "conv_depth_to_space.op")
 
 @pytest.fixture
 def strips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many strips each call has had; small results have some, too."""
+    """How many strips each call has had, negative for gradients; small results have some, too."""
     found: list[int] = []
     convolve = library_strips.convolve
 
@@ -31,14 +31,25 @@ def strips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         found.append(len(list(plan.parts())))
         return convolve(plan, *arguments)
 
+    both = library_strips.gradients
+
+    def counted_both(plan: library_strips.Strips, *arguments: Any) -> tuple[Tensor, Tensor]:
+        found.append(-len(list(plan.parts())))
+        return both(plan, *arguments)
+
     monkeypatch.setattr(library_strips, "convolve", counted)
+    monkeypatch.setattr(library_strips, "gradients", counted_both)
     monkeypatch.setattr(library_strips, "_LARGE", 2**10)
     monkeypatch.setattr(library_strips, "_AT_ONCE", 2**8)
     monkeypatch.setattr(library_strips, "_OUTWEIGHS", 0)
-    library_call._KNOWN.clear()
-    with lookup_library.suspended():
-        yield found
-    library_call._KNOWN.clear()
+    forget_plans()
+    yield found
+    forget_plans()
+
+
+def forget_plans() -> None:
+    for plans in library_call._KNOWN.values():
+        plans.clear()
 
 
 def check(found: Tensor, wanted: Tensor, terms: int) -> None:
@@ -63,6 +74,8 @@ CASES = {
     "groups": ((2, 128, 13, 5), (128, 64, 3, 3), {"groups": 2, "padding": 1}),
     "one tap": ((2, 64, 13, 5), (96, 64, 1, 1), {}),
     "many small images": ((37, 64, 2, 2), (64, 64, 3, 3), {"padding": 1}),
+    "large windows": ((1, 64, 11, 9), (64, 64, 5, 5), {"padding": 4}),
+    "taps apart": ((2, 64, 19, 9), (64, 64, 3, 3), {"dilation": 3, "padding": 3}),
     "one row": ((1, 64, 1, 50), (64, 64, 1, 3), {"padding": [0, 1]}),
 }
 
@@ -97,6 +110,83 @@ def test_a_shuffle_behind(r: int, format_: Any, dtype: torch.dtype, strips: list
     assert found.is_contiguous(memory_format=format_)
     is_taken = dtype != torch.float16 or compat.library_has_float16()
     assert [count > 1 for count in strips] == [True] * is_taken
+
+
+def gradients_of(function: Any, x: Tensor, weight: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
+    """Of the last call: those of the first ones are new, and go gradient by gradient."""
+    for _ in range(3):
+        leaves = [each.detach().requires_grad_() for each in (x, weight)]
+        found = torch.autograd.grad(function(*leaves), leaves, seed)
+    return found
+
+
+@pytest.mark.parametrize("format_", [PLAIN, LAST])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name: str, format_: Any, strips: list[int]) -> None:
+    shape, filters, options = CASES[name]
+    x = torch.randn(shape).contiguous(memory_format=format_)
+    weight = torch.randn(filters).contiguous(memory_format=format_)
+
+    def exact(x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv2d(x.double(), weight.double(), **options)
+
+    seed = torch.randn(exact(x, weight).shape).contiguous(memory_format=format_)
+    found = gradients_of(lambda *both: CONV.conv2d(*both, **options), x, weight, seed)
+    wanted = gradients_of(exact, x.double(), weight.double(), seed.double())
+    for one, other, terms in zip(
+        found, wanted, (weight[0].numel(), seed[:, 0].numel()), strict=True
+    ):
+        check(one, other, terms)
+        assert one.is_contiguous(memory_format=format_)
+    # Attributes with a number for each dim take the long way, gradient by gradient.
+    if not any(isinstance(each, list) for each in options.values()):
+        assert min(strips) < -1
+
+
+@pytest.mark.parametrize("kind", ["plain", "last", "neither"])
+@pytest.mark.parametrize("r", [2, 3, 5])
+def test_gradients_with_a_shuffle_behind(r: int, kind: str, strips: list[int]) -> None:
+    format_ = LAST if kind == "last" else PLAIN
+    x = torch.randn(2, 64, 11, 18).contiguous(memory_format=format_)
+    weight = torch.randn(2 * r * r, 64, 3, 3)
+
+    def exact(x: Tensor, weight: Tensor) -> Tensor:
+        return F.pixel_shuffle(F.conv2d(x, weight, padding=1), r)
+
+    seed = torch.randn(2, 2, 11 * r, 18 * r).contiguous(memory_format=format_)
+    if kind == "neither":
+        seed = seed.transpose(2, 3).contiguous().transpose(2, 3)
+    found = gradients_of(
+        lambda *both: SUBPIXEL.conv_depth_to_space(*both, r=r, padding=1), x, weight, seed
+    )
+    wanted = gradients_of(exact, x.double(), weight.double(), seed.double())
+    for one, other, terms in zip(found, wanted, (18 * r * r, 2 * 11 * 18), strict=True):
+        check(one, other, terms)
+    assert x.dim() == 4 and found[0].is_contiguous(memory_format=format_)
+    assert min(strips) < -1
+
+
+def test_gradients_of_16_bits_are_no_sums_of_strips(strips: list[int]) -> None:
+    x, weight = torch.randn(1, 64, 23, 9).bfloat16(), torch.randn(64, 64, 3, 3).bfloat16()
+    seed = torch.randn(1, 64, 23, 9).bfloat16()
+    gradients_of(lambda *both: CONV.conv2d(*both, padding=1), x, weight, seed)
+    assert strips and min(strips) > 0
+
+
+def test_gradients_where_the_cotangent_is_not_finite(strips: list[int]) -> None:
+    """A zero of the padding is no term, also beside infinity."""
+    x, weight = torch.randn(1, 64, 20, 9), torch.randn(64, 64, 3, 3)
+    seed = torch.randn(1, 64, 20, 9)
+    gradients_of(lambda *both: CONV.conv2d(*both, padding=1), x, weight, seed)
+    seed[0, 7, 0, 0] = float("inf")
+    found = gradients_of(lambda *both: CONV.conv2d(*both, padding=1), x, weight, seed)
+    assert min(strips) < -1
+    finite = found[1].isfinite()
+    assert finite[:7].all() and finite[8:].all()
+    # The window of that cell has its first row and its first column in the padding.
+    assert finite[7, :, 0].all() and finite[7, :, :, 0].all()
+    assert not finite[7, :, 1:, 1:].any()
+    assert not found[0][0, :, :2, :2].isfinite().any() and found[0][0, :, 2:].isfinite().all()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -201,4 +291,4 @@ def test_a_large_result(format_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         got = SUBPIXEL.conv_depth_to_space(x, weight, padding=1)
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
         assert got.is_contiguous(memory_format=format_)
-    assert found == [8] * 3  # of 27 rows, each with 8 times the bytes of the weight
+    assert found == [6] * 3  # of 38 rows: 217600 bytes each with those that they read

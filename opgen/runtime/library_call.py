@@ -87,7 +87,7 @@ class Plan:
     repeats: int
     """How many times each channel of the image is there in `case`, see `library_repeats`."""
     strips: Strips | None
-    """How a large result is cut."""
+    """How a large result, or its cotangent, is cut."""
     shape: Sizes
     """That of the output."""
 
@@ -117,8 +117,11 @@ class Plan:
         is_copied = case.is_wide or (names.target == names.result and case.is_many)
         restored = arranged.get(names.target)
         strips = None
-        if names.target == names.result and repeats == 1 and not is_copied:
-            strips = library_strips.strips(case, restored, dtype)
+        is_result = names.target == names.result
+        # Sums of several calls are those of float32.
+        is_sum = not is_public and dtype == torch.float32 and not case.is_uneven
+        if repeats == 1 and not is_copied and names.image not in arranged and (is_result or is_sum):
+            strips = library_strips.strips(case, arranged.get(names.result), dtype)
         return Plan(
             case=case.repeated(repeats),
             result=operand(names.result),
@@ -138,11 +141,14 @@ class Plan:
 
     def operands(self, tensors: Tensors) -> list[torch.Tensor | None]:
         """Result, image, weight and bias as the library takes them."""
-        weight, bias = (
-            None if each is None else each.of(tensors) for each in (self.weight, self.bias)
-        )
-        weight = None if weight is None else with_own_strides(weight)
-        return [self.pixels(self.result, tensors), self.images(tensors), weight, bias]
+        bias = None if self.bias is None else self.bias.of(tensors)
+        result, image = self.pixels(self.result, tensors), self.images(tensors)
+        return [result, image, self.filters(tensors), bias]
+
+    def filters(self, tensors: Tensors) -> torch.Tensor | None:
+        """The weight as the library takes it."""
+        found = None if self.weight is None else self.weight.of(tensors)
+        return None if found is None else with_own_strides(found)
 
     def images(self, tensors: Tensors) -> torch.Tensor | None:
         """The image as the library takes it."""
@@ -309,16 +315,26 @@ def _both(
         return None
     if not for_image.result.is_like(for_weight.result, image_tensors, weight_tensors):
         return None
-    result, _, weight, bias = for_image.operands(image_tensors)
-    image = for_weight.images(weight_tensors)
-    if result is None or weight is None or image is None or bias is not None:
+    weight, image = for_image.filters(image_tensors), for_weight.images(weight_tensors)
+    cotangent = image_tensors[for_image.result.at]
+    if cotangent is None or weight is None or image is None or for_image.bias is not None:
         return None
     if not _is_finite(weight):
         return None
+    if for_image.strips is not None and for_weight.strips is not None:
+        found = library_strips.gradients(for_image.strips, cotangent, image, weight)
+        return _finished(for_image, for_weight, found)
+    result = for_image.pixels(for_image.result, image_tensors)
+    assert result is not None
     if for_weight.is_uneven and not all(map(is_channels_last, (result, image))):
         found = by_pieces(for_weight.case, result, image, weight)
     else:
         found = gradients(for_weight.case, result, image, weight, (True, True))
+    return _finished(for_image, for_weight, found)
+
+
+def _finished(for_image: Plan, for_weight: Plan, found: Pair) -> Pair | None:
+    """Both gradients as those of the ops; None where padding may have met what is not finite."""
     if any(for_weight.case.padding) and not _is_finite(found[1]):
         return None
     return for_image.output(found[0]), for_weight.output(found[1])

@@ -9,6 +9,10 @@ channels to 256, 3x3, on 720 by 1280, 5.6 s on one thread where strips of the re
 A strip reads the rows that its windows reach, with rows of zeros where these are outside of the
 image. It goes to its place in the result while it is in a cache, which is where the dims of a
 result that is seen with others (`arrangement`) are brought into their order, too.
+
+Both gradients likewise come from strips of the cotangent, in float32: that of the weight is the sum
+of theirs, and rows of the image that two strips read have the sum of both. On 180 by 320 that takes
+0.75 to 0.85 of the time.
 """
 
 from __future__ import annotations
@@ -31,12 +35,13 @@ if TYPE_CHECKING:
 _LARGE = 2**25
 """Bytes of a result from which on it is computed so: the C library keeps no more of them."""
 
-_AT_ONCE = 2**22
-"""Bytes of a strip, about. Of twice as many some allocations are new pages again."""
+_AT_ONCE = 2**23
+"""Bytes of a strip and of what it reads, about. Of twice as many some allocations are new pages
+again."""
 
 _OUTWEIGHS = 8
-"""How many times the bytes of the weight a strip has at least: the library brings the weight into
-an order of its own for every call, which must not show."""
+"""How many times the bytes of the weight these are at least: the library brings the weight into an
+order of its own for every call, which must not show."""
 
 _FEWEST = 4
 """How many strips a result must have."""
@@ -61,34 +66,33 @@ class Strips:
                     range(top, min(top + self.rows, rows)),
                 )
 
-    def place(self, target: torch.Tensor, images: range, rows: range) -> torch.Tensor:
-        """Where a strip goes in the output of the op; its dims are parts of those of the strip."""
-        at_images, at_rows = 0, 2
+    def place(self, whole: torch.Tensor, images: range, rows: range) -> torch.Tensor:
+        """Where a strip is in the op's tensor; its dims are parts of those of the strip."""
+        at_rows = 2
         if self.arrangement is not None:
             order = self.arrangement.order
-            target = target.view(self.arrangement.split).permute(self.arrangement.moved)
+            whole = whole.view(self.arrangement.split).permute(self.arrangement.moved)
             at_rows = len(order[0]) + len(order[1])
-        target = target.narrow(at_images, images.start, len(images))
-        return target.narrow(at_rows, rows.start, len(rows))
+        return whole.narrow(0, images.start, len(images)).narrow(at_rows, rows.start, len(rows))
 
 
 def strips(case: Case, arrangement: Arrangement | None, dtype: torch.dtype) -> Strips | None:
     """The strips of a convolution's result; None where it is computed as a whole."""
-    if len(case.result) < 3 or math.prod(case.result) * dtype.itemsize < _LARGE:
+    size = dtype.itemsize
+    if len(case.result) < 3 or math.prod(case.result) * size < _LARGE:
         return None
     if case.format not in (torch.contiguous_format, FORMATS.get(len(case.result))):
         return None  # that of an output with more or fewer dims
     if arrangement is not None and {len(arrangement.order[dim]) for dim in (0, 2)} != {1}:
         return None  # images or rows of the strip are none of the op's output
-    least = max(_AT_ONCE, _OUTWEIGHS * math.prod(case.weight) * dtype.itemsize)
-    if _FEWEST * least > math.prod(case.result) * dtype.itemsize:
+    least = max(_AT_ONCE, _OUTWEIGHS * math.prod(case.weight) * size)
+    one = (math.prod(case.result[1:]) + math.prod(case.image[1:])) * size
+    if _FEWEST * least > one * case.result[0]:
         return None
-    image = math.prod(case.result[1:]) * dtype.itemsize
-    if image <= least:
-        return Strips(case, arrangement, least // image, case.result[2])
-    row = image // case.result[2]
+    if one <= least:
+        return Strips(case, arrangement, least // one, case.result[2])
     overlap = -(-case.dilation[0] * (case.weight[2] - 1) // case.stride[0])
-    return Strips(case, arrangement, 1, max(least // row, overlap, 1))
+    return Strips(case, arrangement, 1, max(least * case.result[2] // one, overlap, 1))
 
 
 def convolve(
@@ -116,13 +120,85 @@ def convolve(
     return target
 
 
+def gradients(
+    plan: Strips, cotangent: torch.Tensor, image: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of image and weight, all of them float32; the cotangent is that of the op."""
+    case = plan.case
+    if plan.arrangement is not None and not _can_be_taken_apart(cotangent, plan.arrangement):
+        cotangent = cotangent.contiguous()
+    target = torch.empty_like(image, memory_format=case.format)
+    _expected(target)
+    weight = weight.contiguous(memory_format=case.format)
+    sums: torch.Tensor | None = None
+    none, done = [0] * len(case.stride), 0
+    for images, rows in plan.parts():
+        some = slice(images.start, images.stop)
+        read, padding = _read(case, image[some], rows)
+        given = _in_format(case, plan.place(cotangent, images, rows), images, rows)
+        geometry = (case.stride, [padding, *case.padding[1:]], case.dilation, False, none)
+        wanted = [True, True, False]
+        found: list[torch.Tensor] = torch.ops.aten.convolution_backward.default(
+            given, read, weight, None, *geometry, case.groups, wanted
+        )
+        sums = found[1] if sums is None else sums.add_(found[1])
+        done = _added(case, found[0], target[some], rows, done)
+    assert sums is not None
+    return target, sums
+
+
+def _can_be_taken_apart(tensor: torch.Tensor, arrangement: Arrangement) -> bool:
+    try:
+        tensor.view(arrangement.split)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _in_format(case: Case, parts: torch.Tensor, images: range, rows: range) -> torch.Tensor:
+    """A strip of the cotangent as the library takes it."""
+    shape = (len(images), case.result[1], len(rows), *case.result[3:])
+    if parts.shape == shape and parts.is_contiguous(memory_format=case.format):
+        return parts
+    found = torch.empty(shape, dtype=parts.dtype, memory_format=case.format)
+    _moved(parts, found.view(parts.shape))
+    return found
+
+
+def _added(case: Case, found: torch.Tensor, target: torch.Tensor, rows: range, done: int) -> int:
+    """Put what a strip gives for an image into it, of which so many rows are done; how many are."""
+    if len(rows) == case.result[2]:
+        _moved(found, target)
+        return 0
+    size = case.image[2]
+    first, last = _reach(case, rows)
+    begin, end = max(first, 0), min(last + 1, size)
+    target.narrow(2, done, max(begin - done, 0)).zero_()
+    both = max(min(done, end) - begin, 0)
+    target.narrow(2, begin, both).add_(found.narrow(2, begin - first, both))
+    _moved(
+        found.narrow(2, begin + both - first, end - begin - both),
+        target.narrow(2, begin + both, end - begin - both),
+    )
+    done = max(done, end)
+    if rows.stop < case.result[2]:
+        return done
+    target.narrow(2, done, size - done).zero_()
+    return 0
+
+
+def _reach(case: Case, rows: range) -> tuple[int, int]:
+    """The first and the last row that rows of the result read, which may be in the padding."""
+    step, padding = case.stride[0], case.padding[0]
+    reach = case.dilation[0] * (case.weight[2] - 1)
+    return rows.start * step - padding, (rows.stop - 1) * step - padding + reach
+
+
 def _read(case: Case, images: torch.Tensor, rows: range) -> tuple[torch.Tensor, int]:
     """What a strip is computed from, and with how much padding."""
     if len(rows) == case.result[2]:
         return images, case.padding[0]
-    step, padding = case.stride[0], case.padding[0]
-    first = rows.start * step - padding
-    last = (rows.stop - 1) * step - padding + case.dilation[0] * (case.weight[2] - 1)
+    first, last = _reach(case, rows)
     begin, end = max(first, 0), min(last + 1, case.image[2])
     inside = images.narrow(2, begin, end - begin)
     if (begin, end) == (first, last + 1) and inside.is_contiguous(memory_format=case.format):
@@ -144,6 +220,8 @@ def _expected(target: torch.Tensor) -> None:
 
 def _moved(source: torch.Tensor, target: torch.Tensor) -> None:
     """`target.copy_(source)`."""
+    if target.numel() == 0:
+        return
     library, size = lookup_library.loaded(), target.element_size()
     dims = lookup_moves.steps(source, target)
     if library is None or not lookup_moves.is_quick(dims, size):

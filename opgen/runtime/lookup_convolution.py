@@ -64,6 +64,8 @@ def gradients(
         return None
     if not all(map(_is_direct, plans)) or for_image.is_forward:
         return None
+    if for_image.strips is not None and for_weight.strips is not None:
+        return None
     if for_image.geometry != for_weight.geometry or for_image.bias is not None:
         return None
     if not _can_be_checked(weight, True) or not _are_taken_so(cotangent, image, weight):
