@@ -405,11 +405,39 @@ def test_an_input_that_is_loaded_many_times_is_cast() -> None:
 def test_cells_that_repeat_an_element_are_written_together() -> None:
     text = (SPECS / "upsample_nearest.op").read_text(encoding="utf-8")
     given = text, "upsample_nearest.op", ("upsample_nearest",)
-    for factor, stores in ((2, 2), (3, 3), (5, 1)):
-        made = compiler.unrounded_source(
-            *given, {"scale_factor": factor, "H": 8, "W": 8}, 3, ("x",)
-        )
+    for factor, stores, vectors in ((2, 2, 4), (3, 3, 3), (5, 1, 0)):
+        values = {"scale_factor": factor, "H": 8, "W": 8}
+        made = compiler.unrounded_source(*given, values, 3, ("x",))
         assert made.count("= to_T(x[") == stores
+        assert made.count("*(stored_lanes *)&y[") == vectors
+        assert made.count("= stored_from_unrounded(&x[") == (vectors > 0)
+        assert ("&& !y_streams;" in made) == (vectors > 0)
+        rows = compiler.unrounded_source(*given, values, 0, ("x",))
+        assert "*(stored_lanes *)&y[" not in rows  # neighbours in a row of y are not those in x
+
+
+@pytest.mark.parametrize("past_caches", [False, True])
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_vectors_of_channels(
+    processor: str, past_caches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer channels than a vector has lanes, some more, and more than a stretch; also slices."""
+    monkeypatch.setenv("OPGEN_CFLAGS", FLAGS[processor])
+    if past_caches:
+        changed = prelude.C.replace("will_be_written(void", "was_to_be_written(void")
+        assert changed != prelude.C
+        monkeypatch.setattr(prelude, "C", f"{changed}\n#define will_be_written(memory, bytes) 1\n")
+    name = f"unrounded_channels_{processor}_{past_caches}"
+    found = module("upsample_nearest", "upsample_nearest", name)
+    for channels, threads in itertools.product((1, 15, 16, 17, 47, 1031, 2050), (1, 2)):
+        torch.set_num_threads(threads)
+        wide = image((2, channels + 4, 3, 2), LAST, special_ones=True)
+        whole = wide[:, :channels].clone(memory_format=LAST)
+        for x, factor in itertools.product((whole, wide[:, 3:-1], wide[:, 2:-2, ::2]), (2, 3)):
+            with autocast(), torch.no_grad():
+                got = getattr(found, name)(x, scale_factor=factor)
+            assert same(got, F.interpolate(x.to(torch.bfloat16), scale_factor=factor))
+    assert rounds_itself(operation(found, name))
 
 
 EXTREMES = """

@@ -12,7 +12,7 @@ from opgen.emit.c_layout import broken
 from opgen.emit.expression import Printer
 from opgen.emit.names import CNames
 from opgen.emit.types import Type
-from opgen.ir.loops import Kernel, Node
+from opgen.ir.loops import Kernel, Load, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class ScopeEmitter(ABC):
     guest: str = ""  # the parameter for the call of a guest, 0 where none runs within
     places: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # cells of lines
     halves: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # of pairs
+    copied: dict[Load, str] = field(default_factory=dict)  # names of vectors as they are stored
 
     @property
     def lane(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Self
 
-from opgen.algebra.poly import poly, symbol
+from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.accumulators import AccumulatorEmitter
 from opgen.emit.columns import COUNT, columns_of, stored_rows
 from opgen.emit.emitter import extreme
@@ -16,7 +16,7 @@ from opgen.emit.polynomial import Text
 from opgen.emit.streams import Line, lines
 from opgen.emit.vectors import is_next, row_loads
 from opgen.ir.loop_parts import accumulators_of, loads_of
-from opgen.ir.loops import Accumulate, Blocks, Lanes, Node, Row, Short, Start, Store, walk
+from opgen.ir.loops import Accumulate, Blocks, Lanes, Load, Node, Row, Short, Start, Store, walk
 
 FEW: Final = 8
 """How many lanes are not worth a vector, nor the time that the compiler takes to make one."""
@@ -179,7 +179,7 @@ class LaneEmitter(AccumulatorEmitter):
     def loop_over_blocks(self, node: Lanes, row: Row, behind: str = "") -> None:
         """The loop, with two vectors of lanes in a block where the second one has a name."""
         first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
-        inner = replace(self.inner(), blocks=True)
+        inner = replace(self.inner(), blocks=True, copied={})
         inner.printer.names.symbols[row.axis.name] = self.lane
         inner.printer = replace(inner.printer, walking=row.axis.name)
         step = "2 * LANES" if behind else "LANES"
@@ -271,6 +271,8 @@ class LaneEmitter(AccumulatorEmitter):
     def store_lanes(self, node: Store) -> None:
         """Write the cells of a block: all at once where they are consecutive, else one by one."""
         assert self.kernel.row is not None
+        if self.copy_rounded(node):
+            return
         values, lane = self.printer.scalar(node.value).text, self.kernel.row.axis.name
         if self.printer.behind:
             self.store_pair(node, values)
@@ -297,6 +299,25 @@ class LaneEmitter(AccumulatorEmitter):
         inner.write(f"const wide_lanes {cells} = {values};")
         inner.write(f"for (int64_t {number} = 0; {number} < LANES; {number}++) {cell} = {stored};")
         self.write("}")
+
+    def copy_rounded(self, node: Store) -> bool:
+        """Copy a block to consecutive cells, rounded once for all of its copies in this scope."""
+        load, program, row = node.value, self.printer.program, self.kernel.row
+        if self.printer.behind or self.printer.within or row is None or not isinstance(load, Load):
+            return False
+        source, target = program.operand(load.tensor), program.operand(node.tensor)
+        if (type_name(source), type_name(target)) != ("unrounded", "T"):
+            return False
+        if not all(_are_consecutive(each.indices, row.axis.name) for each in (load, node)):
+            return False
+        if load not in self.copied:
+            name = self.scope.fresh(f"{load.tensor}_lanes")
+            cell = self.printer.cell(load.tensor, load.indices)
+            self.write(f"const stored_lanes {name} = stored_from_unrounded(&{cell});")
+            self.copied[load] = name
+        cell = self.printer.cell(node.tensor, node.indices)
+        self.write(f"*(stored_lanes *)&{cell} = {self.copied[load]};")
+        return True
 
     def store_pair(self, node: Store, values: str) -> None:
         """Write the cells of two vectors, after the second one has been computed."""
@@ -336,6 +357,12 @@ class LaneEmitter(AccumulatorEmitter):
                 continue
             size = f"({last} - {first} + 1) * {len(loads) * group.width} * {element}"
             self.write(f"        FETCH_ROUND({size}, {place});")
+
+
+def _are_consecutive(indices: Sequence[Poly], lane: str) -> bool:
+    """Whether the elements of a block lie one behind the other in a tensor."""
+    *rows, last = indices
+    return is_next(last, lane) and not any(lane in index.symbols for index in rows)
 
 
 def _goes_by_vectors(node: Lanes, row: Row) -> bool:
