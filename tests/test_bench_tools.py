@@ -72,7 +72,7 @@ def test_bounds_are_measured(tmp_path: Path) -> None:
     for bound in bounds.BOUNDS:
         row = rows[bound.row]
         found = bounds.measure(bound, row, row.tiny, 0.01, tmp_path)
-        assert set(found) == {OPGEN, bounds.LOOP, bounds.NOTHING, COPY}
+        assert set(found) == {OPGEN, bounds.LOOP, bounds.NOTHING, bounds.BOTH, COPY}
         assert all(seconds > 0 for seconds in found.values())
 
 
@@ -89,9 +89,9 @@ def test_a_loop_that_computes_something_else_is_refused(
 
 def test_what_is_reachable_is_the_loop_and_a_call() -> None:
     bound = bounds.Bound("a row", Direction.FORWARD, "unfold", "F.unfold", tuple)
-    seconds = {OPGEN: 20e-6, bounds.LOOP: 10e-6, bounds.NOTHING: 5e-6, COPY: 8e-6}
-    cells = bounds.cells(bound, seconds)
-    assert cells == ("a row", "forward", "0.008", "0.010", "0.005", "0.015", "0.020", "75 %")
+    parts = {bounds.LOOP: 10e-6, bounds.NOTHING: 4e-6, bounds.BOTH: 15e-6}
+    cells = bounds.cells(bound, {OPGEN: 20e-6, COPY: 8e-6, **parts})
+    assert cells == ("a row", "forward", "0.008", "0.010", "0.004", "0.015", "0.020", "75 %")
 
 
 def test_bounds_have_their_own_place(tmp_path: Path) -> None:
