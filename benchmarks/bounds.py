@@ -63,12 +63,20 @@ def _planes(shape: Shape) -> tuple[int, ...]:
     return batch * channels, height, width
 
 
+def _pixels(shape: Shape) -> tuple[int, ...]:
+    batch, channels, height, width = shape
+    return batch, height, width, channels
+
+
 _SMALL = "3x3 [2,10,50,50]"
+_ROUNDED = "nearest [8,2048,8,8] channels_last autocast"
 BOUNDS: Final = (
     Bound(f"unfold {_SMALL}", Direction.FORWARD, "unfold", "F.unfold", _planes),
     Bound(f"unfold {_SMALL}", Direction.BACKWARD, "fold", "F.unfold", _planes),
     Bound(f"fold {_SMALL}", Direction.FORWARD, "fold", "F.fold", _planes),
     Bound(f"fold {_SMALL}", Direction.BACKWARD, "unfold", "F.fold", _planes),
+    Bound(_ROUNDED, Direction.FORWARD, "nearest_autocast", "F.interpolate", _pixels),
+    Bound(_ROUNDED, Direction.BACKWARD, "nearest_autocast_gradient", "F.interpolate", _pixels),
 )
 
 
@@ -124,20 +132,20 @@ def measure(bound: Bound, row: Row, shape: Shape, budget: float, folder: Path) -
     theirs = next(each for each in workload.contenders if each.name == bound.theirs)
     contenders = [Contender(OPGEN, workload.opgen), theirs]
     pair = calls_of(workload, contenders, bound.direction)
-    expected = pair[theirs.name]()
-    read, written = _read(workload, bound.direction), [torch.full_like(r, 7) for r in expected]
+    expected, results = pair[theirs.name](), pair[OPGEN]()
+    read, written = _read(workload, bound.direction), [torch.full_like(r, 7) for r in results]
     loop = loop_call(compiled(bound.loop, folder), read, written, bound.sizes(shape))
     loop()
     points = workload.points * workload.mixing
     agreement.check(LOOP, tuple(written), expected, points, workload.depth, workload.autocast)
     wanted = [workload.inputs[at] for at in workload.differentiable]
-    nothing = _doing_nothing(bound.direction, wanted, expected)
+    nothing = _doing_nothing(bound.direction, wanted, results)
     calls: dict[str, timing.Call] = {
         OPGEN: pair[OPGEN],
         LOOP: loop,
         NOTHING: nothing,
         BOTH: lambda: (nothing(), loop()),
-        COPY: limits.copies(limits.traffic(read, expected), CPU).recycled,
+        COPY: limits.copies(limits.traffic(read, results), CPU).recycled,
     }
     recycle.settle(calls.values())
     references = set(calls) - {OPGEN}

@@ -59,6 +59,42 @@ def test_loops_compute_what_pytorch_does(tmp_path: Path) -> None:
         torch.testing.assert_close(image, F.fold(columns, (height, width), 3, padding=1))
 
 
+@pytest.mark.usefixtures("threads")
+def test_loops_round_as_pytorch_does(tmp_path: Path) -> None:
+    """Ties, subnormal numbers, and those that are not finite, in whole vectors and beyond."""
+    loop = bounds.compiled("nearest_autocast", tmp_path)
+    gradient = bounds.compiled("nearest_autocast_gradient", tmp_path)
+    inf, nan = float("inf"), float("nan")
+    special = torch.tensor([0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, 1e-40, -3e-39, 3.4e38, -inf, nan])
+    for batch, channels, height, width in (
+        (2, 35, 3, 4),
+        (1, 16, 1, 1),
+        (1, 1, 2, 5),
+        (1, 48, 2, 1),
+    ):
+        sizes = (batch, height, width, channels)
+        numbers = torch.randn(sizes)
+        numbers.view(-1)[: special.numel()] = special[: numbers.numel()]
+        x = numbers.permute(0, 3, 1, 2)
+        large = F.interpolate(x.bfloat16(), scale_factor=2)
+        written = torch.empty(sizes[0], 2 * height, 2 * width, channels, dtype=torch.bfloat16)
+        bounds.loop_call(loop, [x], [written], sizes)()
+        assert same(written.permute(0, 3, 1, 2), large)
+        image = torch.full(sizes, 7.0)
+        cotangent = torch.randn(written.shape).bfloat16()
+        cotangent.view(-1)[: special.numel()] = special[: cotangent.numel()]
+        bounds.loop_call(gradient, [cotangent], [image], sizes)()
+        a, b, c, d = (cotangent.float()[:, i::2, j::2] for i in range(2) for j in range(2))
+        assert same(image, (a + b + c + d).bfloat16().float())
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether all numbers are the same, 0 and -0 apart, and NaN where NaN is."""
+    is_nan = found.isnan()
+    signs = found.signbit() == expected.signbit()
+    return bool((is_nan == expected.isnan()).all() and ((found == expected) & signs | is_nan).all())
+
+
 def test_every_loop_belongs_to_a_row_and_is_used() -> None:
     rows = {row.name: row for row in every_row()}
     for bound in bounds.BOUNDS:
