@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,9 +91,11 @@ def test_processes_build_the_same_op_at_the_same_time(place: Path) -> None:
     assert len(keys) == 3  # the op, its gradient, the table of eager calls
     sources = sorted(place.glob("*.py"))
     assert len(sources) == 2  # the module, and that of the gradient
+    codes = list(place.glob("*.pyc"))
+    assert len(codes) == 2  # what Python compiles these to
     answers = list(place.glob("*.txt"))
     assert len(answers) == 1  # of the compiler
-    assert sorted(place.iterdir()) == sorted([*entries(place), *sources, *answers])
+    assert sorted(place.iterdir()) == sorted([*entries(place), *sources, *codes, *answers])
 
 
 def test_a_killed_compile_leaves_no_entry(
@@ -230,14 +233,15 @@ def test_a_full_disk(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_disk_that_is_full_before_the_compiler_starts(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Path.write_text
+    for way in ("write_text", "write_bytes"):
+        real = getattr(Path, way)
 
-    def write_text(path: Path, *arguments: object, **named: object) -> int:
-        if path.is_relative_to(place):
-            raise OSError(28, "No space left on device", str(path))
-        return real(path, *arguments, **named)  # type: ignore[arg-type]
+        def write(path: Path, *arguments: Any, real: Any = real, **named: Any) -> Any:
+            if path.is_relative_to(place):
+                raise OSError(28, "No space left on device", str(path))
+            return real(path, *arguments, **named)
 
-    monkeypatch.setattr(Path, "write_text", write_text)
+        monkeypatch.setattr(Path, way, write)
     assert answer(44) == 44
     assert not list(place.iterdir())
 

@@ -46,7 +46,7 @@ def calls_of(
             _run(contender, workload, leaves)
             y = _run(contender, workload, leaves)
         if cotangent is None:
-            cotangent = _drawn_like(y.detach())
+            cotangent = drawn_like(y.detach())
         wanted = [leaves[at] for at in workload.differentiable]
         calls[contender.name] = functools.partial(
             _backward, contender, y, wanted, cotangent.to(y.dtype)
@@ -82,6 +82,6 @@ def _written(contender: Contender, workload: Workload, cotangent: Tensor) -> tup
         return tuple(map(torch.Tensor.to, found, wanted))
 
 
-def _drawn_like(y: Tensor) -> Tensor:
+def drawn_like(y: Tensor) -> Tensor:
     """Numbers in the layout of a tensor, the same ones whenever they are drawn."""
     return torch.empty_like(y).normal_(generator=torch.Generator(y.device).manual_seed(1))

@@ -16,10 +16,12 @@ from opgen.bench.statistics import geometric_mean
 ROWS: Final = "rows"
 GROWTH: Final = "growth"
 FIRST_CALLS: Final = "first calls"
+BOUNDS: Final = "bounds"
 COMMANDS: Final = {
     ROWS: "opgen bench",
     GROWTH: "opgen bench",
     FIRST_CALLS: "benchmarks/first_call.py",
+    BOUNDS: "benchmarks/bounds.py",
 }
 """What writes each part of the file."""
 TITLES: Final = {
@@ -176,6 +178,14 @@ def _first_calls(found: Document) -> Iterator[str]:
         yield _cells(*row)
 
 
+def _bounds(found: Document) -> Iterator[str]:
+    yield ""
+    yield "| row | | `copy_` | loop | nothing | both | opgen | reached |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|"
+    for row in found[BOUNDS]:
+        yield _cells(*row)
+
+
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.3g}"
 
@@ -184,4 +194,4 @@ def _cells(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-_PARTS: Final = {ROWS: _rows, GROWTH: _growth, FIRST_CALLS: _first_calls}
+_PARTS: Final = {ROWS: _rows, GROWTH: _growth, FIRST_CALLS: _first_calls, BOUNDS: _bounds}

@@ -28,7 +28,7 @@ from pathlib import Path
 LARGEST = 2**29
 """How many bytes the entries of a directory may have together."""
 
-_ENTRY = re.compile(r"([0-9a-f]{32}|host)-[0-9a-f]{32}\.(so|c|py|cubin|txt)")
+_ENTRY = re.compile(r"([0-9a-f]{32}|host)-[0-9a-f]{32}\.(so|c|py|pyc|cubin|txt)")
 _SCRATCH = re.compile(r"[0-9a-f]{32}-[^.]*")
 _HOUR = 3600.0
 
@@ -167,9 +167,14 @@ def add(built: Path, place: Path, key: str) -> Path:
 
 def add_source(text: str, place: Path, key: str, suffix: str) -> None:
     """Make a text an entry; OSError if that is not possible."""
+    add_bytes(text.encode("utf-8"), place, key, suffix)
+
+
+def add_bytes(content: bytes, place: Path, key: str, suffix: str) -> None:
+    """Make bytes an entry; OSError if that is not possible."""
     with scratch(place, key) as directory:
         file = directory / f"source{suffix}"
-        file.write_text(text, encoding="utf-8")
+        file.write_bytes(content)
         add(file, place, key)
 
 

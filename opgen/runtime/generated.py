@@ -1,6 +1,7 @@
 """Texts that opgen makes while a program runs: kept on disk until a file of opgen changes.
 
-Proofs and derivations take longer than anything else here, and give the same text every time.
+Proofs and derivations take longer than anything else here, and give the same text every time. What
+Python compiles a module to is kept too: most of the time of loading one whose text is known.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import importlib
 import importlib.util
 import linecache
+import marshal
 import sys
 import types
 from pathlib import Path
@@ -26,6 +28,8 @@ MAKERS = {
     "special_cuda": ".py",
 }
 """Functions of `opgen.compiler` that make texts, and what these are."""
+
+_CODE = ".pyc"
 
 
 def source(maker: str, *given: object) -> str:
@@ -65,8 +69,25 @@ def load(text: str, name: str) -> types.ModuleType:
     module = types.ModuleType(f"opgen_module_{stem}_{digest}")
     module.__file__ = filename
     sys.modules[module.__name__] = module
-    exec(builtins.compile(text, filename, "exec"), module.__dict__)
+    exec(_code(text, filename), module.__dict__)
     return module
+
+
+def _code(text: str, filename: str) -> types.CodeType:
+    """A text compiled by this Python, which writes its own form of it with its own flags."""
+    python = (sys.version, importlib.util.MAGIC_NUMBER.hex(), str(sys.flags.optimize))
+    made_from = "\0".join((*python, filename, text))
+    key = hashlib.sha256(made_from.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    place = cache.directory()
+    known = cache.find_file(place, key, _CODE)
+    if known is not None:
+        with contextlib.suppress(OSError):  # another process may just have made room
+            kept: types.CodeType = marshal.loads(known.read_bytes())
+            return kept
+    code = builtins.compile(text, filename, "exec")
+    with contextlib.suppress(OSError):
+        cache.add_bytes(marshal.dumps(code), place, key, _CODE)
+    return code
 
 
 @functools.cache

@@ -1,0 +1,162 @@
+"""The programs in benchmarks/: bounds written by hand, and the figures of first calls."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bench_rows import double, small
+from opgen.bench import tables
+from opgen.bench.calls import OPGEN
+from opgen.bench.faults import DisagreementError
+from opgen.bench.measure import COPY
+from opgen.bench.row import Direction
+from opgen.bench.rows import every_row
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+def program(name: str) -> ModuleType:
+    found = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module  # dataclasses look their module up
+    found.loader.exec_module(module)
+    return module
+
+
+bounds = program("bounds")
+first_call = program("first_call")
+
+
+# ---------------------------------------------------------------------------- bounds
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_loops_compute_what_pytorch_does(tmp_path: Path) -> None:
+    unfold, fold = (bounds.compiled(name, tmp_path) for name in ("unfold", "fold"))
+    sizes = ((6, 5, 7), (1, 1, 1), (3, 1, 8), (2, 9, 1), (2, 2, 2), (4, 3, 35))
+    for planes, height, width in sizes:
+        x = torch.randn(1, planes, height, width)
+        columns = torch.randn(1, 9 * planes, height * width)
+        wide, image = torch.full_like(columns, 7), torch.full_like(x, 7)
+        bounds.loop_call(unfold, [x], [wide], (planes, height, width))()
+        bounds.loop_call(fold, [columns], [image], (planes, height, width))()
+        torch.testing.assert_close(wide, F.unfold(x, 3, padding=1), rtol=0, atol=0)
+        torch.testing.assert_close(image, F.fold(columns, (height, width), 3, padding=1))
+
+
+@pytest.mark.usefixtures("threads")
+def test_loops_round_as_pytorch_does(tmp_path: Path) -> None:
+    """Ties, subnormal numbers, and those that are not finite, in whole vectors and beyond."""
+    loop = bounds.compiled("nearest_autocast", tmp_path)
+    gradient = bounds.compiled("nearest_autocast_gradient", tmp_path)
+    inf, nan = float("inf"), float("nan")
+    special = torch.tensor([0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, 1e-40, -3e-39, 3.4e38, -inf, nan])
+    for batch, channels, height, width in (
+        (2, 35, 3, 4),
+        (1, 16, 1, 1),
+        (1, 1, 2, 5),
+        (1, 48, 2, 1),
+    ):
+        sizes = (batch, height, width, channels)
+        numbers = torch.randn(sizes)
+        numbers.view(-1)[: special.numel()] = special[: numbers.numel()]
+        x = numbers.permute(0, 3, 1, 2)
+        large = F.interpolate(x.bfloat16(), scale_factor=2)
+        written = torch.empty(sizes[0], 2 * height, 2 * width, channels, dtype=torch.bfloat16)
+        bounds.loop_call(loop, [x], [written], sizes)()
+        assert same(written.permute(0, 3, 1, 2), large)
+        image = torch.full(sizes, 7.0)
+        cotangent = torch.randn(written.shape).bfloat16()
+        cotangent.view(-1)[: special.numel()] = special[: cotangent.numel()]
+        bounds.loop_call(gradient, [cotangent], [image], sizes)()
+        a, b, c, d = (cotangent.float()[:, i::2, j::2] for i in range(2) for j in range(2))
+        assert same(image, (a + b + c + d).bfloat16().float())
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether all numbers are the same, 0 and -0 apart, and NaN where NaN is."""
+    is_nan = found.isnan()
+    signs = found.signbit() == expected.signbit()
+    return bool((is_nan == expected.isnan()).all() and ((found == expected) & signs | is_nan).all())
+
+
+def test_every_loop_belongs_to_a_row_and_is_used() -> None:
+    rows = {row.name: row for row in every_row()}
+    for bound in bounds.BOUNDS:
+        assert bound.direction in rows[bound.row].directions
+    files = {path.stem for path in bounds.FOLDER.glob("*.c")}
+    assert files == {bound.loop for bound in bounds.BOUNDS}
+
+
+def test_bounds_are_measured(tmp_path: Path) -> None:
+    rows = {row.name: row for row in every_row()}
+    for bound in bounds.BOUNDS:
+        row = rows[bound.row]
+        found = bounds.measure(bound, row, row.tiny, 0.01, tmp_path)
+        assert set(found) == {OPGEN, bounds.LOOP, bounds.NOTHING, bounds.BOTH, COPY}
+        assert all(seconds > 0 for seconds in found.values())
+
+
+def test_a_loop_that_computes_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unfold.c").write_text("void unfold(const float *x, float *y) { y[0] = x[0]; }\n")
+    monkeypatch.setattr(bounds, "FOLDER", tmp_path)
+    bound = bounds.BOUNDS[0]
+    row = next(row for row in every_row() if row.name == bound.row)
+    with pytest.raises(DisagreementError):
+        bounds.measure(bound, row, row.tiny, 0.01, tmp_path)
+
+
+def test_what_is_reachable_is_the_loop_and_a_call() -> None:
+    bound = bounds.Bound("a row", Direction.FORWARD, "unfold", "F.unfold", tuple)
+    parts = {bounds.LOOP: 10e-6, bounds.NOTHING: 4e-6, bounds.BOTH: 15e-6}
+    cells = bounds.cells(bound, {OPGEN: 20e-6, COPY: 8e-6, **parts})
+    assert cells == ("a row", "forward", "0.008", "0.010", "0.004", "0.015", "0.020", "75 %")
+
+
+def test_bounds_have_their_own_place(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text("\n".join(["before", *tables.marks(tables.BOUNDS), "after"]))
+    about = {"started": "now", "machine": {"cores": 2}, "command": "bounds.py"}
+    tables.rewritten(path, tables.BOUNDS, {**about, tables.BOUNDS: [("a row", *"forward")]})
+    lines = path.read_text().splitlines()
+    assert lines[0] == "before" and lines[-1] == "after"
+    assert "| a row | f | o | r | w | a | r | d |" in lines
+
+
+# ---------------------------------------------------------------------------- first calls
+def calls(forward: float, backward: float, gradients: int = 1) -> dict[str, float]:
+    return {"forward": forward, "backward": backward, "gradients": gradients}
+
+
+def test_a_first_call_is_the_median_of_processes() -> None:
+    cold = (calls(500, 700), calls(2000, 800), calls(400, 900))
+    warm = tuple(calls(milliseconds, 10) for milliseconds in (9, 90, 8, 10, 7))
+    found = first_call.FirstCalls(small(double), cold, warm)
+    assert found.figures == ("500 (2000)", "800 (900)", "9 (90)", "10 (10)")
+    assert not found.is_slow
+
+
+def test_what_is_slow() -> None:
+    row = small(double)
+    quick, slow = (calls(1, 1),) * 3, (calls(1, 39, gradients=2),) * 3
+    assert not first_call.FirstCalls(row, quick, slow).is_slow  # 20 ms for each gradient
+    assert first_call.FirstCalls(row, quick, (calls(1, 41, gradients=2),) * 3).is_slow
+    assert first_call.FirstCalls(row, quick, (calls(21, 1),) * 3).is_slow
+    assert first_call.FirstCalls(row, (calls(1501, 1),) * 3, quick).is_slow

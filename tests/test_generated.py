@@ -1,0 +1,93 @@
+"""Modules made while a program runs: what Python compiles them to is kept on disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+import types
+from pathlib import Path
+
+import pytest
+
+import opgen
+from opgen.runtime import generated
+
+TEXT = "def answer(given):\n    assert given, 'no'\n    return 42 // given\n"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache directory, which does not exist yet."""
+    monkeypatch.setenv("OPGEN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what Python compiles."""
+    names: list[str] = []
+
+    def noted(text: str, filename: str, mode: str) -> types.CodeType:
+        names.append(filename)
+        return compile(text, filename, mode)
+
+    monkeypatch.setattr(generated, "builtins", types.SimpleNamespace(compile=noted))
+    return names
+
+
+def test_a_text_is_compiled_once(place: Path, compiled: list[str]) -> None:
+    for _ in range(3):
+        assert generated.load(TEXT, "one.op").answer(2) == 21
+    assert len(compiled) == 1 and len(list(place.iterdir())) == 1
+    assert generated.load(TEXT.replace("42", "44"), "one.op").answer(2) == 22
+    generated.load(TEXT, "other.op")  # tracebacks name the file
+    assert len(compiled) == 3
+
+
+def test_tracebacks_show_the_text_of_a_module_from_disk(compiled: list[str]) -> None:
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="no") as caught:
+            generated.load(TEXT, "one.op").answer(0)
+        last = traceback.extract_tb(caught.value.__traceback__)[-1]
+        assert (last.filename, last.lineno, last.line) == (compiled[0], 2, "assert given, 'no'")
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0", None], ids=["empty", "short", "cut"])
+def test_a_damaged_entry_is_made_again(
+    place: Path, compiled: list[str], damage: bytes | None
+) -> None:
+    generated.load(TEXT, "one.op")
+    (entry,) = place.iterdir()
+    content = entry.read_bytes()
+    entry.write_bytes(content[:-1] if damage is None else damage)
+    assert generated.load(TEXT, "one.op").answer(2) == 21
+    assert len(compiled) == 2
+    assert list(place.iterdir()) == [entry] and entry.read_bytes() == content
+
+
+def test_where_there_is_no_room_it_is_compiled_again(
+    monkeypatch: pytest.MonkeyPatch, compiled: list[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for _ in range(2):
+        assert generated.load(TEXT, "one.op").answer(2) == 21
+    assert len(compiled) == 2
+
+
+def test_a_python_without_assertions_has_its_own(place: Path) -> None:
+    program = (
+        "from opgen.runtime import generated\n"
+        f"print(generated.load({TEXT.replace('42 // given', '42')!r}, 'one.op').answer(0))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(opgen.__file__).parent.parent)}
+    for flags, succeeds in (((), False), (("-O",), True), ((), False)):
+        command = [sys.executable, *flags, "-c", program]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.stdout == "42\n") == succeeds == (done.returncode == 0), done.stderr
+    assert len(list(place.iterdir())) == 2
