@@ -316,6 +316,10 @@ class _Writer:
                     tests = list(self.block_tests(condition))
                     if is_replaced(kernel) and isinstance(kernel.unless, Planes):
                         tests.insert(0, f"!{HAVE[kernel.unless.elements]}")
+                    if condition.is_paired:
+                        tests.insert(0, "PAIRED_LANES")
+                        if kernel.written in self.streams:
+                            tests.append(f"!{self.streams[kernel.written]}")
                     value = " && ".join(tests)
                 case Short(extent=extent, most=most):
                     flag = self.scope.fresh("is_short")

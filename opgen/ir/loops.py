@@ -247,13 +247,16 @@ class Blocks:
 
     That is so where neighbours in the row are neighbours in all of `tensors`; for an optional one
     also where it is absent. Where `holds` is false, whether that is not so. A kernel that does the
-    work of two has `together`: how many points they have; there must be enough for all threads.
+    work of two has `together`: how many points they have; there must be enough for all threads. One
+    that `is_paired` is for numbers of 16 bits that go two vectors at a time, where results are not
+    written past the caches.
     """
 
     extent: Poly
     tensors: tuple[str, ...]
     holds: bool
     together: tuple[Poly, Poly] | None = None
+    is_paired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
