@@ -138,7 +138,7 @@ def _task(
     all_there = dict.fromkeys(names, 1)
     absent = {name: 0 for name in names if called_as.operand(name).optional}
     choices = [all_there, {**all_there, **absent}] if absent else [all_there]
-    if isinstance(kernel.only, Blocks):
+    if isinstance(kernel.only, Blocks) and not kernel.only.is_paired:
         # What is left is rare: fewer cells than a vector has lanes, or elements that stand apart.
         terms = sum(isinstance(node, Accumulate) for node in walk(kernel.body))
         if terms > _MOST_RARE_TERMS:

@@ -235,6 +235,8 @@ class _Writer:
                     tests = list(self.block_tests(condition))
                     if is_replaced(kernel) and isinstance(kernel.unless, Planes):
                         tests.insert(0, f"!{HAVE[kernel.unless.elements]}")
+                    if condition.is_paired:
+                        tests.insert(0, "PAIRED_LANES")
                     if condition.is_cached and kernel.written in self.streams:
                         tests.append(f"!{self.streams[kernel.written]}")
                     value = " && ".join(tests)

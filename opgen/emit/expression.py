@@ -67,6 +67,7 @@ class Printer:
     within: str = ""  # the first and last lane of them that do something, if not all,
     twice: bool = False  # and whether every value of the index has two lanes;
     behind: str = ""  # what is added to the index in the second vector of a pair
+    alone: str = ""  # the ending of functions that round where little else is done, there
     columns: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # loaded ones
 
     # ------------------------------------------------------------ polynomials
@@ -177,8 +178,10 @@ class Printer:
                 function = "each_twice" if self.twice else "every_second"
             if self.within:
                 return Text(f"{function}_within{kind}(&{cell}, {self.within})")
-            function = f"lanes_from{kind or '_T'}" if function == "lanes" else function + kind
-            return Text(f"{function}(&{cell})")
+            if function == "lanes":
+                function = f"lanes_from{kind}{self.alone}" if kind else "lanes_from_T"
+                return Text(f"{function}(&{cell})")
+            return Text(f"{function}{kind}(&{cell})")
         match self._tensor(name):
             case Table():
                 return Text(cell)
@@ -200,7 +203,7 @@ class Printer:
         if operand.optional:
             step = self.names.strides[name, operand.rank - 1]
             return Text(f"{function}_or_one{kind}(&{cell}, {step})")
-        return Text(f"{function}{kind}(&{cell})")
+        return Text(f"{function}{kind}{self.alone if kind else ''}(&{cell})")
 
     def first_of_pair(self, indices: Sequence[Poly]) -> tuple[Poly, ...]:
         """The indices of the first vector of a pair."""

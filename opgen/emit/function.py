@@ -77,6 +77,8 @@ def print_function(
     given = ""
     if isinstance(kernel.only, Planes):
         given = HAVE[kernel.only.elements]
+    elif isinstance(kernel.only, Blocks) and kernel.only.holds and kernel.only.is_paired:
+        given = "PAIRED_LANES"
     elif is_replaced(kernel) and isinstance(kernel.unless, Planes):
         given = f"!{HAVE[kernel.unless.elements]}"
     count = points(kernel)

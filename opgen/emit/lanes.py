@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Self
@@ -12,11 +13,25 @@ from opgen.emit.columns import COUNT, columns_of, stored_rows
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
 from opgen.emit.lane_pairs import Pass, in_pairs, one_by_one
+from opgen.emit.planes import FEW_TERMS
 from opgen.emit.polynomial import Text
 from opgen.emit.streams import Line, lines
 from opgen.emit.vectors import is_next, row_loads
 from opgen.ir.loop_parts import accumulators_of, loads_of
-from opgen.ir.loops import Accumulate, Blocks, Lanes, Load, Node, Row, Short, Start, Store, walk
+from opgen.ir.loops import (
+    Accumulate,
+    Blocks,
+    For,
+    Kernel,
+    Lanes,
+    Load,
+    Node,
+    Row,
+    Short,
+    Start,
+    Store,
+    walk,
+)
 
 FEW: Final = 8
 """How many lanes are not worth a vector, nor the time that the compiler takes to make one."""
@@ -181,7 +196,8 @@ class LaneEmitter(AccumulatorEmitter):
         first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
         inner = replace(self.inner(), blocks=True, copied={})
         inner.printer.names.symbols[row.axis.name] = self.lane
-        inner.printer = replace(inner.printer, walking=row.axis.name)
+        alone = "_alone" if _is_little(self.kernel) else ""
+        inner.printer = replace(inner.printer, walking=row.axis.name, alone=alone)
         step = "2 * LANES" if behind else "LANES"
         self.write(
             f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane} += {step}) {{"
@@ -286,7 +302,8 @@ class LaneEmitter(AccumulatorEmitter):
                 self.write(f"lanes_to_{kind}_within(&{cell}, {values}, {self.printer.within});")
                 return
             cell = self.printer.cell(node.tensor, node.indices)
-            self.write(f"lanes_to_{kind}(&{cell}, {values});")
+            alone = "" if operand.widened else self.printer.alone
+            self.write(f"lanes_to_{kind}{alone}(&{cell}, {values});")
             return
         inner = self.inner()
         number, cells = inner.scope.fresh("lane"), inner.scope.fresh("cells")
@@ -328,7 +345,8 @@ class LaneEmitter(AccumulatorEmitter):
             return
         cell = self.printer.cell(node.tensor, indices)
         kind = "unrounded" if self.printer.program.operand(node.tensor).unrounded else "T"
-        self.write(f"pair_to_{kind}(&{cell}, {self.halves.pop(key)}, {values});")
+        function = f"pair_to_{kind}{self.printer.alone}"
+        self.write(f"{function}(&{cell}, {self.halves.pop(key)}, {values});")
 
     def fetch_ahead(self, node: Lanes, inside: Self, first: str, last: str) -> None:
         """Ask for the rows of the next round of the loop around: they begin elsewhere in memory.
@@ -363,6 +381,15 @@ def _are_consecutive(indices: Sequence[Poly], lane: str) -> bool:
     """Whether the elements of a block lie one behind the other in a tensor."""
     *rows, last = indices
     return is_next(last, lane) and not any(lane in index.symbols for index in rows)
+
+
+def _is_little(kernel: Kernel) -> bool:
+    """Whether cells of blocks have few terms, all written out: little is done but to round."""
+    nodes = tuple(walk(kernel.body))
+    terms = Counter(node.accumulator for node in nodes if isinstance(node, Accumulate))
+    if any(isinstance(node, For) for node in nodes) or not terms:
+        return False
+    return max(terms.values()) <= FEW_TERMS
 
 
 def _goes_by_vectors(node: Lanes, row: Row) -> bool:

@@ -128,7 +128,8 @@ class Blocks:
     That is so where neighbours in the row are neighbours in all of `tensors`; for an optional one
     also where it is absent. Where `holds` is false, whether that is not so. A kernel that does the
     work of two has `together`: how many points they have; there must be enough for all threads. One
-    whose results go through the caches, where another one's may go past them, `is_cached`.
+    whose results go through the caches, where another one's may go past them, `is_cached`; one for
+    numbers of 16 bits that go two vectors at a time `is_paired`.
     """
 
     extent: Poly
@@ -136,6 +137,7 @@ class Blocks:
     holds: bool
     together: tuple[Poly, Poly] | None = None
     is_cached: bool = False
+    is_paired: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ def show_kernel(kernel: Kernel) -> str:
 
 
 def _blocks(condition: loops.Blocks) -> str:
-    return "blocks of lanes" + ("" if condition.together is None else ", for all threads")
+    text = "blocks of lanes" + ("" if condition.together is None else ", for all threads")
+    return text + (" in pairs" if condition.is_paired else "")
 
 
 def _contraction(found: Contraction) -> list[str]:

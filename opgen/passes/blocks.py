@@ -63,6 +63,7 @@ from opgen.passes.merge import MOST_TERMS as MERGED_TERMS
 from opgen.passes.merge import Body, at, constant_range, merged, terms_of
 from opgen.passes.nearby import Nearby, Step, nearby
 from opgen.passes.rows import direct
+from opgen.passes.same_loads import with_same_loads
 from opgen.passes.tile import shares_loads
 
 WIDTH: Final = 256
@@ -125,10 +126,13 @@ def blocked(kernel: Kernel, program: Program) -> Nearby | None:
         return None
     kernel = replace(kernel, body=at(direct(kernel.body), {}))
     choice = choose(kernel)
-    if choice.way is not Way.ROW or not any(isinstance(node, For) for node in kernel.body):
+    if choice.way is not Way.ROW:
         return None
     (axis,) = (each for each in kernel.axes if each.name == choice.name)
     tensors = walked(kernel, axis.name, program)
+    if tensors is not None and not any(isinstance(node, For) for node in kernel.body):
+        same = with_same_loads(kernel, axis, tensors)
+        return None if same is None else Nearby(same)
     return None if tensors is None else _along(kernel, axis, tensors, program, may_be_alone=True)
 
 

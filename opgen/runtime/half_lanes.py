@@ -87,6 +87,18 @@ FUNCTION void pair_to_T(T *place, wide_lanes first, wide_lanes second)
     const word_lanes upper = rounded_words(second) & 0xffff0000;
     *(pair_lanes *)place = rounded_words(first) >> 16 | upper;
 }
+#ifdef upper_halves
+FUNCTION void pair_to_T_alone(T *place, wide_lanes first, wide_lanes second)
+{
+    const both_halves even = (both_halves)rounded_words_alone(first);
+    const both_halves odd = (both_halves)rounded_words_alone(second);
+    *(pair_lanes *)place = (pair_lanes)__builtin_shufflevector(even, odd,
+        1, 33, 3, 35, 5, 37, 7, 39, 9, 41, 11, 43, 13, 45, 15, 47, 17, 49, 19, 51, 21, 53, 23, 55,
+        25, 57, 27, 59, 29, 61, 31, 63);
+}
+#else
+#define pair_to_T_alone(place, first, second) pair_to_T(place, first, second)
+#endif
 """
 """Numbers with even places in one vector and those with odd ones in another: what is side by side
 in memory is a word of 32 bits, of which either is one half. A line is loaded and stored whole, and
@@ -100,6 +112,7 @@ FUNCTION void pair_to_T(T *place, wide_lanes first, wide_lanes second)
     lanes_to_T(place, first);
     lanes_to_T(place + LANES, second);
 }
+#define pair_to_T_alone(place, first, second) pair_to_T(place, first, second)
 """
 
 _PAIRS_OR_ONE: Final = (

@@ -93,24 +93,31 @@ FUNCTION wide_lanes each_twice_within_unrounded(const unrounded *place, int firs
 
 _PAIRS: Final = r"""
 /* As pairs of bfloat16 in the same call: even places in the first one, odd ones in the second. */
-#define first_of_pair_unrounded(place) \
-    rounded_lanes(SHUFFLE(*(const wide_lanes *)(place), *(const wide_lanes *)((place) + LANES), \
-        0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30))
-#define second_of_pair_unrounded(place) \
-    rounded_lanes(SHUFFLE(*(const wide_lanes *)(place), *(const wide_lanes *)((place) + LANES), \
-        1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31))
+#define EVEN_LANES(place) \
+    SHUFFLE(*(const wide_lanes *)(place), *(const wide_lanes *)((place) + LANES), \
+        0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define ODD_LANES(place) \
+    SHUFFLE(*(const wide_lanes *)(place), *(const wide_lanes *)((place) + LANES), \
+        1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+#define first_of_pair_unrounded(place) rounded_lanes(EVEN_LANES(place))
+#define second_of_pair_unrounded(place) rounded_lanes(ODD_LANES(place))
+#define first_of_pair_unrounded_alone(place) rounded_lanes_alone(EVEN_LANES(place))
+#define second_of_pair_unrounded_alone(place) rounded_lanes_alone(ODD_LANES(place))
 #define first_of_pair_or_one_unrounded(place, step) \
     ((step) == 1 ? first_of_pair_unrounded(place) : same_lanes(from_unrounded(*(place))))
 #define second_of_pair_or_one_unrounded(place, step) \
     ((step) == 1 ? second_of_pair_unrounded(place) : same_lanes(from_unrounded(*(place))))
-FUNCTION void pair_to_unrounded(unrounded *place, wide_lanes first, wide_lanes second)
+FUNCTION void lanes_in_turn(unrounded *place, wide_lanes even, wide_lanes odd)
 {
-    const wide_lanes even = rounded_lanes(first), odd = rounded_lanes(second);
     *(wide_lanes *)place = SHUFFLE(even, odd,
         0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     *(wide_lanes *)(place + LANES) = SHUFFLE(even, odd,
         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
+#define pair_to_unrounded(place, first, second) \
+    lanes_in_turn(place, rounded_lanes(first), rounded_lanes(second))
+#define pair_to_unrounded_alone(place, first, second) \
+    lanes_in_turn(place, rounded_lanes_alone(first), rounded_lanes_alone(second))
 """
 
 _STORED: Final = r"""
