@@ -18,8 +18,8 @@ a pass.
 Windows that do not overlap take every element once. Many taps have nothing to share then, and are
 left to loops as well (see `emit.vectors`). Few taps share what they pick with the gradient of the
 image, if that is the guest of the kernel and takes the same vectors: both add their terms in the
-same rounds of a short loop. With 2048 channels of 8 by 8, eight images in bfloat16 and windows of 2
-by 2, the loops took twice as long.
+same rounds of a short loop. With 2048 channels of 8 by 8 and windows of 2 by 2, both gradients of
+eight images in bfloat16 take 0.8 of the time so, and those in float32 as long as before.
 
 As kernels of planes they stand beside those along rows, need a processor that picks elements out of
 two vectors in one instruction, and planes that lie one behind the other: see `passes.planes`.
