@@ -355,10 +355,10 @@ def test_gradients_of_windows_side_by_side_share_rounds(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(build, "library", without_terms)
     own = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
-    weight = torch.randn(256, 1, 2, 2, requires_grad=True)
+    weight = torch.randn(256, 1, 2, 2, dtype=torch.bfloat16, requires_grad=True)
     has_planes = "avx512bw" in Path("/proc/cpuinfo").read_text()
     pairs = itertools.product(
-        images((4, 256, 8, 8), torch.float32)[:3], images((4, 256, 16, 16), torch.float32)[:3]
+        images((4, 256, 8, 8), torch.bfloat16)[:3], images((4, 256, 16, 16), torch.bfloat16)[:3]
     )
     for x, cotangent in pairs:
         inputs = x.requires_grad_(), weight
@@ -366,12 +366,12 @@ def test_gradients_of_windows_side_by_side_share_rounds(monkeypatch: pytest.Monk
             torch.autograd.grad(conv(*inputs, stride=2, groups=256), inputs, cotangent)
             for conv in (own, F.conv_transpose2d)
         )
-        torch.testing.assert_close(image, other, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(image, other, rtol=2e-2, atol=2e-2)
         is_dense = x.stride()[2:] == (8, 1) and cotangent.stride()[2:] == (16, 1)
         if is_dense and has_planes:
             assert (found[..., 1, 1] == 0).all()
             found, wanted = found.flatten(1)[:, :3], wanted.flatten(1)[:, :3]
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-1)
     assert any(changes)
 
 
