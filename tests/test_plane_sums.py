@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ GEOMETRIES = {
     "smaller results": geometry(8, 8, 3, 1, 0),
     "larger results": geometry(6, 7, 3, 1, 2),
     "rows of one vector": geometry(6, 16, 3, 1, 1),
+    "a few taps side by side": geometry(16, 16, 2, 2, 0),
+    "taps of one row side by side": {**geometry(8, 16, 2, 2, 0), "K": 1, "stride[0]": 1, "OH": 8},
 }
 
 
@@ -92,11 +95,27 @@ def sums_of(program: Program, tensors: Arrays, known: dict[str, int]) -> np.ndar
     for *point, number in itertools.product(*axes, range(known["N"])):
         at = known | dict(zip((axis.name for axis in kernel.axes), point, strict=True))
         at[kernel.sums.loop] = number
-        for accumulator, term in kernel.sums.terms:
-            values = lanes(term.value, tensors, at, np.zeros(0))
+        for round_, (accumulator, term) in itertools.product(
+            range(kernel.sums.count), kernel.sums.terms
+        ):
+            value = further(term.value, dict(kernel.sums.steps), round_)
+            values = lanes(value, tensors, at, np.zeros(0))
             (cell,) = (place for value, place in stores.items() if f"'{accumulator}'" in value)
             found[tuple(i.evaluate(at) for i in cell)] += values[np.array(term.present)].sum()
     return found
+
+
+def further(value: Vector, steps: dict[str, int], rounds: int) -> Vector:
+    """A vector as many rounds later."""
+    match value:
+        case Picked(first=first, places=places) if rounds:
+            step = rounds * steps[first.tensor]
+            return replace(value, places=tuple(place + step for place in places))
+        case Joined(arguments=arguments):
+            moved = tuple(further(each, steps, rounds) for each in arguments)
+            return replace(value, arguments=moved)
+        case _:
+            return value
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -138,6 +157,10 @@ NEAR_MISSES = {
     "planes of many vectors": geometry(20, 20, 3, 1, 1),
     "windows side by side": geometry(16, 16, 3, 3, 0),
     "few taps": geometry(8, 8, 2, 1, 0),
+    "few side by side, not in whole vectors": geometry(14, 14, 2, 2, 0),
+    "few side by side, one vector": geometry(8, 8, 2, 2, 0),
+    "one tap": geometry(8, 8, 1, 1, 0),
+    "every second, one tap": geometry(15, 15, 1, 2, 0),
     "planes of a few elements": geometry(3, 3, 3, 1, 1),
     "a size of a call": {k: v for k, v in geometry(8, 8, 3, 1, 1).items() if k not in ("H", "OH")},
 }
@@ -203,6 +226,37 @@ def test_gradients_alone_have_the_bits_of_those_together(window: tuple[int, int]
     alone = torch.autograd.grad(result, (x, weight), cotangent, create_graph=True)
     together = torch.autograd.grad(result, (x, weight), cotangent)
     assert all(map(torch.equal, alone, together))
+
+
+@pytest.mark.parametrize("dtype", FEW_DTYPES)
+@pytest.mark.parametrize("shape", [(33, 61, 8, 8), (300, 1, 8, 8), slow((5, 9, 16, 16))])
+@pytest.mark.usefixtures("processor", "threads")
+def test_gradients_of_windows_side_by_side(
+    shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
+    """Both together where planes of image, cotangent, both or neither are dense; and each alone."""
+    torch.manual_seed(0)
+    own, (batch, channels, height, width) = opgen.load(SPECS / "conv_transpose.op"), shape
+    settings: dict[str, Any] = {"stride": 2, "groups": channels}
+    weight = torch.randn(channels, 1, 2, 2, dtype=dtype, requires_grad=True)
+    cotangents = images((batch, channels, 2 * height, 2 * width), dtype)
+    for x, cotangent in itertools.product(images(shape, dtype)[:3], cotangents[:3]):
+        inputs = x.requires_grad_(), weight
+        found = own.conv_transpose2d(*inputs, **settings)
+        together = torch.autograd.grad(found, inputs, cotangent, retain_graph=True)
+        alone = [
+            torch.autograd.grad(found, each, cotangent, retain_graph=True)[0] for each in inputs
+        ]
+        assert all(map(torch.equal, together, alone))
+        wide = [each.detach().double().requires_grad_() for each in inputs]
+        exact = F.conv_transpose2d(*wide, **settings)
+        wanted = torch.autograd.grad(exact, wide, cotangent.double())
+        counts = 4, batch * height * width
+        for gradient, other, terms in zip(together, wanted, counts, strict=True):
+            assert gradient.dtype == dtype
+            bound = 2 * torch.finfo(torch.float32).eps * terms
+            bound += torch.finfo(dtype).eps * float(other.abs().max())
+            assert float((gradient.double() - other).abs().max()) <= bound
 
 
 @pytest.mark.parametrize("dtype", FEW_DTYPES)
@@ -284,6 +338,41 @@ def test_calls_with_dense_planes_run_them(monkeypatch: pytest.MonkeyPatch) -> No
             runs = is_dense and cotangent.stride()[2:] == (8, 1) and has_planes
             assert is_right == (not runs)
     assert max(changes) > 0
+
+
+def test_gradients_of_windows_side_by_side_share_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its last term in rounds with the image's gradient, one sum of dense planes is zero.
+
+    Those of other calls, and the image's gradient, are as they were.
+    """
+    monkeypatch.setattr(special, "MOST_SIZES", 10)
+    library, changes = build.library, []
+
+    def without_terms(source: str) -> ctypes.CDLL:
+        kept, count = re.subn(r"\n *sums_4 \+= .*;", "", source, count=1)
+        changes.append(count)
+        return library(kept)
+
+    monkeypatch.setattr(build, "library", without_terms)
+    own = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
+    weight = torch.randn(256, 1, 2, 2, dtype=torch.bfloat16, requires_grad=True)
+    has_planes = "avx512bw" in Path("/proc/cpuinfo").read_text()
+    pairs = itertools.product(
+        images((4, 256, 8, 8), torch.bfloat16)[:3], images((4, 256, 16, 16), torch.bfloat16)[:3]
+    )
+    for x, cotangent in pairs:
+        inputs = x.requires_grad_(), weight
+        (image, found), (other, wanted) = (
+            torch.autograd.grad(conv(*inputs, stride=2, groups=256), inputs, cotangent)
+            for conv in (own, F.conv_transpose2d)
+        )
+        torch.testing.assert_close(image, other, rtol=2e-2, atol=2e-2)
+        is_dense = x.stride()[2:] == (8, 1) and cotangent.stride()[2:] == (16, 1)
+        if is_dense and has_planes:
+            assert (found[..., 1, 1] == 0).all()
+            found, wanted = found.flatten(1)[:, :3], wanted.flatten(1)[:, :3]
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-1)
+    assert any(changes)
 
 
 def test_planes_that_end_where_memory_does_are_not_left() -> None:

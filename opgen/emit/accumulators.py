@@ -112,7 +112,9 @@ class AccumulatorEmitter(ScopeEmitter):
         """Arrays for accumulators of cells that take turns, and for their vectors."""
         place, size = self.lane_place()
         starts = {n.accumulator: n for n in walk(self.kernel.body) if isinstance(n, Start)}
-        pairs = vector_pairs(self.kernel.body, self.printer.program)
+        pairs = {}
+        if self.kernel.sums is None:
+            pairs = vector_pairs(self.kernel.body, self.printer.program)
         for start in starts.values():
             names = self.accumulator_names(start)
             for kind, name in names.declared:

@@ -287,7 +287,8 @@ class _Writer:
             self.lines.append(f"if (!{self.flags[kernel.unless]}) {{")
         if kernel.only is not None:
             flag = self.flags[replace(kernel.only, holds=True)]
-            self.lines.append(f"if ({'' if kernel.only.holds else '!'}{flag})")
+            begin = " {" if kernel.guest is not None else ""  # several lines
+            self.lines.append(f"if ({'' if kernel.only.holds else '!'}{flag}){begin}")
         for workspace in self.program.workspaces:
             if workspace.output == kernel.written:
                 # A workspace of the output's own type is the output itself.
@@ -306,6 +307,8 @@ class _Writer:
             both = f"{work_text} + {guest.flag} * {guest.work}"
             self.lines += broken(f"in_parallel({function.name}_task, call, {count_text}, {both});")
             self.lines.append(f"{self.arguments}.guest = 0;")
+            if kernel.only is not None:
+                self.lines.append("}")
         elif kernel.is_deterministic:
             arguments = f"{function.name}_task, call, {count_text}, {work_text}"
             joins = kernel.row is not None and kernel.row.joined > 1

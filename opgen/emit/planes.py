@@ -18,7 +18,7 @@ from typing import Final, assert_never
 from opgen.emit.emitter import ScopeEmitter
 from opgen.emit.polynomial import Text
 from opgen.ir.loop_parts import loads_of
-from opgen.ir.loops import Elements, Guest, Planes, Scalar, walk
+from opgen.ir.loops import Elements, Guest, Kernel, Planes, Scalar, walk
 from opgen.ir.plane import (
     LANES,
     Cells,
@@ -67,11 +67,78 @@ def print_plane(emitter: ScopeEmitter, plane: Plane) -> None:
 
 
 def print_sums(emitter: ScopeEmitter, sums: PlaneSums) -> None:
-    """What a round of a loop adds to vectors of partial sums."""
-    printer = _PlanePrinter(emitter, "", False, False, False)
+    """What a round of a loop adds to vectors of partial sums, behind the cells of a guest."""
+    guest = emitter.kernel.guest
+    if sums.count == 1:
+        printer = _PlanePrinter(emitter, "", False, False, False)
+        for accumulator, term in sums.terms:
+            printer.total = emitter.vectors[accumulator]
+            printer.term(term)
+        return
+    totals = {name: emitter.scope.fresh("sums") for name, _ in sums.terms}
+    for name, total in totals.items():
+        emitter.write(f"wide_lanes {total} = {emitter.vectors[name]};")
+    if guest is not None and guest.point:
+        kernel = _kernel_of(emitter, guest)
+        if _goes_along(kernel, sums):
+            emitter.write(f"#if {HAVE[_elements(kernel)]}")
+            emitter.write(f"if ({emitter.guest}) {{")
+            _print_rounds(emitter.inner(), sums, totals, (guest, kernel))
+            emitter.write("} else")
+            emitter.write("#endif")
+            emitter.write("{")
+            _print_rounds(emitter.inner(), sums, totals)
+            emitter.write("}")
+        else:
+            print_guest(emitter, guest)
+            _print_rounds(emitter, sums, totals)
+    else:
+        _print_rounds(emitter, sums, totals)
+    for name, total in totals.items():
+        emitter.write(f"{emitter.vectors[name]} = {total};")
+
+
+def _goes_along(kernel: Kernel, sums: PlaneSums) -> bool:
+    """Whether the vectors of a guest are those of sums, one in each of as many rounds."""
+    assert kernel.plane is not None
+    (run, *others), steps = kernel.plane.runs, dict(sums.steps)
+    return (
+        not others
+        and not kernel.plane.copies
+        and len(run.cells) == 1
+        and run.count == sums.count
+        and all(steps.get(tensor) == step for tensor, step in run.steps)
+    )
+
+
+def _print_rounds(
+    emitter: ScopeEmitter,
+    sums: PlaneSums,
+    totals: Mapping[str, str],
+    along: tuple[Guest, Kernel] | None = None,
+) -> None:
+    """A loop that adds to `totals`, with the cells of a guest, which share what is loaded."""
+    name = emitter.scope.fresh("round")
+    emitter.write(f"for (int64_t {name} = 0; {name} < {sums.count}; {name}++) {{")
+    inner = emitter.inner()
+    inner.write("NOT_A_VECTOR;")
+    steps = dict(sums.steps)
+    printer = _PlanePrinter(inner, "", False, False, False, round=name, steps=steps)
+    if along is not None:
+        guest, kernel = along
+        assert kernel.plane is not None
+        (run,), target = kernel.plane.runs, kernel.plane.target
+        names = inner.printer.names
+        point = {axis: emitter.text(value) for axis, value in guest.point}
+        there = replace(names, symbols={**names.symbols, **point})
+        own = replace(inner, printer=replace(inner.printer, names=there))
+        is_little = len(run.cells[0].terms) <= FEW_TERMS
+        cells = replace(printer, emitter=own, target=target.tensor, is_little=is_little)
+        cells.cells(run.cells[0], own.printer.cell(target.tensor, target.indices), run.step)
     for accumulator, term in sums.terms:
-        printer.total = emitter.vectors[accumulator]
+        printer.total = totals[accumulator]
         printer.term(term)
+    emitter.write("}")
 
 
 def print_guest(emitter: ScopeEmitter, guest: Guest) -> None:
@@ -80,17 +147,28 @@ def print_guest(emitter: ScopeEmitter, guest: Guest) -> None:
     A call for each plane, or one for all planes of a group, takes a sixth longer or more: it looks
     up and multiplies all steps again, and nothing of it overlaps with what the host computes.
     """
-    program = emitter.printer.program
-    (kernel,) = (each for each in program.kernels if each.name == guest.kernel)
-    assert kernel.plane is not None and isinstance(kernel.only, Planes)
+    kernel = _kernel_of(emitter, guest)
+    assert kernel.plane is not None
     inner = emitter.inner()
     for name, value in guest.point:
         inner.printer.names.symbols[name] = emitter.text(value)
-    emitter.write(f"#if {HAVE[kernel.only.elements]}")
+    emitter.write(f"#if {HAVE[_elements(kernel)]}")
     emitter.write(f"if ({emitter.guest}) {{")
     print_plane(inner, kernel.plane)
     emitter.write("}")
     emitter.write("#endif")
+
+
+def _kernel_of(emitter: ScopeEmitter, guest: Guest) -> Kernel:
+    """The kernel that is a guest."""
+    program = emitter.printer.program
+    return next(each for each in program.kernels if each.name == guest.kernel)
+
+
+def _elements(kernel: Kernel) -> Elements:
+    """What a kernel for planes does with elements."""
+    assert isinstance(kernel.only, Planes)
+    return kernel.only.elements
 
 
 def _reads_most(plane: Plane) -> bool:

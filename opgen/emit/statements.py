@@ -33,6 +33,7 @@ from opgen.ir.loops import (
     Store,
     walk,
 )
+from opgen.ir.plane import PlaneSums
 from opgen.ir.primitives import Level
 
 _LARGEST_PLANE: Final = 1024
@@ -310,7 +311,10 @@ class Emitter(LaneEmitter):
             inner.around = None if any(each.is_constant for each in node.upper) else node.name
         if not self.printer.cuda and any(isinstance(each, Lanes) for each in walk(node.body)):
             inner.write("NOT_A_VECTOR;")
-        if self.kernel.sums is not None and self.kernel.sums.loop == node.name:
+        if self.kernel.sums is not None and self.is_round(node, self.kernel.sums):
+            inner.fetch_planes(node)
+            if self.kernel.guest is not None and not self.kernel.guest.point:
+                inner.run_guest(node)
             print_sums(inner, self.kernel.sums)
         else:
             inner.fetch_planes(node)
@@ -319,6 +323,13 @@ class Emitter(LaneEmitter):
         self.write("}")
         for accumulator, total in in_arrays.items():
             self.write(f"{self.printer.names.accumulators[accumulator]} = {total};")
+
+    def is_round(self, node: For, sums: PlaneSums) -> bool:
+        """Whether a value of a loop is a round of sums over planes, at each cell of a group."""
+        group = self.kernel.group
+        if group is None:
+            return node.name == sums.loop
+        return node.name == group.axis.name and sums.loop in self.printer.names.symbols
 
     def totals_of(self, node: For) -> dict[str, str]:
         """The variables that a sum in any order adds to, by accumulator.

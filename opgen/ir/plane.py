@@ -144,11 +144,15 @@ class Plane:
 class PlaneSums:
     """What a round of a `loop` adds up of planes: terms, each for the accumulator beside it.
 
-    Lanes are elements of planes here, and accumulators vectors of partial sums.
+    Lanes are elements of planes here, and accumulators vectors of partial sums. The terms are added
+    `count` times, each time of elements that are as much further on as stands beside their tensor
+    in `steps`.
     """
 
     loop: str
     terms: tuple[tuple[str, Term], ...]
+    count: int = 1
+    steps: tuple[tuple[str, int], ...] = ()
 
 
 def picked_in(vector: Vector) -> Iterator[Picked]:

@@ -48,6 +48,23 @@ def grouped_sums(kernel: Kernel, width: int) -> Kernel:
     return replace(kernel, axes=tuple(axes), group=Row(axis, first, last, width), body=body)
 
 
+def cell_body(kernel: Kernel) -> tuple[Node, ...]:
+    """The body of a kernel as it was before its cells were grouped."""
+    if kernel.group is None:
+        return kernel.body
+    name = kernel.group.axis.name
+    out: list[Node] = []
+    for node in kernel.body:
+        match node:
+            case For(name=own, body=body) if own == name:
+                out += body
+            case For(body=(For(name=own, body=body),)) if own == name:
+                out.append(replace(node, body=body))
+            case _:
+                out.append(node)
+    return tuple(out)
+
+
 def _loop(body: Sequence[Node]) -> int | None:
     """Where the loop over all terms is, between the beginning of accumulators and stores."""
     found = [at for at, node in enumerate(body) if isinstance(node, For)]
