@@ -33,15 +33,18 @@ if TYPE_CHECKING:
     from opgen.runtime.library import Case, Sizes
 
 _LARGE = 2**25
-"""Bytes of a result from which on it is computed so: the C library keeps no more of them."""
+"""Bytes of a result from which on it is computed so: the C library keeps no more of them. With
+fewer it depends on what a program did before whether there are new pages: 64 channels on 180 by 320
+took half the time in strips in one process, and 1.1 times as long in another."""
 
-_AT_ONCE = 2**23
-"""Bytes of a strip and of what it reads, about. Of twice as many some allocations are new pages
-again."""
+_AT_ONCE = 2**22
+"""Bytes of a strip and of what it reads, about. Of four times as many some allocations are new
+pages again; of fewer the calls show, and threads wait for each other more often, which takes long
+on busy processors."""
 
-_OUTWEIGHS = 8
-"""How many times the bytes of the weight these are at least: the library brings the weight into an
-order of its own for every call, which must not show."""
+_OUTWEIGHS = 4
+"""How many times the bytes of the weight those of a strip are at least: the library brings the
+weight into an order of its own for every call, which must not show."""
 
 _FEWEST = 4
 """How many strips a result must have."""
