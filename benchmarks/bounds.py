@@ -68,15 +68,25 @@ def _pixels(shape: Shape) -> tuple[int, ...]:
     return batch, height, width, channels
 
 
+def _images(shape: Shape) -> tuple[int, ...]:
+    return tuple(shape)
+
+
 _SMALL = "3x3 [2,10,50,50]"
-_ROUNDED = "nearest [8,2048,8,8] channels_last autocast"
+_NEAREST = "nearest [8,2048,8,8] channels_last"
+_ROUNDED = f"{_NEAREST} autocast"
+_TRANSPOSED = "transposed 2x2 [8,2048,8,8]"
 BOUNDS: Final = (
     Bound(f"unfold {_SMALL}", Direction.FORWARD, "unfold", "F.unfold", _planes),
     Bound(f"unfold {_SMALL}", Direction.BACKWARD, "fold", "F.unfold", _planes),
     Bound(f"fold {_SMALL}", Direction.FORWARD, "fold", "F.fold", _planes),
     Bound(f"fold {_SMALL}", Direction.BACKWARD, "unfold", "F.fold", _planes),
+    Bound(_NEAREST, Direction.BACKWARD, "nearest_gradient", "F.interpolate", _pixels),
     Bound(_ROUNDED, Direction.FORWARD, "nearest_autocast", "F.interpolate", _pixels),
     Bound(_ROUNDED, Direction.BACKWARD, "nearest_autocast_gradient", "F.interpolate", _pixels),
+    Bound(
+        *(_TRANSPOSED, Direction.BACKWARD, "transposed_gradients", "F.conv_transpose2d"), _images
+    ),
 )
 
 

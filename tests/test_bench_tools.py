@@ -60,6 +60,27 @@ def test_loops_compute_what_pytorch_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("shape", [(2, 35, 8, 8), (1, 8, 8, 8), (3, 9, 5, 7), (1, 1, 1, 1)])
+def test_loops_of_gradients(shape: tuple[int, ...], tmp_path: Path) -> None:
+    batch, channels, height, width = shape
+    x, weight = torch.randn(shape), torch.randn(channels, 1, 2, 2)
+    cotangent = torch.randn(batch, channels, 2 * height, 2 * width)
+    leaves = [x.double().requires_grad_(), weight.double().requires_grad_()]
+    y = F.conv_transpose2d(*leaves, stride=2, groups=channels)
+    found = [torch.full_like(each, 7) for each in (x, weight)]
+    loop = bounds.compiled("transposed_gradients", tmp_path)
+    bounds.loop_call(loop, [cotangent, x, weight], found, shape)()
+    for one, other in zip(found, torch.autograd.grad(y, leaves, cotangent.double()), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-4)
+    image = torch.full((batch, height, width, channels), 7.0)
+    pixels = cotangent.permute(0, 2, 3, 1).contiguous()
+    loop = bounds.compiled("nearest_gradient", tmp_path)
+    bounds.loop_call(loop, [pixels], [image], image.shape)()
+    wanted = F.avg_pool2d(cotangent.double(), 2, divisor_override=1)
+    torch.testing.assert_close(image.permute(0, 3, 1, 2).double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("threads")
 def test_loops_round_as_pytorch_does(tmp_path: Path) -> None:
     """Ties, subnormal numbers, and those that are not finite, in whole vectors and beyond."""
     loop = bounds.compiled("nearest_autocast", tmp_path)
