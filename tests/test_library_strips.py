@@ -187,6 +187,27 @@ def test_gradients_where_the_cotangent_is_not_finite(strips: list[int]) -> None:
     assert not found[0][0, :, :2, :2].isfinite().any() and found[0][0, :, 2:].isfinite().all()
 
 
+def test_numbers_that_are_not_those_in_memory(strips: list[int]) -> None:
+    """Views that negate, and zeros without memory, as autograd makes them."""
+    x, weight = torch.randn(1, 64, 20, 16), torch.randn(64, 64, 3, 3)
+    seed = torch.randn(1, 64, 20, 16)
+
+    def call(*both: Tensor) -> Tensor:
+        found: Tensor = CONV.conv2d(*both, padding=1)
+        return found
+
+    assert torch.equal(call(torch._neg_view(x), weight), call(-x, weight))
+    wanted = gradients_of(call, x, weight, -seed)
+    found = gradients_of(call, x, weight, torch._neg_view(seed))
+    assert all(map(torch.equal, found, wanted))
+    wanted = gradients_of(call, -x, -weight, seed)
+    found = gradients_of(call, torch._neg_view(x), torch._neg_view(weight), seed)
+    assert all(map(torch.equal, found, wanted))
+    zeros = torch._efficientzerotensor(seed.shape)
+    assert not any(map(torch.any, gradients_of(call, x, weight, zeros)))
+    assert min(strips) < -1
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("step", [1, 2])
 def test_images_with_gaps(step: int, threads: int, strips: list[int]) -> None:

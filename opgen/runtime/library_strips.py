@@ -107,7 +107,7 @@ def convolve(
     strides: Sizes,
 ) -> torch.Tensor:
     """The output of the op, of that shape and with these strides."""
-    case = plan.case
+    case, image = plan.case, _as_memory(image)
     target = torch.empty_strided(
         tuple(shape), tuple(strides), dtype=image.dtype, device=image.device
     )
@@ -127,7 +127,7 @@ def gradients(
     plan: Strips, cotangent: torch.Tensor, image: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of image and weight, all of them float32; the cotangent is that of the op."""
-    case = plan.case
+    case, cotangent, image = plan.case, _as_memory(cotangent), _as_memory(image)
     if plan.arrangement is not None and not _can_be_taken_apart(cotangent, plan.arrangement):
         cotangent = cotangent.contiguous()
     target = torch.empty_like(image, memory_format=case.format)
@@ -212,6 +212,12 @@ def _read(case: Case, images: torch.Tensor, rows: range) -> tuple[torch.Tensor, 
     found.narrow(2, end - first, last + 1 - end).zero_()
     _moved(inside, found.narrow(2, begin - first, end - begin))
     return found, 0
+
+
+def _as_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose numbers are those in its memory: of views that negate they are not, and zeros
+    that autograd made may have none."""
+    return tensor.clone() if tensor.is_neg() or tensor._is_zerotensor() else tensor
 
 
 def _expected(target: torch.Tensor) -> None:
