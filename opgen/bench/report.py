@@ -113,7 +113,7 @@ def summary(outcomes: Sequence[Outcome], compiled: frozenset[str]) -> Iterator[s
             yield f"{name(result)}: {contender} did not run: {reason}"
         if result.copies:
             counts = ", ".join(f"{n} {count}" for n, count in result.copies.items())
-            yield f"{name(result)}: copies within a call: {counts}"
+            yield f"{name(result)}: copies of images within a call: {counts}"
     for row in dict.fromkeys(result.row for result in results):
         for reason in row.omitted:
             yield f"{row.name}: without {reason}"

@@ -95,7 +95,11 @@ def _rows(found: Document) -> Iterator[str]:
 def _copies(rows: list[Document]) -> Iterator[str]:
     if not rows:
         return
-    yield from ("", "Copies that PyTorch runs within a call, as its profiler sees them:", "")
+    yield from (
+        "",
+        "Copies of images that PyTorch runs within a call, as its profiler sees them:",
+        "",
+    )
     for row in rows:
         counts = ", ".join(f"{name} {count}" for name, count in row["copies"].items())
         yield f"* {row['name']}, {row['direction']}: {counts}"

@@ -81,7 +81,8 @@ def _code(text: str, filename: str) -> types.CodeType:
     place = cache.directory()
     known = cache.find_file(place, key, _CODE)
     if known is not None:
-        with contextlib.suppress(OSError):  # another process may just have made room
+        # Another process may just have made room, or cut it short.
+        with contextlib.suppress(OSError, EOFError, TypeError, ValueError):
             kept: types.CodeType = marshal.loads(known.read_bytes())
             return kept
     code = builtins.compile(text, filename, "exec")

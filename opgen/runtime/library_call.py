@@ -108,9 +108,11 @@ class Plan:
                 return None
             arrangement = arranged.get(name)
             rank = 0 if arrangement is None else len(arrangement.order)
-            # A filter that was moved for its channels alone keeps its taps side by side.
+            format_ = call.format_of(rank)
+            # A filter that was moved for its channels alone keeps its format.
             is_moved = arrangement is not None and name not in own
-            format_ = torch.contiguous_format if is_moved else call.format_of(rank)
+            if is_moved and not _is_only(call.tensors[places[name]], format_):
+                format_ = torch.contiguous_format
             return Operand(places[name], arrangement, format_)
 
         (shape,) = call.shapes.outputs
@@ -171,6 +173,13 @@ class Plan:
         if self.restored is not None:
             found = self.restored.restored(found, self.case.format)
         return _in_format(found, self.case.format, self.strides)
+
+
+def _is_only(tensor: torch.Tensor | None, format_: torch.memory_format) -> bool:
+    """Whether a tensor is in that format, and in no other."""
+    if tensor is None or tensor.is_contiguous():
+        return False
+    return tensor.is_contiguous(memory_format=format_)
 
 
 def _as_stored(
