@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from opgen.bench.row import Contender, Workload, autocast
+from opgen.runtime import kept_memory
 
 _STATUS: Final = Path("/proc/self/status")
 _CLEAR: Final = Path("/proc/self/clear_refs")
@@ -53,6 +54,7 @@ def _on_gpu(passes: Callable[[], None], x: Tensor) -> int:
 def _here(passes: Callable[[], None]) -> int | None:
     if not sys.platform.startswith("linux"):
         return None
+    kept_memory.release()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)  # what was freed and kept would hide what is allocated now

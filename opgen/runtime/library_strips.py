@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import lookup_library, lookup_moves
+from opgen.runtime import kept_memory, lookup_library, lookup_moves
 from opgen.runtime.arrangement import Arrangement, copy
 from opgen.runtime.layout import FORMATS
 
@@ -108,9 +108,7 @@ def convolve(
 ) -> torch.Tensor:
     """The output of the op, of that shape and with these strides."""
     case, image = plan.case, _as_memory(image)
-    target = torch.empty_strided(
-        tuple(shape), tuple(strides), dtype=image.dtype, device=image.device
-    )
+    target = kept_memory.empty_strided(shape, strides, image.dtype)
     _expected(target)
     weight = weight.contiguous(memory_format=case.format)  # once, not for every strip
     none = [0] * len(case.stride)

@@ -173,7 +173,7 @@ static int copied(Tensor images, int64_t first, int64_t count, int64_t bytes, Te
     if (!*copy) {
         const int64_t shape[4] = {count, channels, height, width};
         const int64_t strides[4] = {image, 1, width * channels, channels};
-        if (empty_strided(4, shape, strides, (int32_t)about[0], 0, 0, copy)) return 0;
+        if (new_tensor(4, shape, strides, (int32_t)about[0], copy)) return 0;
     }
     if (get_const_data(images, &from) || get_data(*copy, &to)) return 0;
     opgen_transpose((const char *)from + first * image * bytes, to, count, channels,
@@ -209,7 +209,7 @@ static int add(const int64_t *promised, Tensor *sum, Tensor *more, const Convolv
     if (!is_as(promised, *more)) {
         Tensor made = NULL;
         const int64_t rank = promised[1], *sizes = promised + 2;
-        if (rank != 4 || empty_strided(4, sizes, sizes + 4, (int32_t)promised[0], 0, 0, &made))
+        if (rank != 4 || new_tensor(4, sizes, sizes + 4, (int32_t)promised[0], &made))
             return 0;
         const int is_put = put(*more, made, 0, sizes[0], about->bytes);
         drop(more);
@@ -236,7 +236,7 @@ static int by_pieces(const Entry *entry, const Tensor *inputs, Tensor *outputs)
     Tensor copies[2] = {NULL, NULL}, found[2] = {NULL, NULL}, sum = NULL;
     const Tensor weight = inputs[about->weight], *bias = bias_of(about, inputs);
     int64_t first = 0;
-    if (empty_strided(4, promised + 2, promised + 6, (int32_t)promised[0], 0, 0, &outputs[0]))
+    if (new_tensor(4, promised + 2, promised + 6, (int32_t)promised[0], &outputs[0]))
         return 0;
     while (first < images) {
         const int64_t left = images - first, count = left < about->at_once ? left : about->at_once;
@@ -274,7 +274,7 @@ static int by_repeats(const Entry *entry, const Tensor *inputs, Tensor *outputs)
     const int64_t cells = batch * channels * height * width, row = width * channels * count;
     const int64_t shape[4] = {batch, channels * count, height, width};
     const int64_t strides[4] = {height * row, 1, row, channels * count};
-    if (empty_strided(4, shape, strides, (int32_t)known[0], 0, 0, &copy)) return 0;
+    if (new_tensor(4, shape, strides, (int32_t)known[0], &copy)) return 0;
     int is_found = !get_const_data(image ? image : from, &data) && !get_data(copy, &place);
     if (is_found) repeat(data, place, cells, count, about->bytes, 0);
     is_found = is_found
@@ -289,7 +289,7 @@ static int by_repeats(const Entry *entry, const Tensor *inputs, Tensor *outputs)
     for (int i = 0; i < 4 && is_found; i++)
         is_found = known[2 + i] <= 1 || known[6 + i] == strides[i];
     is_found = is_found
-        && !empty_strided(4, promised + 2, promised + 6, (int32_t)promised[0], 0, 0, &sum)
+        && !new_tensor(4, promised + 2, promised + 6, (int32_t)promised[0], &sum)
         && !get_const_data(outputs[0], &data) && !get_data(sum, &place);
     if (is_found) repeat(data, place, cells, count, about->bytes, 1);
     if (is_found) drop(&outputs[0]), outputs[0] = sum;

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from opgen.runtime import build, checks
+from opgen.runtime import build, checks, kept_memory
 from opgen.runtime.lookup_table import (
     CONVOLUTIONS,
     FUNCTIONS,
@@ -144,6 +144,7 @@ def _connected(block: int) -> _Library | None:
     except _FAILURES:
         return None
     library.opgen_connect((ctypes.c_void_p * len(addresses))(*addresses))
+    kept_memory.connect(library, libtorch, library if block == 0 else _of_first_block())
     has_convolutions = all(hasattr(libtorch, each) for each in CONVOLUTIONS)
     if has_convolutions:
         pointers = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in CONVOLUTIONS]
@@ -175,6 +176,12 @@ def _connected(block: int) -> _Library | None:
     _LOADED.append(library)
     library.opgen_suspend(_suspended)
     return _Library(library, dtypes, has_convolutions)
+
+
+def _of_first_block() -> ctypes.CDLL:
+    first = _connected(0)
+    assert first is not None, "the second block of ops comes after the first"
+    return first.loaded
 
 
 def ask_python() -> torch.Tensor:

@@ -112,7 +112,7 @@ static const int64_t *rearranged(const int64_t *about, Tensor tensor, int64_t by
     if (about[0] < 0) return about + 1;
     const int64_t *shape = about + 1 + 3 * about[0], rank = *shape++;
     if (!describe(tensor, known, &words)) return NULL;
-    if (empty_strided(rank, shape, shape + rank, (int32_t)known[0], 0, 0, made)) return NULL;
+    if (new_tensor(rank, shape, shape + rank, (int32_t)known[0], made)) return NULL;
     if (get_const_data(tensor, &from) || get_data(*made, &to)) return NULL;
     move(from, to, about, bytes, 1);
     return shape + 2 * rank;

@@ -17,7 +17,7 @@ are given as addresses: the library is compiled without any header or library of
 
 from __future__ import annotations
 
-from opgen.runtime import lookup_convolution_source
+from opgen.runtime import kept_memory_source, lookup_convolution_source
 
 SLOTS = 64
 """Ops that one copy of the library can serve."""
@@ -41,11 +41,12 @@ FUNCTIONS = (
 CONVOLUTIONS = ("aoti_torch_cpu_convolution", "aoti_torch_cpu_convolution_backward")
 """What `opgen_connect_convolutions` is given, where LibTorch has them."""
 
-_TABLE = r"""#define _GNU_SOURCE
+_CONNECTION = r"""#define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef uint64_t Value;
 typedef void *Tensor;
@@ -80,7 +81,9 @@ void opgen_connect(void *const *functions)
     memcpy(&implement, functions + 10, sizeof(void *));
     memcpy(&delete_box, functions + 11, sizeof(void *));
 }
+"""
 
+_TABLE = r"""
 enum { MAX_TENSORS = 16, MAX_RANK = 16, MAX_NUMBERS = 64, BUCKETS = 1024, MAX_ENTRIES = 512 };
 enum { MAX_KEY = MAX_TENSORS * (2 * MAX_RANK + 2) + MAX_NUMBERS, STACK_BYTES = 4096 };
 
@@ -197,13 +200,13 @@ static int run(
     const int64_t *about = entry->outputs;
     for (; made < count; made++) {
         const int64_t dtype = about[0], rank = about[1];
-        if (empty_strided(rank, about + 2, about + 2 + rank, (int32_t)dtype, 0, 0, &outputs[made]))
+        if (new_tensor(rank, about + 2, about + 2 + rank, (int32_t)dtype, &outputs[made]))
             goto end;
         about += 2 + 2 * rank;
     }
     if (entry->workspace > STACK_BYTES) {
         const int64_t one = 1;
-        if (empty_strided(1, &entry->workspace, &one, bytes_type, 0, 0, &large)) goto end;
+        if (new_tensor(1, &entry->workspace, &one, bytes_type, &large)) goto end;
         if (get_data(large, (void **)&workspace)) goto end;
     }
     for (int64_t i = 0; i < entry->addresses; i++) {
@@ -326,4 +329,7 @@ def source(block: int, bytes_type: int) -> str:
     table = ", ".join(f"call_{at}" for at in range(SLOTS))
     listed = f"static void (*const kernels[SLOTS])(Value *, uint64_t, uint64_t) = {{{table}}};\n"
     convolutions = lookup_convolution_source.source()
-    return f"{head}{_TABLE}{convolutions}{_CALLS}{kernels}{listed}{_REGISTRATION}"
+    memory = kept_memory_source.SOURCE
+    return (
+        f"{head}{_CONNECTION}{memory}{_TABLE}{convolutions}{_CALLS}{kernels}{listed}{_REGISTRATION}"
+    )

@@ -1,0 +1,299 @@
+"""Memory of large results: when it is used again, and that nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opgen
+from catalogue import SPECS
+from opgen.runtime import kept_memory, library_strips, lookup_library
+
+UP = opgen.compile("""
+op up(x[B,C,H,W]) -> y[B,C,2*H,2*W]
+  y[b,c,h,w] = x[b,c,h//2,w//2]
+""").up
+MEGABYTE = 1 << 20
+pytestmark = pytest.mark.skipif(
+    not hasattr(lookup_library._libtorch(), "torch_from_blob"),
+    reason="PyTorch before 2.11 makes all results",
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    """Every test begins and ends with no memory kept."""
+    kept_memory.release()
+    yield
+    gc.collect()
+    kept_memory.release()
+
+
+def image(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def seen(x: Tensor) -> Tensor:
+    """The result of a call that was seen before."""
+    UP(x)
+    gc.collect()
+    return UP(x)
+
+
+def expected(x: Tensor) -> Tensor:
+    return F.interpolate(x.detach(), scale_factor=2.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
+def test_freed_memory_is_used_again(dtype: torch.dtype, format_: torch.memory_format) -> None:
+    x = image(2, 64, 48, 48, dtype=dtype).contiguous(memory_format=format_)
+    first = seen(x)
+    place = first.data_ptr()
+    assert torch.equal(first, expected(x))
+    held = UP(x)
+    assert held.data_ptr() != place
+    del first
+    second = UP(2 * x)
+    assert second.data_ptr() == place
+    assert torch.equal(second, expected(2 * x)) and torch.equal(held, expected(x))
+    assert second.is_contiguous(memory_format=format_) and second.device == x.device
+    assert place % 64 == 0
+    assert second.untyped_storage().nbytes() == second.numel() * dtype.itemsize
+
+
+def test_small_results_are_made_by_pytorch() -> None:
+    y = seen(image(1, 1, 16, 16))
+    assert y.nbytes < MEGABYTE
+    del y
+    assert kept_memory.release() == 0
+
+
+def test_tensors_without_elements() -> None:
+    assert seen(image(0, 64, 48, 48)).shape == (0, 64, 96, 96)
+
+
+def test_a_little_less_fits_and_much_less_does_not() -> None:
+    y = seen(image(1, 64, 80, 64))
+    place, size = y.data_ptr(), y.nbytes
+    del y
+    for height in (80, 76, 72, 64):
+        x = image(1, 64, height, 64)
+        UP(x)  # Python runs it, and PyTorch makes the result
+        y = UP(x)
+        fits = size <= y.nbytes + y.nbytes // 8
+        assert (y.data_ptr() == place) is fits, height
+        assert torch.equal(y, expected(x))
+        del y
+        if fits:
+            assert kept_memory.release() == size
+            y = seen(image(1, 64, 80, 64))
+            place = y.data_ptr()
+            del y
+
+
+def test_views_and_arrays_hold_memory() -> None:
+    x = image(2, 64, 48, 48)
+    view = seen(x)[1, 3:5]
+    array = UP(x).numpy()[0]
+    for _ in range(4):
+        UP(torch.zeros_like(x))
+    assert torch.equal(view, expected(x)[1, 3:5])
+    assert (array == expected(x)[0].numpy()).all()
+    del view, array
+    gc.collect()
+    assert kept_memory.release() > 0
+
+
+def test_results_that_are_held_are_apart() -> None:
+    generator = random.Random(0)
+    held: list[tuple[Tensor, Tensor]] = []
+    inputs = [image(1, 64, 32 + 4 * at, 40) for at in range(6)]
+    for _ in range(200):
+        x = generator.choice(inputs)
+        held.append((x, UP(x)))
+        if len(held) > 8:
+            held.pop(generator.randrange(len(held)))
+    for x, y in held:
+        assert torch.equal(y, expected(x))
+    places = sorted((y.data_ptr(), y.nbytes) for _, y in held)
+    for (place, size), (following, _) in itertools.pairwise(places):
+        assert place + size <= following
+
+
+def test_threads() -> None:
+    faults: list[str] = []
+
+    def work(seed: int) -> None:
+        x = torch.full((1, 64, 40, 40), float(seed))
+        held = []
+        for _ in range(60):
+            held.append(UP(x))
+            if len(held) == 4:
+                faults.extend(str(seed) for y in held if not bool((y == seed).all()))
+                held.clear()
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+
+
+def test_gradients_of_any_order() -> None:
+    x = image(2, 64, 48, 48).requires_grad_()
+    for _ in range(3):
+        x.grad = None
+        y = UP(x)
+        y.square().sum().backward()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad, 8 * x.detach())
+        cotangent = torch.ones_like(y).requires_grad_()
+        (gradient,) = torch.autograd.grad(UP(x), x, cotangent, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.square().sum(), cotangent)
+        torch.testing.assert_close(second, torch.full_like(second, 8.0))
+        y = y.mul_(2)  # in place, of what autograd made
+        assert torch.equal(y, 2 * expected(x))
+
+
+def test_modes() -> None:
+    x = image(2, 64, 48, 48)
+    seen(x)
+    with torch.inference_mode():
+        assert UP(x).is_inference()
+    assert not UP(x).is_inference()
+    with torch.no_grad():
+        assert not UP(x.requires_grad_()).requires_grad
+    assert not UP(x.detach())._is_view()
+
+
+def test_copies_and_other_processes() -> None:
+    x = image(2, 64, 48, 48)
+    y = seen(x)
+    for other in (copy.deepcopy(y), pickle.loads(pickle.dumps(y)), y.clone()):
+        assert torch.equal(other, expected(x))
+    assert torch.equal(y.share_memory_(), expected(x))
+    assert torch.equal(UP(x), expected(x))
+
+
+def test_resizing_is_an_error_of_pytorch() -> None:
+    y = seen(image(2, 64, 48, 48))
+    with pytest.raises(RuntimeError, match="not resizable"):
+        y.resize_(4, 64, 96, 96)
+    assert y.resize_(1, 64, 96, 96).shape == (1, 64, 96, 96)
+
+
+def test_strips_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    make = kept_memory.empty_strided
+
+    def counted(*arguments: object) -> Tensor:
+        taken.append(make(*arguments))  # type: ignore[arg-type]
+        return taken[-1]
+
+    monkeypatch.setattr(library_strips.kept_memory, "empty_strided", counted)
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    x, weight = image(1, 64, 180, 320), image(192, 64, 3, 3)
+    y = conv(x, weight, padding=1)
+    assert len(taken) == 1, "a result of 44 MB is computed in strips"
+    place = y.data_ptr()
+    torch.testing.assert_close(y, F.conv2d(x, weight, padding=1), atol=1e-3, rtol=1e-3)
+    assert not y._is_view()
+    taken.clear()
+    del y
+    y = conv(x, weight, padding=1)
+    assert y.data_ptr() == place
+    torch.testing.assert_close(y, F.conv2d(x, weight, padding=1), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(3, 0, 5), (2, 3), (300, 1000), (4, 256, 512)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_tensors_made_in_python(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    like = torch.empty(shape, dtype=dtype).transpose(0, 1)
+    made = kept_memory.empty_strided(like.shape, like.stride(), dtype)
+    assert made.shape == like.shape and made.stride() == like.stride() and made.dtype == dtype
+    is_large = made.nbytes >= MEGABYTE
+    made.fill_(3)
+    row = made[-1:]
+    del made
+    assert kept_memory.release() == 0 and bool((row == 3).all())
+    del row
+    assert (kept_memory.release() > 0) is is_large
+
+
+def in_process(program: str, **environment: str) -> str:
+    """What a program prints that begins with the op of this file and a call that was seen."""
+    head = (
+        "import os, sys, gc, torch, opgen\n"
+        "from opgen.runtime import kept_memory\n"
+        "torch.set_num_threads(1)\n"
+        'up = opgen.compile("op up(x[B,C,H,W]) -> y[B,C,2*H,2*W]\\n'
+        '  y[b,c,h,w] = x[b,c,h//2,w//2]\\n").up\n'
+        "x = torch.ones(1, 64, 64, 64)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", head + program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def test_how_much_is_kept_is_chosen() -> None:
+    hold = "up(x); held = [up(x) for _ in range(5)]; held.clear(); print(kept_memory.release())"
+    assert in_process(hold).split() == [str(5 * 4 * MEGABYTE)]
+    assert in_process(hold, OPGEN_KEPT_MEMORY="9").split() == [str(2 * 4 * MEGABYTE)]
+    assert in_process(hold, OPGEN_KEPT_MEMORY="0").split() == ["0"]
+    wrong = in_process(hold, OPGEN_KEPT_MEMORY="much")
+    assert "RuntimeError: $OPGEN_KEPT_MEMORY must be a number of megabytes, got 'much'" in wrong
+
+
+def test_a_child_has_its_own() -> None:
+    program = """
+up(x); held = up(x); freed = up(x); del freed
+child = os.fork()
+y = up(x * (2 if child else 3))
+good = bool((y == (2 if child else 3)).all()) and bool((held == 1).all())
+if not child:
+    os._exit(0 if good else 1)
+print(good, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert in_process(program).split() == ["True", "0"]
+
+
+def test_what_nobody_asks_for_goes() -> None:
+    program = """
+up(x); y = up(x); del y
+import time
+time.sleep(12)
+small = torch.ones(1, 64, 40, 40)
+up(small); y = up(small); del y
+print(kept_memory.release())
+"""
+    assert in_process(program).split() == [str(64 * 80 * 80 * 4)]
+
+
+def test_the_end_of_a_program() -> None:
+    program = """
+up(x); y = up(x); z = up(x); del z
+import atexit
+atexit.register(lambda: print(float(y.sum()), float(up(x).sum())))
+"""
+    total = str(float(64 * 128 * 128))
+    assert in_process(program).split() == [total, total]
