@@ -12,6 +12,18 @@ from typing import NamedTuple
 
 from opgen.runtime import lookup_images, lookup_moves_source, lookup_repeats_source
 
+PLAIN_CODE = """
+#pragma GCC push_options
+#pragma GCC optimize ("O1")
+"""
+"""What follows has no loops over numbers. Compiled like those, all the code of calls took a fifth
+longer, which the first call of all has to wait for."""
+
+AS_BEFORE = """
+#pragma GCC pop_options
+"""
+"""After it there are loops again."""
+
 
 class Convolved(NamedTuple):
     """The integers of an entry without a kernel, in this order; places are -1 for what is absent.
@@ -98,6 +110,7 @@ typedef struct {
     }
 FIND(uint16_t)
 FIND(uint32_t)
+PLAIN_CODE
 
 static void look_at_numbers(void *data)
 {
@@ -354,8 +367,8 @@ __attribute__((noinline)) static int convolve(
 def source() -> str:
     """The text of `convolve`; before it stand the functions of LibTorch and of the table."""
     more = (lookup_images, lookup_repeats_source, lookup_moves_source)
-    own = _SOURCE.replace("CONVOLVED\n", _convolved())
-    return "".join(each.source() for each in more) + own
+    own = _SOURCE.replace("CONVOLVED\n", _convolved()).replace("PLAIN_CODE\n", PLAIN_CODE)
+    return "".join(each.source() for each in more) + own + AS_BEFORE
 
 
 def _convolved() -> str:

@@ -18,6 +18,7 @@ are given as addresses: the library is compiled without any header or library of
 from __future__ import annotations
 
 from opgen.runtime import kept_memory_source, lookup_convolution_source
+from opgen.runtime.lookup_convolution_source import AS_BEFORE, PLAIN_CODE
 
 SLOTS = 64
 """Ops that one copy of the library can serve."""
@@ -328,8 +329,6 @@ def source(block: int, bytes_type: int) -> str:
     )
     table = ", ".join(f"call_{at}" for at in range(SLOTS))
     listed = f"static void (*const kernels[SLOTS])(Value *, uint64_t, uint64_t) = {{{table}}};\n"
-    convolutions = lookup_convolution_source.source()
-    memory = kept_memory_source.SOURCE
-    return (
-        f"{head}{_CONNECTION}{memory}{_TABLE}{convolutions}{_CALLS}{kernels}{listed}{_REGISTRATION}"
-    )
+    before = f"{_CONNECTION}{PLAIN_CODE}{kept_memory_source.SOURCE}{_TABLE}{AS_BEFORE}"
+    after = f"{PLAIN_CODE}{_CALLS}{kernels}{listed}{_REGISTRATION}"
+    return f"{head}{before}{lookup_convolution_source.source()}{after}"
