@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import itertools
 import os
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -260,8 +263,83 @@ def test_how_much_is_kept_is_chosen() -> None:
     assert in_process(hold).split() == [str(5 * 4 * MEGABYTE)]
     assert in_process(hold, OPGEN_KEPT_MEMORY="9").split() == [str(2 * 4 * MEGABYTE)]
     assert in_process(hold, OPGEN_KEPT_MEMORY="0").split() == ["0"]
+    assert in_process(hold, OPGEN_KEPT_MEMORY=str(2**44)).split() == [str(5 * 4 * MEGABYTE)]
     wrong = in_process(hold, OPGEN_KEPT_MEMORY="much")
     assert "RuntimeError: $OPGEN_KEPT_MEMORY must be a number of megabytes, got 'much'" in wrong
+
+
+def test_a_container_has_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPGEN_KEPT_MEMORY", raising=False)
+    limits = (tmp_path / "none", tmp_path / "first", tmp_path / "second")
+    monkeypatch.setattr(kept_memory, "_LIMITS", limits)
+    limits[1].write_text("max\n")
+    whole = kept_memory._most()
+    limits[2].write_text(f"{8 * MEGABYTE}\n")
+    assert kept_memory._most() == MEGABYTE < whole
+
+
+def test_what_is_too_large_to_be_kept_leaves_the_rest() -> None:
+    program = """
+up(x); y = up(x); del y
+large = torch.ones(1, 64, 128, 128)
+up(large); y = up(large); del y
+print(kept_memory.release())
+"""
+    assert in_process(program, OPGEN_KEPT_MEMORY="9").split() == [str(4 * MEGABYTE)]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits are those of Linux")
+def test_what_is_kept_goes_before_memory_runs_out() -> None:
+    program = """
+import resource
+up(x); large = torch.ones(1, 256, 128, 128); up(large)  # a result of 64 MB
+held = [up(torch.cat([x] * 12)) for _ in range(6)]; held.clear()  # 48 MB each
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + (16 << 20), -1))
+print(bool((up(large) == 1).all()), kept_memory.release() >> 20)
+"""
+    assert in_process(program).split() == ["True", "64"]
+
+
+def test_a_tensor_that_cannot_be_made() -> None:
+    program = """
+import ctypes
+from opgen.runtime import lookup_library
+up(x); y = up(x); del y
+first = lookup_library.loaded()
+deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+integers = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+types = [ctypes.c_void_p, *integers, *[ctypes.c_int32] * 3, ctypes.c_void_p, ctypes.c_int32]
+types += [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+def fail(memory, *others):
+    first.opgen_give(memory, others[-1])
+    return 1
+failing = ctypes.CFUNCTYPE(ctypes.c_int32, *types)(fail)
+libtorch = lookup_library._libtorch()
+size = libtorch.aoti_torch_dtype_element_size
+all_ = (failing, size, first.opgen_take, first.opgen_give)
+addresses = [ctypes.cast(each, ctypes.c_void_p) for each in all_]
+first.opgen_connect_memory((ctypes.c_void_p * 4)(*addresses))
+print(bool((up(x) == 1).all()), kept_memory.release())
+"""
+    assert in_process(program).split() == ["True", str(4 * MEGABYTE)]
+
+
+def test_deleters_without_a_context_are_found() -> None:
+    """As those of `torch_from_blob` in builds before the release of 2.11."""
+    libtorch = lookup_library._libtorch()
+
+    class Before:
+        aoti_torch_dtype_uint8 = libtorch.aoti_torch_dtype_uint8
+
+        @staticmethod
+        def torch_from_blob(*arguments: Any) -> int:
+            other = ctypes.c_int64()
+            arguments[-2](ctypes.addressof(arguments[1]), ctypes.addressof(other))
+            return 1
+
+    assert kept_memory._has_context(libtorch)
+    assert not kept_memory._has_context(Before())  # type: ignore[arg-type]
 
 
 def test_a_child_has_its_own() -> None:

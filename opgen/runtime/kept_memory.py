@@ -10,20 +10,24 @@ So a result of 1 MB and more, of a call that was seen before, is made in memory 
 its last tensor is gone that memory is kept, as PyTorch does on GPUs, until a tensor asks for it
 that fills at least eight ninths of it, or nobody did for ten seconds, or too much is kept. At most
 `$OPGEN_KEPT_MEMORY` megabytes are: 1024 where it is not set, but no more than an eighth of the
-machine's memory; 0 for none, and PyTorch makes all results.
+machine's memory, or of its container's; 0 for none, and PyTorch makes all results. Every process
+keeps its own, and looks at what is too old when it frees a large result: one that makes no more of
+them has `release`.
 
-Such tensors are as all others, but that `resize_` cannot make them larger, which raises an error of
-PyTorch, as it does for tensors of NumPy's memory; and that PyTorch's profiler does not count them.
-A call that Python runs in full, as the first of each kind, has its result from PyTorch; so have all
-before PyTorch 2.11.
+Such tensors are as all others, but that `resize_` cannot make them larger, nor change the size of
+their storage, which raises an error of PyTorch, as it does for tensors of NumPy's memory; and that
+PyTorch's profiler does not count them. A call that Python runs in full, as the first of each kind,
+has its result from PyTorch; so have all before PyTorch 2.11.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -31,8 +35,16 @@ import torch
 _FUNCTIONS: Final = ("torch_from_blob", "aoti_torch_dtype_element_size")
 """Of LibTorch, the first since 2.11."""
 _MEGABYTES: Final = 1024
+_ENOUGH: Final = 2**40
+"""Megabytes; more would not fit into the numbers of the library."""
 _LEAST: Final = 1 << 20
 """Bytes of the smallest tensors in memory that is kept."""
+_LIMITS: Final = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where Linux says how much memory a container has."""
+_DELETER: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _first: list[ctypes.CDLL] = []
 
 
@@ -43,6 +55,8 @@ def connect(library: ctypes.CDLL, libtorch: ctypes.CDLL, first: ctypes.CDLL) -> 
     """
     most = _most()
     if not most or not all(hasattr(libtorch, each) for each in _FUNCTIONS):
+        return
+    if not _has_context(libtorch):
         return
     first.opgen_keep.restype = None
     first.opgen_keep.argtypes = [ctypes.c_int64]
@@ -58,6 +72,25 @@ def connect(library: ctypes.CDLL, libtorch: ctypes.CDLL, first: ctypes.CDLL) -> 
     functions += [first.opgen_take, first.opgen_give]
     addresses = [ctypes.cast(each, ctypes.c_void_p) for each in functions]
     library.opgen_connect_memory((ctypes.c_void_p * len(addresses))(*addresses))
+
+
+def _has_context(libtorch: ctypes.CDLL) -> bool:
+    """Whether `torch_from_blob` hands deleters what it was given for them.
+
+    It did not in builds before the release of 2.11.
+    """
+    found: list[int | None] = []
+    deleter = _DELETER(lambda _, context: found.append(context))
+    cell, one, tensor = ctypes.c_int64(), ctypes.c_int64(1), ctypes.c_void_p()
+    context = ctypes.addressof(one)
+    failed = libtorch.torch_from_blob(
+        *(ctypes.byref(cell), one, ctypes.byref(one), ctypes.byref(one), ctypes.c_int64(0)),
+        *(libtorch.aoti_torch_dtype_uint8(), 0, -1, ctypes.byref(tensor), 0),
+        *(None, ctypes.c_int64(0), deleter, ctypes.c_void_p(context)),
+    )
+    if not failed:
+        libtorch.aoti_torch_delete_tensor_object(tensor)
+    return found == [context]
 
 
 def empty_strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -93,9 +126,12 @@ def _most() -> int:
     if chosen is not None:
         if not chosen.isdecimal():
             raise RuntimeError(f"$OPGEN_KEPT_MEMORY must be a number of megabytes, got {chosen!r}")
-        return int(chosen) << 20
+        return min(int(chosen), _ENOUGH) << 20
     try:
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return _MEGABYTES << 20
+    for limit in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is none
+            machine = min(machine, int(limit.read_text(encoding="ascii")))
     return min(_MEGABYTES << 20, machine // 8)

@@ -70,6 +70,10 @@ void *opgen_take(int64_t bytes, int64_t *capacity)
     pthread_mutex_unlock(&kept.lock);
     if (memory) return memory;
     *capacity = bytes;
+    if (!posix_memalign(&memory, ALIGNMENT, (size_t)bytes)) return memory;
+    pthread_mutex_lock(&kept.lock);
+    make_room(kept.most); /* of what is kept, nothing is worth a failure */
+    pthread_mutex_unlock(&kept.lock);
     return posix_memalign(&memory, ALIGNMENT, (size_t)bytes) ? NULL : memory;
 }
 
@@ -78,7 +82,7 @@ void opgen_give(void *memory, void *bytes)
 {
     const int64_t size = (int64_t)(intptr_t)bytes;
     pthread_mutex_lock(&kept.lock);
-    make_room(size);
+    make_room(size <= kept.most ? size : 0);
     const int is_kept = kept.count < MOST_PIECES && kept.bytes + size <= kept.most;
     if (is_kept) {
         kept.pieces[kept.count++] = (Piece){memory, size, seconds_now()};
@@ -135,10 +139,9 @@ static int32_t new_tensor(
     void *const memory = bytes < KEPT_FROM ? NULL : take(bytes, &capacity);
     if (!memory) return empty_strided(rank, sizes, strides, dtype, 0, 0, made);
     void *const context = (void *)(intptr_t)capacity;
-    const int32_t failed = from_blob(
+    /* If that fails it may have given the memory back already: rather lost than given out twice. */
+    return from_blob(
         memory, rank, sizes, strides, 0, dtype, 0, -1, made, 0, NULL, 0, give, context);
-    if (failed) give(memory, context);
-    return failed;
 }
 
 """

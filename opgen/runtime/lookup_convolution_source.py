@@ -110,6 +110,11 @@ typedef struct {
     }
 FIND(uint16_t)
 FIND(uint32_t)
+
+static void add_numbers(float *restrict sum, const float *restrict terms, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) sum[i] += terms[i];
+}
 PLAIN_CODE
 
 static void look_at_numbers(void *data)
@@ -235,7 +240,7 @@ static int add(const int64_t *promised, Tensor *sum, Tensor *more, const Convolv
         return 1;
     }
     if (get_data(*sum, &data) || get_const_data(*more, &terms)) return 0;
-    for (int64_t i = 0; i < about->elements; i++) ((float *)data)[i] += ((const float *)terms)[i];
+    add_numbers(data, terms, about->elements);
     return 1;
 }
 
