@@ -110,6 +110,48 @@ def test_a_vendored_module_asks_an_installed_opgen_for_more(spec: Path) -> None:
     assert result.stdout.split() == ["32.0", "48.0", "48.0"], result.stderr
 
 
+COPIES = """
+import sys, torch, opgen
+own = opgen.compile("op twice(x[N]) -> y[N]\\n  y[n] = 2 * x[n]\\n").twice
+x = torch.full((3,), 2.0)
+def calls(*ops):
+    print([op(x).tolist() == [value] * 3 for op, value in ops for _ in range(3)])
+calls((own, 4.0))
+import first.cube
+calls((own, 4.0), (first.cube.cube, 8.0), (own, 4.0))
+import second.square
+calls((own, 4.0), (first.cube.cube, 8.0), (second.square.square, 4.0), (own, 4.0))
+cube = first.cube.cube
+for name in [name for name in sys.modules if name.startswith("first")]:
+    del sys.modules[name]
+import first.sum
+calls((own, 4.0), (second.square.square, 4.0), (first.sum.sum, 5.0), (cube, 8.0), (own, 4.0))
+"""
+
+
+def test_copies_of_the_runtime_keep_their_ops_apart(spec: Path) -> None:
+    """Also where one of them is loaded twice."""
+    for name, text, package in (
+        ("cube", "x[n] * x[n] * x[n]", "first"),
+        ("square", "x[n] * x[n]", "second"),
+        ("sum", "x[n] + 3", "first"),
+    ):
+        path = spec.parent / f"{name}.op"
+        path.write_text(f"op {name}(x[N]) -> y[N]\n  y[n] = {text}\n")
+        (spec.parent / package).mkdir(exist_ok=True)
+        opgen.build(path, spec.parent / package, vendor=True)
+    result = subprocess.run(
+        [sys.executable, "-c", COPIES],
+        cwd=spec.parent,
+        env={**os.environ, "PYTHONPATH": str(Path(opgen.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = [line for line in result.stdout.splitlines() if line.startswith("[")]
+    assert len(found) == 4 and "False" not in result.stdout, result.stdout + result.stderr
+
+
 def test_a_vendored_module_works_without_a_compiler(torch_alone: Path, spec: Path) -> None:
     opgen.build(spec, spec.parent, vendor=True)
     program = (

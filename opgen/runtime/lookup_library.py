@@ -122,7 +122,7 @@ def build_meanwhile() -> bool:
 
 def _build() -> None:
     with contextlib.suppress(*_FAILURES):  # who needs the library meets the same failure
-        build.library(source(0, _dtypes()[torch.uint8]))
+        build.library(source(0, __name__, _dtypes()[torch.uint8]))
 
 
 def _dtypes() -> dict[torch.dtype, int]:
@@ -140,11 +140,13 @@ def _connected(block: int) -> _Library | None:
     try:
         libtorch, dtypes = _libtorch(), _dtypes()
         addresses = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in FUNCTIONS]
-        library = build.library(source(block, dtypes[torch.uint8]))
+        library = build.library(source(block, __name__, dtypes[torch.uint8]))
     except _FAILURES:
         return None
     library.opgen_connect((ctypes.c_void_p * len(addresses))(*addresses))
     kept_memory.connect(library, libtorch, library if block == 0 else _of_first_block())
+    if not library.opgen_claim():
+        return None  # another copy of this runtime, of the same name, has its ops there
     has_convolutions = all(hasattr(libtorch, each) for each in CONVOLUTIONS)
     if has_convolutions:
         pointers = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in CONVOLUTIONS]

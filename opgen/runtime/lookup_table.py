@@ -309,6 +309,13 @@ int32_t opgen_register(
     return register_kernel(space, name, kernels[slot], version);
 }
 
+/* Whether nobody else has it: 1 for who asks first. */
+int32_t opgen_claim(void)
+{
+    static int32_t claimed;
+    return !__atomic_exchange_n(&claimed, 1, __ATOMIC_RELAXED);
+}
+
 Table *opgen_new_table(void) { return calloc(1, sizeof(Table)); }
 """
 
@@ -316,10 +323,13 @@ MAX_TENSORS, MAX_RANK, MAX_NUMBERS = 16, 16, 64
 """Ops and calls beyond are left to Python; the same numbers as in the source."""
 
 
-def source(block: int, bytes_type: int) -> str:
-    """The library for one block of slots; `bytes_type` is LibTorch's number of uint8."""
+def source(block: int, owner: str, bytes_type: int) -> str:
+    """The library for one block of slots; `bytes_type` is LibTorch's number of uint8.
+
+    `owner` is the module that it is for: of a runtime, too, there may be copies in a process.
+    """
     head = (
-        f"/* Block {block}: if copies were alike, the loader would take them for one. */\n"
+        f"/* Block {block} of {owner}: copies that are alike would be one to the loader. */\n"
         f"enum {{ SLOTS = {SLOTS}, bytes_type = {bytes_type} }};\n"
     )
     kernels = "".join(
