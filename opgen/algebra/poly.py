@@ -167,6 +167,13 @@ class Poly:
                     return None
         return Poly(factor), Poly(rest)
 
+    def step_in(self, name: str) -> int | None:
+        """By how much it grows with the symbol of that name; None where that is no constant."""
+        linear = self.linear_in(symbol_atom(name))
+        if linear is None or not linear[0].is_constant or name in linear[1].symbols:
+            return None
+        return linear[0].constant
+
     # ------------------------------------------------------------------ arithmetic
     def __add__(self, other: Poly | int) -> Poly:
         terms = dict(self.terms)
