@@ -79,8 +79,8 @@ def print_sums(emitter: ScopeEmitter, sums: PlaneSums) -> None:
     for name, total in totals.items():
         emitter.write(f"wide_lanes {total} = {emitter.vectors[name]};")
     if guest is not None and guest.point:
-        kernel = _kernel_of(emitter, guest)
-        if _goes_along(kernel, sums):
+        kernel = emitter.printer.program.kernel(guest.kernel)
+        if _has_same_vectors(kernel, sums):
             emitter.write(f"#if {HAVE[_elements(kernel)]}")
             emitter.write(f"if ({emitter.guest}) {{")
             _print_rounds(emitter.inner(), sums, totals, (guest, kernel))
@@ -98,7 +98,7 @@ def print_sums(emitter: ScopeEmitter, sums: PlaneSums) -> None:
         emitter.write(f"{emitter.vectors[name]} = {total};")
 
 
-def _goes_along(kernel: Kernel, sums: PlaneSums) -> bool:
+def _has_same_vectors(kernel: Kernel, sums: PlaneSums) -> bool:
     """Whether the vectors of a guest are those of sums, one in each of as many rounds."""
     assert kernel.plane is not None
     (run, *others), steps = kernel.plane.runs, dict(sums.steps)
@@ -147,7 +147,7 @@ def print_guest(emitter: ScopeEmitter, guest: Guest) -> None:
     A call for each plane, or one for all planes of a group, takes a sixth longer or more: it looks
     up and multiplies all steps again, and nothing of it overlaps with what the host computes.
     """
-    kernel = _kernel_of(emitter, guest)
+    kernel = emitter.printer.program.kernel(guest.kernel)
     assert kernel.plane is not None
     inner = emitter.inner()
     for name, value in guest.point:
@@ -157,12 +157,6 @@ def print_guest(emitter: ScopeEmitter, guest: Guest) -> None:
     print_plane(inner, kernel.plane)
     emitter.write("}")
     emitter.write("#endif")
-
-
-def _kernel_of(emitter: ScopeEmitter, guest: Guest) -> Kernel:
-    """The kernel that is a guest."""
-    program = emitter.printer.program
-    return next(each for each in program.kernels if each.name == guest.kernel)
 
 
 def _elements(kernel: Kernel) -> Elements:

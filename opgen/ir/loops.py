@@ -381,3 +381,10 @@ class Program:
             if operand.name == name:
                 return operand
         raise KeyError(name)
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel of that name; KeyError if there is none."""
+        for kernel in self.kernels:
+            if kernel.name == name:
+                return kernel
+        raise KeyError(name)
