@@ -375,6 +375,11 @@ class Program:
     workspaces: tuple[Workspace, ...]
     unstored: tuple[Operand, ...] = ()
 
+    @property
+    def is_one_pass(self) -> bool:
+        """Whether a kernel may run within another one, which reads the same."""
+        return any(kernel.guest is not None for kernel in self.kernels)
+
     def operand(self, name: str) -> Operand:
         """The operand of that name; KeyError for a table or an unknown name."""
         for operand in (*self.operands, *self.unstored):
