@@ -114,13 +114,8 @@ class _Checker:
             frozenset(tensor.name for tensor in self.signature.inputs),
             {name: environment.declared_at[name] for name in declared},
         )
+        self._announce_targets()
         out: list[tuple[Lowered, tuple[Divisor, ...]]] = []
-        for clause in self.definition.clauses:
-            if isinstance(clause, syntax.Statement):
-                name = clause.target.name
-                known = name.text in environment.declared_at or name.text in environment.failed
-                if not known:
-                    environment.later.setdefault(name.text, name.span)
         aliases: dict[str, syntax.Expression] = {}
         sizes: dict[str, Measure] = {}
         pending: Span | None = None
@@ -154,18 +149,27 @@ class _Checker:
                     environment.later.pop(clause.target.name.text, None)
                 _take_divisors(environment)
         if pending is not None and not self.definition.damaged:
-            self.faults.append(
-                Fault(
-                    "dangling-with",
-                    "no statement follows this `with`",
-                    pending,
-                    notes=("aliases hold for the next statement only",),
-                    advice="move it before the statement that uses them, or remove it",
-                    replacement=removed(pending, self.source),
-                ).diagnostic
+            dangling = Fault(
+                "dangling-with",
+                "no statement follows this `with`",
+                pending,
+                notes=("aliases hold for the next statement only",),
+                advice="move it before the statement that uses them, or remove it",
+                replacement=removed(pending, self.source),
             )
+            self.faults.append(dangling.diagnostic)
         self.signature.temporaries.extend(lowering.temporaries)
         return out
+
+    def _announce_targets(self) -> None:
+        """Tell which names statements will define, so that one that reads them before is told."""
+        environment = self.signature.environment
+        for clause in self.definition.clauses:
+            if isinstance(clause, syntax.Statement):
+                name = clause.target.name
+                known = name.text in environment.declared_at or name.text in environment.failed
+                if not known:
+                    environment.later.setdefault(name.text, name.span)
 
     def _assemble(self, statements: list[Statement]) -> Op:
         signature = self.signature
