@@ -47,6 +47,7 @@ def check(file: syntax.File, source: Source) -> tuple[Op, ...]:
             ).diagnostic
         )
     seen: dict[str, Span] = {}
+    names = frozenset(definition.name.text for definition in file.definitions)
     for definition in file.definitions:
         name = definition.name
         if name.text in seen:
@@ -60,7 +61,7 @@ def check(file: syntax.File, source: Source) -> tuple[Op, ...]:
                 ).diagnostic
             )
         seen.setdefault(name.text, name.span)
-        checker = _Checker(definition, source)
+        checker = _Checker(definition, source, names)
         op = checker.check()
         faults.extend(checker.faults)
         if op is not None:
@@ -75,10 +76,11 @@ def check(file: syntax.File, source: Source) -> tuple[Op, ...]:
 class _Checker:
     """One definition. Stages stop where a later one would only repeat the faults of an earlier."""
 
-    def __init__(self, definition: syntax.Definition, source: Source) -> None:
+    def __init__(self, definition: syntax.Definition, source: Source, ops: frozenset[str]) -> None:
         self.definition = definition
         self.source = source
         self.signature = Signature(source)
+        self.signature.environment.ops = ops
         self.faults: list[Diagnostic] = self.signature.faults
 
     def check(self) -> Op | None:
