@@ -126,7 +126,8 @@ class _Checker:
                 match clause:
                     case syntax.With(bindings=bindings):
                         for binding in bindings:
-                            _refuse_alias(binding, environment)
+                            if environment.is_known(binding.name.text):
+                                raise environment.shadowed(binding.name, "alias")
                             size = measure((binding.value,), sizes, binding.span)
                             sizes[binding.name.text] = size
                             value = expand_aliases(binding.value, aliases)
@@ -265,16 +266,3 @@ def _merged(
 def _distinct(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Each fault once: one index expanded from an alias may fail in several places."""
     return list({(d.code, d.labels): d for d in diagnostics}.values())
-
-
-def _refuse_alias(binding: syntax.Binding, environment: Environment) -> None:
-    name = binding.name
-    if environment.is_known(name.text):
-        raise Fault(
-            "shadowed-name",
-            f"'{name.text}' is already a size or attribute and cannot be an alias",
-            name.span,
-            (environment.declared_at.get(name.text, name.span), "declared here"),
-            advice="give the alias another name",
-            consequence=name.text in environment.failed,
-        )

@@ -116,6 +116,17 @@ class Environment:
             or name in self.failed
         )
 
+    def shadowed(self, name: syntax.Name, what: str) -> Fault:
+        """The fault of an iterator or an alias with a name that is known."""
+        return Fault(
+            "shadowed-name",
+            f"'{name.text}' is already a size or attribute and cannot be an {what}",
+            name.span,
+            (self.declared_at.get(name.text, name.span), "declared here"),
+            advice=f"give the {what} another name",
+            consequence=name.text in self.failed,
+        )
+
     def declare(self, name: str, span: Span, what: str) -> None:
         """Claim a name; raises Fault if it is taken."""
         if name in self.declared_at:
