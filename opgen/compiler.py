@@ -291,15 +291,22 @@ def special_source(
 
     `layout` says which tensors are in channels-last format, see `passes.relayout`.
     """
+    return c_source(*_special_program(text, name, path, values, layout))
+
+
+def one_pass(
+    text: str, name: str, path: tuple[str, ...], values: Mapping[str, int], layout: int = 0
+) -> str:
+    """`yes` if one of these kernels runs within another one, else nothing."""
     made = _special_program(text, name, path, values, layout)
     _LATEST.clear()  # by other threads as well
     _LATEST[text, name, path, tuple(values.items()), layout] = made
-    return c_source(*made)
+    program, *_ = made
+    return "yes" if program.is_one_pass else ""
 
 
 _LATEST: dict[object, tuple[Program, Program, Orders]] = {}
-"""The program that `special_source` made last: a call may look at its source before it asks for the
-one that rounds."""
+"""The program that `one_pass` looked at last: the source is asked for next."""
 
 
 def unrounded_source(
@@ -314,8 +321,7 @@ def unrounded_source(
 
     Empty where that is not worth it, see `passes.unrounded`.
     """
-    latest = _LATEST.get((text, name, path, tuple(values.items()), layout))
-    program, called_as, orders = latest or _special_program(text, name, path, values, layout)
+    program, called_as, orders = _special_program(text, name, path, values, layout)
     found = unrounded(program, tensors)
     return "" if found is None else c_source(found, called_as, orders)
 
@@ -323,6 +329,9 @@ def unrounded_source(
 def _special_program(
     text: str, name: str, path: tuple[str, ...], values: Mapping[str, int], layout: int
 ) -> tuple[Program, Program, Orders]:
+    latest = _LATEST.get((text, name, path, tuple(values.items()), layout))
+    if latest is not None:
+        return latest
     public = _checked(text, name)[path[0]]
     return special_along_rows(_derived_op(text, name, path), public, values, layout)
 

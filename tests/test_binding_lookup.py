@@ -18,7 +18,7 @@ import binding_cases as cases
 import opgen
 from binding_cases import OPS, Op, real, spec
 from catalogue import SPECS
-from opgen.runtime import lookup, lookup_library, registration
+from opgen.runtime import checks, lookup, lookup_library, registration
 from opgen.testing.transforms import loss
 
 close = torch.testing.assert_close
@@ -79,6 +79,35 @@ def test_values_that_are_equal_to_python_are_told_apart() -> None:
                 module.add(x, s=wrong)
             with pytest.raises(TypeError, match=r"attribute 'k\[1\]' must be an int"):
                 module.add(x, s=1, k=(1, wrong))
+
+
+def test_lists_are_looked_up_as_tuples_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = opgen.compile("op add(x[N]; k: int[2] = 0) -> y[N]\n  y[n] = x[n] + k[0] - 2*k[1]\n")
+    x = torch.ones(2)
+    for _ in range(2):
+        module.add(x, k=(1, 2))
+        module.add(x, k=3)
+    in_full: list[object] = []
+    check = checks.attribute_value
+
+    def listening(*given: Any) -> Any:
+        in_full.append(given)
+        return check(*given)
+
+    monkeypatch.setattr(checks, "attribute_value", listening)
+    changing = [1, 2]
+    for k in ((1, 2), [1, 2], changing):
+        assert module.add(x, k=k).tolist() == [-2, -2]
+    for k in (3, [3, 3]):
+        assert module.add(x, k=k).tolist() == [-2, -2]
+    assert not in_full
+    with pytest.raises(ValueError, match="attribute 'k' must be an int or 2 of them"):
+        module.add(x, k=[1])
+    changing[:] = 5, 1
+    assert module.add(x, k=changing).tolist() == [4, 4]
+    with pytest.raises(TypeError, match=r"attribute 'k\[1\]' must be an int"):
+        module.add(x, k=[1, True])
+    assert len(in_full) == 3
 
 
 def test_a_fault_in_a_known_call_is_raised() -> None:

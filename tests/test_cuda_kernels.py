@@ -33,9 +33,8 @@ def test_kernels_for_the_attributes_of_a_call(subject: Entry, data: st.DataObjec
 
 # ---------------------------------------------------------------------------- wide accesses
 @contextmanager
-def watched() -> Iterator[dict[str, int]]:
-    """CUDA kernels on CPU tensors; gives the cells of a thread by the names of kernels."""
-    found: dict[str, int] = {}
+def launched(change: Callable[[str], str]) -> Iterator[None]:
+    """CUDA kernels on CPU tensors, of sources that are changed before they are compiled."""
     with (
         emulated(threads=4, products=Products.NEVER, most_blocks=(3, 2, 2)),
         pytest.MonkeyPatch.context() as patch,
@@ -45,12 +44,23 @@ def watched() -> Iterator[dict[str, int]]:
         def launch(
             source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
         ) -> None:
-            text = "".join(source)
-            chosen = re.findall(r"^#define lanes_of_(\w+) (\d+)\n(?!#endif)", text, re.MULTILINE)
-            found.update((name, int(count)) for name, count in chosen)
-            real(source, device, launches)
+            real((change("".join(source)),), device, launches)
 
         patch.setattr(cuda, "launch", launch)
+        yield
+
+
+@contextmanager
+def watched() -> Iterator[dict[str, int]]:
+    """The same with sources as they are; gives the cells of a thread by the names of kernels."""
+    found: dict[str, int] = {}
+
+    def look(text: str) -> str:
+        chosen = re.findall(r"^#define lanes_of_(\w+) (\d+)\n(?!#endif)", text, re.MULTILINE)
+        found.update((name, int(count)) for name, count in chosen)
+        return text
+
+    with launched(look):
         yield found
 
 
@@ -214,20 +224,12 @@ def test_indices_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_run_is_reported() -> None:
     """Negative control: halo elements from the wrong place."""
     x, w = (random(shape, 3, torch.float32) for shape in CASES["depthwise"][2])
-    with (
-        emulated(threads=4, products=Products.NEVER, most_blocks=(3, 2, 2)),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        real = cuda.launch
 
-        def launch(
-            source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
-        ) -> None:
-            text = "".join(source)
-            wrong = text.replace("load_run<-1, LANES + 1", "load_run<-2, LANES")
-            assert wrong != text
-            real((wrong,), device, launches)
+    def spoiled(text: str) -> str:
+        wrong = text.replace("load_run<-1, LANES + 1", "load_run<-2, LANES")
+        assert wrong != text
+        return wrong
 
-        patch.setattr(cuda, "launch", launch)
+    with launched(spoiled):
         got = CASES["depthwise"][0](x, w)
     assert not torch.allclose(got, CASES["depthwise"][1](x, w))

@@ -149,4 +149,3 @@ def test_a_compiled_model_has_the_same_gradients() -> None:
 
 def test_the_runtime_reads_what_is_written() -> None:
     assert description.JOINT == family.JOINT
-    assert description.ONE_PASS == family.ONE_PASS

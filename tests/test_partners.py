@@ -17,6 +17,10 @@ from catalogue import SPECS
 from opgen import compiler
 from opgen.compiler import special_source
 from opgen.passes import group_sums
+from opgen.passes.gather import gather
+from opgen.passes.schedule import schedule
+from opgen.passes.specialise import attributes_of
+from opgen.programs import along_rows
 from opgen.runtime import partners, special
 
 TYPES = [
@@ -262,6 +266,19 @@ def test_where_one_pass_is(monkeypatch: pytest.MonkeyPatch) -> None:
     # Long rows have no kernels of their own, and small tensors no kernels at all.
     one = {"conv_transpose2d_grad_x_and_weight"}
     assert seen == {8: one, 16: one, 80: {None}, 2: {None}}
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("conv", "conv2d"), ("conv_transpose", "conv_transpose2d")]
+)
+def test_kernels_for_all_sizes_do_not_run_within_another(file: str, name: str) -> None:
+    """So that nobody asks for it: see `special.is_one_pass`."""
+    text, path = (SPECS / f"{file}.op").read_text(encoding="utf-8"), (name, "x,weight")
+    op = compiler._derived_op(text, f"{file}.op", path)
+    assert not along_rows(op, schedule(op, gather(op))).is_one_pass
+    for stride in (1, 2):
+        values = dict.fromkeys(attributes_of(op), stride)
+        assert not compiler.one_pass(text, f"{file}.op", path, values)
 
 
 def test_larger_filters_go_by_themselves(convolved: Any, monkeypatch: pytest.MonkeyPatch) -> None:

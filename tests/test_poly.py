@@ -170,6 +170,22 @@ def test_linear_in_takes_apart(value: Poly) -> None:
             assert atom not in (*factor.atoms(), *rest.atoms())
 
 
+@settings(max_examples=200)
+@given(PAIRS, VALUES)
+def test_a_step_is_how_much_a_value_grows(pair: Pair, values: dict[str, int]) -> None:
+    step = pair.value.step_in("a")
+    if step is not None:
+        grown = pair.plain({**values, "a": values["a"] + 1})
+        assert grown - pair.plain(values) == step
+
+
+def test_steps() -> None:
+    for value, step in ((3 * a + b, 3), (b * n, 0), (b // 2 - a, -1), ((2 * a + b) // 2, 1)):
+        assert value.step_in("a") == step
+    for value in (a * b, a * a, a // 2, a + a // 2, minimum(a, b), load("t", [a])):
+        assert value.step_in("a") is None
+
+
 @settings(max_examples=100)
 @given(st.lists(POLYS, min_size=1, max_size=3))
 def test_the_common_factor_divides_all(values: list[Poly]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -15,6 +16,10 @@ from torch import Tensor
 import opgen
 from catalogue import SPECS
 from opgen import compiler
+from opgen.algebra.poly import poly
+from opgen.emit.c import c_source
+from opgen.ir.loops import For, Lanes
+from opgen.passes import unrounded as passes_unrounded
 from opgen.runtime import Operation, build, prelude, special, unrounded, unrounded_source
 
 LAST = torch.channels_last
@@ -383,6 +388,7 @@ def test_a_program_that_another_thread_forgets_is_used(monkeypatch: pytest.Monke
     monkeypatch.setattr(compiler, "_LATEST", Forgetful())
     text = (SPECS / "upsample_nearest.op").read_text(encoding="utf-8")
     given = text, "upsample_nearest.op", ("upsample_nearest",), {"scale_factor": 2}
+    assert compiler.one_pass(*given) == ""
     assert "stored_T(" in compiler.special_source(*given)
     assert "= to_T(x[" in compiler.unrounded_source(*given, 0, ("x",))
 
@@ -414,6 +420,27 @@ def test_cells_that_repeat_an_element_are_written_together() -> None:
         assert ("&& !y_streams;" in made) == (vectors > 0)
         rows = compiler.unrounded_source(*given, values, 0, ("x",))
         assert "*(stored_lanes *)&y[" not in rows  # neighbours in a row of y are not those in x
+
+
+def test_a_vector_of_an_inner_scope_has_no_name_outside_of_it() -> None:
+    """The cell of a loop and those behind it: each scope loads and rounds for itself."""
+    text = (SPECS / "upsample_nearest.op").read_text(encoding="utf-8")
+    values = {"scale_factor": 2, "H": 8, "W": 8}
+    given = text, "upsample_nearest.op", ("upsample_nearest",), values, 3
+    special_one, called_as, orders = compiler._special_program(*given)
+    program = passes_unrounded.unrounded(special_one, {"x"})
+    assert program is not None
+    (blocks,) = (each for each in program.kernels if each.name.endswith("_blocks"))
+    (lanes,) = blocks.body
+    assert isinstance(lanes, Lanes)
+    first, *others = lanes.body
+    inner = For("again", (poly(0),), (poly(0),), (first,))
+    nested = replace(blocks, body=(replace(lanes, body=(inner, *others)),))
+    kernels = tuple(nested if each is blocks else each for each in program.kernels)
+    made = c_source(replace(program, kernels=kernels), called_as, orders)
+    assert made.count("= stored_from_unrounded(&x[") == 2
+    bindings = prelude.bindings("bf16", "f32", {})
+    build.library(prelude.C + bindings + unrounded_source.unrounded() + made)
 
 
 @pytest.mark.parametrize("past_caches", [False, True])

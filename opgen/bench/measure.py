@@ -104,30 +104,21 @@ def measure(
     copied = {OPGEN: ops[COPY_OP]}
     failed = {}
     if compiled and workload.compiled is not None:
-        made = Contender(COMPILED, compiler.compiled(workload.compiled, workload.device))
         try:
-            call = calls_of(workload, [contenders[0], made], direction)[COMPILED]
-            call()
-            calls[COMPILED] = call
+            calls[COMPILED] = _compiled_call(workload, contenders[0], direction)
         except Exception as error:  # whatever its compilers raise: the others are still measured
             failed[COMPILED] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    points = workload.points * workload.mixing
-    for name, call in calls.items():
-        if name != OPGEN:
-            agreement.check(name, call(), expected, points, workload.depth, workload.autocast)
+    _check_agreement(workload, calls, expected)
     moved = limits.traffic(*_operands(workload, direction, expected))
     del expected
     dispatched = workload.combined or runs_contraction(ops)
     copies = limits.copies(moved, device)
     both = {**calls, COPY: copies.recycled, FRESH_COPY: copies.fresh}
-    clock = timing.clock_of(device)
     held = placement.elsewhere() if device.type == "cpu" else object
-    rounds = timing.in_turn(both, clock, budget, {OPGEN}, {COPY, FRESH_COPY}, held)
+    rounds = timing.in_turn(
+        both, timing.clock_of(device), budget, {OPGEN}, {COPY, FRESH_COPY}, held
+    )
     times = {name: statistics.median(rounds.seconds(name)) for name in both}
-    limit = times[COPY]
-    if workload.contraction:
-        rate = limits.multiplications(device, workload.autocast or workload.inputs[0].dtype)
-        limit = max(limit, workload.multiplications(direction) / rate)
     return Result(
         row=row,
         shape=shape,
@@ -139,7 +130,7 @@ def measure(
             for name in calls
             if name != OPGEN
         },
-        limit=limit,
+        limit=max(times[COPY], _multiplying(workload, direction, device)),
         copy={name: times[name] for name in (COPY, FRESH_COPY)},
         copy_ratio=statistics.paired_ratio(*rounds.pairs(FRESH_COPY, OPGEN)),
         moved=moved,
@@ -150,6 +141,36 @@ def measure(
         failed=failed,
         copies=copied if row.traced else {},
     )
+
+
+_Call = Callable[[], tuple[Tensor, ...]]
+
+
+def _compiled_call(workload: Workload, opgen: Contender, direction: Direction) -> _Call:
+    """What torch.compile makes of a workload, called once; whatever its compilers raise."""
+    assert workload.compiled is not None
+    made = Contender(COMPILED, compiler.compiled(workload.compiled, workload.device))
+    call = calls_of(workload, [opgen, made], direction)[COMPILED]
+    call()
+    return call
+
+
+def _check_agreement(
+    workload: Workload, calls: Mapping[str, _Call], expected: tuple[Tensor, ...]
+) -> None:
+    """Call all contenders; DisagreementError where one computes something else than opgen."""
+    points = workload.points * workload.mixing
+    for name, call in calls.items():
+        if name != OPGEN:
+            agreement.check(name, call(), expected, points, workload.depth, workload.autocast)
+
+
+def _multiplying(workload: Workload, direction: Direction, device: torch.device) -> float:
+    """The seconds that the multiplications of a contraction take at least; 0 for other rows."""
+    if not workload.contraction:
+        return 0.0
+    rate = limits.multiplications(device, workload.autocast or workload.inputs[0].dtype)
+    return workload.multiplications(direction) / rate
 
 
 def contenders_of(workload: Workload, device: torch.device) -> list[Contender]:

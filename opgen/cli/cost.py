@@ -170,7 +170,7 @@ def _report(
             parts = [each for each in program.kernels if each.written in launched.all_written]
             costs.append(joint_cost(parts, launched, program, sizes, dtype, machine))
             continue
-        (kernel,) = (each for each in program.kernels if each.name == launched.name)
+        kernel = program.kernel(launched.name)
         tiles = _tiles(launched, program, sizes, dtype)
         if tiles is None:
             costs.append(cost(kernel, launched, program, sizes, dtype, machine))

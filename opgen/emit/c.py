@@ -15,7 +15,6 @@ from opgen.emit.function import Function, print_function
 from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
-from opgen.ir.family import ONE_PASS
 from opgen.ir.loop_parts import visit
 from opgen.ir.loops import (
     Accumulate,
@@ -71,6 +70,9 @@ class Source:
     entry: Entry
 
 
+_ONE_PASS = "One kernel may run within another one, which reads the same."
+
+
 def c_source(
     program: Program,
     called_as: Program | None = None,
@@ -86,12 +88,11 @@ def c_source(
     helpers: dict[tuple[str, Type], None] = {}
     functions = tuple(print_function(kernel, program, types, helpers) for kernel in program.kernels)
     (title,) = comment(program.name)
-    has_guests = any(kernel.guest is not None for kernel in program.kernels)
     return render(
         "cpu.c.j2",
         Source(
             title,
-            comment(ONE_PASS) if has_guests else (),
+            comment(_ONE_PASS) if program.is_one_pass else (),
             (*helper_lines(helpers), *entry_helpers(program, orders or {})),
             table_lines(program),
             tuple(

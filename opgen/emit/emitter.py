@@ -82,7 +82,13 @@ class ScopeEmitter(ABC):
             bounded=set(self.printer.bounded),
             columns=dict(self.printer.columns),
         )
-        return replace(self, printer=printer, scope=self.scope.inner(), depth=self.depth + 1)
+        return replace(
+            self,
+            printer=printer,
+            scope=self.scope.inner(),
+            depth=self.depth + 1,
+            copied=dict(self.copied),
+        )
 
     def integer_type(self, *values: Poly) -> str:
         """The type of a variable for an integer that is, or lies between, these."""

@@ -15,7 +15,7 @@ from opgen.algebra.poly import ZERO, Atom, Poly, poly
 from opgen.algebra.poly import Kind as AtomKind
 from opgen.emit.polynomial import Text, condition_text, sum_text
 from opgen.emit.types import GENERIC, Type, Types
-from opgen.emit.vectors import EVERY_SECOND, step_of
+from opgen.emit.vectors import EVERY_SECOND
 from opgen.ir import loops
 from opgen.ir.loop_parts import moving
 from opgen.ir.loops import Operand, Program
@@ -174,7 +174,7 @@ class Printer:
                 (axis,) = (at for at, i in enumerate(indices) if self.walking in i.symbols)
                 return Text(f"lanes_apart{kind}(&{cell}, {self.names.strides[name, axis]})")
             function = "lanes"
-            if (step_of(indices[-1], self.walking) == EVERY_SECOND) != self.twice:
+            if (indices[-1].step_in(self.walking) == EVERY_SECOND) != self.twice:
                 function = "each_twice" if self.twice else "every_second"
             if self.within:
                 return Text(f"{function}_within{kind}(&{cell}, {self.within})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly
@@ -13,7 +12,7 @@ from opgen.emit.planes import HAVE
 from opgen.emit.statements import Emitter
 from opgen.emit.streams import streams
 from opgen.emit.types import Type, Types
-from opgen.ir.loop_parts import Uses, uses
+from opgen.ir.loop_parts import uses
 from opgen.ir.loops import Blocks, Kernel, Operand, Planes, Program
 from opgen.ir.work import points
 
@@ -98,8 +97,7 @@ def signature_of(kernel: Kernel, program: Program) -> Signature:
     """The arguments of a kernel, in the order of the program's."""
     used = uses(kernel)
     if kernel.guest is not None and kernel.guest.point:
-        inside = (each for each in program.kernels if each.name == kernel.guest.kernel)
-        used = functools.reduce(Uses.joined, map(uses, inside), used)
+        used = used.joined(uses(program.kernel(kernel.guest.kernel)))
     # An integer is loaded only where its index is inside, so the extents are needed as well.
     symbols = used.symbols.union(
         *(

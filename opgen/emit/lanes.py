@@ -194,7 +194,7 @@ class LaneEmitter(AccumulatorEmitter):
     def loop_over_blocks(self, node: Lanes, row: Row, behind: str = "") -> None:
         """The loop, with two vectors of lanes in a block where the second one has a name."""
         first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
-        inner = replace(self.inner(), blocks=True, copied={})
+        inner = replace(self.inner(), blocks=True)
         inner.printer.names.symbols[row.axis.name] = self.lane
         alone = "_alone" if _is_little(self.kernel) else ""
         inner.printer = replace(inner.printer, walking=row.axis.name, alone=alone)

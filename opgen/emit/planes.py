@@ -70,6 +70,7 @@ def print_sums(emitter: ScopeEmitter, sums: PlaneSums) -> None:
     """What a round of a loop adds to vectors of partial sums, behind the cells of a guest."""
     guest = emitter.kernel.guest
     if sums.count == 1:
+        assert guest is None, "sums in one round have no guest, see `passes.plane_sums`"
         printer = _PlanePrinter(emitter, "", False, False, False)
         for accumulator, term in sums.terms:
             printer.total = emitter.vectors[accumulator]
@@ -78,27 +79,34 @@ def print_sums(emitter: ScopeEmitter, sums: PlaneSums) -> None:
     totals = {name: emitter.scope.fresh("sums") for name, _ in sums.terms}
     for name, total in totals.items():
         emitter.write(f"wide_lanes {total} = {emitter.vectors[name]};")
-    if guest is not None and guest.point:
-        kernel = _kernel_of(emitter, guest)
-        if _goes_along(kernel, sums):
-            emitter.write(f"#if {HAVE[_elements(kernel)]}")
-            emitter.write(f"if ({emitter.guest}) {{")
-            _print_rounds(emitter.inner(), sums, totals, (guest, kernel))
-            emitter.write("} else")
-            emitter.write("#endif")
-            emitter.write("{")
-            _print_rounds(emitter.inner(), sums, totals)
-            emitter.write("}")
-        else:
-            print_guest(emitter, guest)
-            _print_rounds(emitter, sums, totals)
-    else:
+    if guest is None or not guest.point:
         _print_rounds(emitter, sums, totals)
+    else:
+        _print_rounds_and_guest(emitter, sums, totals, guest)
     for name, total in totals.items():
         emitter.write(f"{emitter.vectors[name]} = {total};")
 
 
-def _goes_along(kernel: Kernel, sums: PlaneSums) -> bool:
+def _print_rounds_and_guest(
+    emitter: ScopeEmitter, sums: PlaneSums, totals: Mapping[str, str], guest: Guest
+) -> None:
+    """Rounds with the cells of a guest in them, or behind these where its vectors are others."""
+    kernel = emitter.printer.program.kernel(guest.kernel)
+    if not _has_same_vectors(kernel, sums):
+        print_guest(emitter, guest)
+        _print_rounds(emitter, sums, totals)
+        return
+    emitter.write(f"#if {HAVE[_elements(kernel)]}")
+    emitter.write(f"if ({emitter.guest}) {{")
+    _print_rounds(emitter.inner(), sums, totals, (guest, kernel))
+    emitter.write("} else")
+    emitter.write("#endif")
+    emitter.write("{")
+    _print_rounds(emitter.inner(), sums, totals)
+    emitter.write("}")
+
+
+def _has_same_vectors(kernel: Kernel, sums: PlaneSums) -> bool:
     """Whether the vectors of a guest are those of sums, one in each of as many rounds."""
     assert kernel.plane is not None
     (run, *others), steps = kernel.plane.runs, dict(sums.steps)
@@ -147,7 +155,7 @@ def print_guest(emitter: ScopeEmitter, guest: Guest) -> None:
     A call for each plane, or one for all planes of a group, takes a sixth longer or more: it looks
     up and multiplies all steps again, and nothing of it overlaps with what the host computes.
     """
-    kernel = _kernel_of(emitter, guest)
+    kernel = emitter.printer.program.kernel(guest.kernel)
     assert kernel.plane is not None
     inner = emitter.inner()
     for name, value in guest.point:
@@ -157,12 +165,6 @@ def print_guest(emitter: ScopeEmitter, guest: Guest) -> None:
     print_plane(inner, kernel.plane)
     emitter.write("}")
     emitter.write("#endif")
-
-
-def _kernel_of(emitter: ScopeEmitter, guest: Guest) -> Kernel:
-    """The kernel that is a guest."""
-    program = emitter.printer.program
-    return next(each for each in program.kernels if each.name == guest.kernel)
 
 
 def _elements(kernel: Kernel) -> Elements:

@@ -31,7 +31,7 @@ Spell = Callable[[Atom], Text]
 
 
 def sum_text(value: Poly, spell: Spell, suffix: str = "LL") -> Text:
-    """A polynomial, in the order of `poly.to_text`: positive terms first.
+    """A polynomial, in the order of `atom.to_text`: positive terms first.
 
     `suffix` is what C and CUDA, but not Python, put behind literals beyond 32 bits.
     """

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from opgen.algebra.poly import Poly, symbol_atom
+from opgen.algebra.poly import Poly
 from opgen.ir.loop_parts import read_by
 from opgen.ir.loops import AtomicAdd, Blocks, Kernel, Lanes, Program, Row, Short, Store, walk
 
@@ -70,11 +70,8 @@ def _placed(store: Store, row: Row, found: list[Line]) -> bool:
     lane = row.axis.name
     if not store.indices or any(lane in index.symbols for index in store.indices[:-1]):
         return False
-    linear = store.indices[-1].linear_in(symbol_atom(lane))
-    if linear is None or not linear[0].is_constant or lane in linear[1].symbols:
-        return False
-    step = linear[0].constant
-    if step < 1:
+    step = store.indices[-1].step_in(lane)
+    if step is None or step < 1:
         return False
     for line in found:
         distance = store.indices[-1] - line.start[-1]

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from opgen.algebra.poly import Poly, symbol_atom
+from opgen.algebra.poly import Poly
 from opgen.emit.types import GENERIC
 from opgen.ir.loop_parts import visit
 from opgen.ir.loops import (
@@ -109,7 +109,7 @@ def _walked(term: Accumulate, name: str, program: Program) -> dict[str, None] | 
             return None
         if any(name in index.symbols for index in load.indices[:-1]):
             return None
-        step = step_of(load.indices[-1], name)
+        step = load.indices[-1].step_in(name)
         if step != 1 and (step != EVERY_SECOND or operand.optional):
             return None
         walked[load.tensor] = None
@@ -121,7 +121,7 @@ def _behind(term: Accumulate, name: str) -> Scalar | None:
     moved: list[Load] = []
 
     def change(load: Load) -> Load:
-        if not load.indices or step_of(load.indices[-1], name) != EVERY_SECOND:
+        if not load.indices or load.indices[-1].step_in(name) != EVERY_SECOND:
             return load
         moved.append(load)
         return replace(load, indices=(*load.indices[:-1], load.indices[-1] + 1))
@@ -133,15 +133,7 @@ def _behind(term: Accumulate, name: str) -> Scalar | None:
 
 def is_next(index: Poly, name: str) -> bool:
     """Whether the index grows by one with the value of that name."""
-    return step_of(index, name) == 1
-
-
-def step_of(index: Poly, name: str) -> int | None:
-    """By how much the index grows with the value of that name; None where that is no constant."""
-    linear = index.linear_in(symbol_atom(name))
-    if linear is None or not linear[0].is_constant or name in linear[1].symbols:
-        return None
-    return linear[0].constant
+    return index.step_in(name) == 1
 
 
 def _is_arithmetic(value: Scalar, name: str) -> bool:

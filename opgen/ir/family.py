@@ -9,11 +9,8 @@ from opgen.ir.notation import Op
 JOINT = ","
 """Between the names of inputs whose gradients one op computes, an output for each.
 
-The runtime, which imports nothing of this, has these two constants in its `description`.
+The runtime, which imports nothing of this, has the same constant in its `description`.
 """
-
-ONE_PASS = "One kernel may run within another one, which reads the same."
-"""A line of sources in C that says so."""
 
 
 @dataclass(frozen=True, slots=True)

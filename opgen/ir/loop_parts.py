@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -161,6 +161,14 @@ def results_of(nodes: tuple[Node, ...]) -> tuple[str, ...]:
     for node in walk(nodes):
         visit(node, on_scalar, lambda test: None, lambda value: None)
     return tuple(found)
+
+
+def goes_along(indices: Sequence[Poly], name: str) -> bool:
+    """Whether neighbours along an axis, or lanes of a row, are neighbours in the last dim."""
+    if not indices:
+        return False
+    *outer, last = indices
+    return last.step_in(name) == 1 and not any(name in index.symbols for index in outer)
 
 
 def moving(value: Scalar, name: str) -> Iterator[Scalar]:

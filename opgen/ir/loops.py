@@ -375,9 +375,21 @@ class Program:
     workspaces: tuple[Workspace, ...]
     unstored: tuple[Operand, ...] = ()
 
+    @property
+    def is_one_pass(self) -> bool:
+        """Whether a kernel may run within another one, which reads the same."""
+        return any(kernel.guest is not None for kernel in self.kernels)
+
     def operand(self, name: str) -> Operand:
         """The operand of that name; KeyError for a table or an unknown name."""
         for operand in (*self.operands, *self.unstored):
             if operand.name == name:
                 return operand
+        raise KeyError(name)
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel of that name; KeyError if there is none."""
+        for kernel in self.kernels:
+            if kernel.name == name:
+                return kernel
         raise KeyError(name)

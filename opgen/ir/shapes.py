@@ -12,8 +12,8 @@ differentiation turns them into attributes of the derived op (adjoint shapes are
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from opgen.algebra.poly import Poly, symbol_atom
 from opgen.ir.notation import Attribute, Constraint, Let, Tensor
@@ -97,76 +97,102 @@ def solve_order(
     attribute comes before one about a shape it spoils. Optional inputs are used last: an absent one
     determines nothing.
     """
-    unknown = dict.fromkeys(sizes)
-    known = {name for attribute in attributes for name in attribute.symbols}
-    pending_lets = list(lets)
-    pending_constraints = list(constraints)
-    required = [tensor for tensor in inputs if tensor.default is None]
-    extents = {
-        name for tensor in (*inputs, *outputs) for dim in tensor.dims for name in dim.extent.symbols
-    }
-    dims = [
-        (tensor.name, axis, dim.extent)
-        for tensor in required
-        for axis, dim in enumerate(tensor.dims)
-    ]
-    steps: list[Step] = []
-
-    def settle() -> None:
-        """Evaluate every let and constraint whose symbols have become known."""
-        progress = True
-        while progress:
-            progress = False
-            for constraint in list(pending_constraints):
-                if constraint.condition.value.symbols <= known:
-                    steps.append(CheckConstraint(constraint))
-                    pending_constraints.remove(constraint)
-            for let in list(pending_lets):
-                if let.value.symbols <= known:
-                    steps.append(DefineSize(let, let.name in extents))
-                    known.add(let.name)
-                    pending_lets.remove(let)
-                    progress = True
-
-    settle()
-    progress = True
-    while progress:
-        progress = False
-        for entry in list(dims):
-            tensor, axis, extent = entry
-            open_symbols = [name for name in sorted(extent.symbols) if name not in known]
-            if not open_symbols:
-                steps.append(CheckDim(tensor, axis, extent))
-                dims.remove(entry)
-                progress = True
-            elif len(open_symbols) == 1 and open_symbols[0] in unknown:
-                size = open_symbols[0]
-                linear = extent.linear_in(symbol_atom(size))
-                if linear is None or size in linear[0].symbols | linear[1].symbols:
-                    continue
-                steps.append(SolveSize(size, tensor, axis, extent, *linear))
-                known.add(size)
-                dims.remove(entry)
-                settle()
-                progress = True
-    steps.extend(
-        CheckDim(tensor.name, axis, dim.extent)
-        for tensor in inputs
-        if tensor.default is not None
-        for axis, dim in enumerate(tensor.dims)
+    inputs, outputs, unknown = tuple(inputs), tuple(outputs), dict.fromkeys(sizes)
+    search = _Search(
+        unknown=frozenset(unknown),
+        known={name for attribute in attributes for name in attribute.symbols},
+        lets=list(lets),
+        constraints=list(constraints),
+        dims=[dim for tensor in inputs if tensor.default is None for dim in _dims(tensor)],
+        extents=frozenset[str]().union(
+            *(extent.symbols for tensor in (*inputs, *outputs) for *_, extent in _dims(tensor))
+        ),
     )
-    steps.extend(
-        CheckExtent(tensor.name, axis, dim.extent)
-        for tensor in outputs
-        for axis, dim in enumerate(tensor.dims)
-        if may_be_negative(dim.extent) and dim.extent.symbols <= known
+    search.settle()
+    search.solve()
+    optional = (dim for tensor in inputs if tensor.default is not None for dim in _dims(tensor))
+    written = (dim for tensor in outputs for dim in _dims(tensor))
+    steps = (
+        *search.steps,
+        *(CheckDim(*dim) for dim in optional),
+        *(
+            CheckExtent(tensor, axis, extent)
+            for tensor, axis, extent in written
+            if may_be_negative(extent) and extent.symbols <= search.known
+        ),
     )
     undetermined = tuple(
         (
             size,
-            tuple((tensor, axis) for tensor, axis, extent in dims if size in extent.symbols),
+            tuple((tensor, axis) for tensor, axis, extent in search.dims if size in extent.symbols),
         )
         for size in unknown
-        if size not in known
+        if size not in search.known
     )
-    return ShapePlan(tuple(steps), undetermined)
+    return ShapePlan(steps, undetermined)
+
+
+_Dim = tuple[str, int, Poly]
+"""A tensor, the number of one of its dims, and the extent of that."""
+
+
+def _dims(tensor: Tensor) -> Iterator[_Dim]:
+    return ((tensor.name, axis, dim.extent) for axis, dim in enumerate(tensor.dims))
+
+
+@dataclass
+class _Search:
+    """What is known so far, and what is left to do."""
+
+    unknown: frozenset[str]
+    known: set[str]
+    lets: list[Let]
+    constraints: list[Constraint]
+    dims: list[_Dim]
+    extents: frozenset[str]  # the symbols of all extents
+    steps: list[Step] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Evaluate every let and constraint whose symbols have become known."""
+        progress = True
+        while progress:
+            progress = False
+            for constraint in list(self.constraints):
+                if constraint.condition.value.symbols <= self.known:
+                    self.steps.append(CheckConstraint(constraint))
+                    self.constraints.remove(constraint)
+            for let in list(self.lets):
+                if let.value.symbols <= self.known:
+                    self.steps.append(DefineSize(let, let.name in self.extents))
+                    self.known.add(let.name)
+                    self.lets.remove(let)
+                    progress = True
+
+    def solve(self) -> None:
+        """Solve or check every dim that becomes known; the others are left."""
+        progress = True
+        while progress:
+            progress = False
+            for dim in list(self.dims):
+                step = self.step(*dim)
+                if step is None:
+                    continue
+                self.steps.append(step)
+                self.dims.remove(dim)
+                progress = True
+                if isinstance(step, SolveSize):
+                    self.known.add(step.size)
+                    self.settle()
+
+    def step(self, tensor: str, axis: int, extent: Poly) -> CheckDim | SolveSize | None:
+        """What a dim is good for now; None where it has several unknown sizes, or is not linear."""
+        open_symbols = sorted(extent.symbols - self.known)
+        if not open_symbols:
+            return CheckDim(tensor, axis, extent)
+        size = open_symbols[0]
+        if len(open_symbols) > 1 or size not in self.unknown:
+            return None
+        linear = extent.linear_in(symbol_atom(size))
+        if linear is None or size in linear[0].symbols | linear[1].symbols:
+            return None
+        return SolveSize(size, tensor, axis, extent, *linear)

@@ -79,6 +79,8 @@ def _dots(source: Source, start: int, end: int) -> tuple[str, Edit | None]:
     if source.text[start - 1] == "." or end - start == 2:  # `0.` is a number
         edit = (Span(range_.start(), end), "") if range_ is not None and range_[1] == "0" else None
         return "the range of an iterator is its extent: `k in K` runs from 0 up to K", edit
+    if re.match(r"(shape|size)\b", source.text[end:]):
+        return "the extent of a dim is the size in its declaration, such as N of x[N]", None
     if source.text[end : end + 1].isidentifier():
         module = re.search(r"[A-Za-z_][\w.]*$", source.text[:start])
         edit = None if module is None else (Span(module.start(), end), "")

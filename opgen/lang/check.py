@@ -47,6 +47,7 @@ def check(file: syntax.File, source: Source) -> tuple[Op, ...]:
             ).diagnostic
         )
     seen: dict[str, Span] = {}
+    names = frozenset(definition.name.text for definition in file.definitions)
     for definition in file.definitions:
         name = definition.name
         if name.text in seen:
@@ -60,7 +61,7 @@ def check(file: syntax.File, source: Source) -> tuple[Op, ...]:
                 ).diagnostic
             )
         seen.setdefault(name.text, name.span)
-        checker = _Checker(definition, source)
+        checker = _Checker(definition, source, names)
         op = checker.check()
         faults.extend(checker.faults)
         if op is not None:
@@ -75,10 +76,11 @@ def check(file: syntax.File, source: Source) -> tuple[Op, ...]:
 class _Checker:
     """One definition. Stages stop where a later one would only repeat the faults of an earlier."""
 
-    def __init__(self, definition: syntax.Definition, source: Source) -> None:
+    def __init__(self, definition: syntax.Definition, source: Source, ops: frozenset[str]) -> None:
         self.definition = definition
         self.source = source
         self.signature = Signature(source)
+        self.signature.environment.ops = ops
         self.faults: list[Diagnostic] = self.signature.faults
 
     def check(self) -> Op | None:
@@ -114,13 +116,8 @@ class _Checker:
             frozenset(tensor.name for tensor in self.signature.inputs),
             {name: environment.declared_at[name] for name in declared},
         )
+        self._announce_targets()
         out: list[tuple[Lowered, tuple[Divisor, ...]]] = []
-        for clause in self.definition.clauses:
-            if isinstance(clause, syntax.Statement):
-                name = clause.target.name
-                known = name.text in environment.declared_at or name.text in environment.failed
-                if not known:
-                    environment.later.setdefault(name.text, name.span)
         aliases: dict[str, syntax.Expression] = {}
         sizes: dict[str, Measure] = {}
         pending: Span | None = None
@@ -129,7 +126,8 @@ class _Checker:
                 match clause:
                     case syntax.With(bindings=bindings):
                         for binding in bindings:
-                            _refuse_alias(binding, environment)
+                            if environment.is_known(binding.name.text):
+                                raise environment.shadowed(binding.name, "alias")
                             size = measure((binding.value,), sizes, binding.span)
                             sizes[binding.name.text] = size
                             value = expand_aliases(binding.value, aliases)
@@ -154,18 +152,27 @@ class _Checker:
                     environment.later.pop(clause.target.name.text, None)
                 _take_divisors(environment)
         if pending is not None and not self.definition.damaged:
-            self.faults.append(
-                Fault(
-                    "dangling-with",
-                    "no statement follows this `with`",
-                    pending,
-                    notes=("aliases hold for the next statement only",),
-                    advice="move it before the statement that uses them, or remove it",
-                    replacement=removed(pending, self.source),
-                ).diagnostic
+            dangling = Fault(
+                "dangling-with",
+                "no statement follows this `with`",
+                pending,
+                notes=("aliases hold for the next statement only",),
+                advice="move it before the statement that uses them, or remove it",
+                replacement=removed(pending, self.source),
             )
+            self.faults.append(dangling.diagnostic)
         self.signature.temporaries.extend(lowering.temporaries)
         return out
+
+    def _announce_targets(self) -> None:
+        """Tell which names statements will define, so that one that reads them before is told."""
+        environment = self.signature.environment
+        for clause in self.definition.clauses:
+            if isinstance(clause, syntax.Statement):
+                name = clause.target.name
+                known = name.text in environment.declared_at or name.text in environment.failed
+                if not known:
+                    environment.later.setdefault(name.text, name.span)
 
     def _assemble(self, statements: list[Statement]) -> Op:
         signature = self.signature
@@ -259,16 +266,3 @@ def _merged(
 def _distinct(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Each fault once: one index expanded from an alias may fail in several places."""
     return list({(d.code, d.labels): d for d in diagnostics}.values())
-
-
-def _refuse_alias(binding: syntax.Binding, environment: Environment) -> None:
-    name = binding.name
-    if environment.is_known(name.text):
-        raise Fault(
-            "shadowed-name",
-            f"'{name.text}' is already a size or attribute and cannot be an alias",
-            name.span,
-            (environment.declared_at.get(name.text, name.span), "declared here"),
-            advice="give the alias another name",
-            consequence=name.text in environment.failed,
-        )

@@ -112,7 +112,17 @@ def _read_too_early(op: Op) -> Iterator[Fault]:
             if name in settled or not later:
                 continue
             settled.add(name)
-            if name not in available:
+            if name not in available and statement.target.tensor == name:
+                yield Fault(
+                    "read-before-written",
+                    f"'{name}' is read by the statement that writes it",
+                    access.span or _span(statement),
+                    (statement.target.span or _span(statement), "written here"),
+                    notes=("a cell does not depend on other cells of its tensor",),
+                    advice="write out what it comes to, such as sum(k if k <= i) x[k], or call an "
+                    "op for each step",
+                )
+            elif name not in available:
                 yield Fault(
                     "read-before-written",
                     f"'{name}' is read before any statement writes it",

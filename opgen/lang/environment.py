@@ -79,7 +79,7 @@ class Environment:
     `declared_at` holds the span of every declaration, for messages that show both sites.
     `formulas` are the lets in terms of sizes and attributes alone. `divisors` collects the divisors
     met while converting the clause in hand. `later` has the names that a clause further down
-    defines, `failed` those whose definition was at fault.
+    defines, `failed` those whose definition was at fault. `ops` are those of the whole file.
     """
 
     attributes: dict[str, Attribute] = field(default_factory=dict)
@@ -94,6 +94,7 @@ class Environment:
     failed: set[str] = field(default_factory=set)
     source: Source = field(default_factory=lambda: Source(""))
     definition: syntax.Definition | None = None
+    ops: frozenset[str] = frozenset()
 
     def is_integer(self, name: str) -> bool:
         """Whether a bare name is an integer known at the call: a size, a let or an attribute."""
@@ -113,6 +114,17 @@ class Environment:
             or name in self.lets
             or name in self.attributes
             or name in self.failed
+        )
+
+    def shadowed(self, name: syntax.Name, what: str) -> Fault:
+        """The fault of an iterator or an alias with a name that is known."""
+        return Fault(
+            "shadowed-name",
+            f"'{name.text}' is already a size or attribute and cannot be an {what}",
+            name.span,
+            (self.declared_at.get(name.text, name.span), "declared here"),
+            advice=f"give the {what} another name",
+            consequence=name.text in self.failed,
         )
 
     def declare(self, name: str, span: Span, what: str) -> None:

@@ -47,6 +47,29 @@ def other_assignment(context: Context) -> Hint | None:
     )
 
 
+def plus_after_equals(context: Context) -> Hint | None:
+    """`y[n] =+ x[n]` for `y[n] += x[n]`."""
+    if context.token.type != "PLUS" or context.last != "EQUALS" or context.between:
+        return None
+    whole = token_span(context.before[-1]).to(token_span(context.token))
+    return "what is added up is assigned with `+=`", (whole, "+=")
+
+
+def mode_behind_brackets(context: Context) -> Hint | None:
+    """`x[i - 1]?0` for `x[i - 1 ?0]`."""
+    if context.token.type != "BOUNDARY" or context.last != "RSQB":
+        return None
+    whole = token_span(context.before[-1]).to(token_span(context.token))
+    return "a mode belongs to an index, and stands behind it", (whole, f" {context.token}]")
+
+
+def comment(context: Context) -> Hint | None:
+    """`// words` for `# words`, where a line begins."""
+    if context.token.type != "DOUBLE_SLASH" or "\n" not in context.between:
+        return None
+    return "a comment begins with `#`", (token_span(context.token), "#")
+
+
 def conditional(context: Context) -> Hint | None:
     """`a if c else b` for `select(c, a, b)`."""
     if context.token != "else":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from opgen.errors import Diagnostic, Edit, Source, Span
 from opgen.ir.notation import Op
@@ -53,7 +53,29 @@ def _check(
             replacement=(clause.op.span, close) if close else None,
         )
     spans = _spans(definitions[other.name])
-    expected = {f"grad_{output.name}": output for output in op.outputs} | inputs
+    _check_reads(clause, op, other, spans)
+    if len(other.outputs) != 1 or other.outputs[0].dims != tensor.dims:
+        raise _unfit(
+            clause,
+            f"'{other.name}' must have one output with the shape of '{tensor.name}'",
+            (spans[other.outputs[-1].name], "written here"),
+            "declare it with the same dims, size names included",
+        )
+    known = {attribute.name for attribute in op.attributes} | set(op.sizes)
+    for attribute in other.attributes:
+        if attribute.name not in known:
+            raise _unfit(
+                clause,
+                f"'{other.name}' has the attribute '{attribute.name}', which '{op.name}' has not",
+                (spans[attribute.name], "declared here"),
+                f"a gradient gets the attributes and sizes of its op: {', '.join(sorted(known))}",
+            )
+
+
+def _check_reads(clause: syntax.GradientBy, op: Op, other: Op, spans: Mapping[str, Span]) -> None:
+    """Raise what is wrong with the inputs of a hand-written gradient."""
+    expected = {f"grad_{output.name}": output for output in op.outputs}
+    expected |= {tensor.name: tensor for tensor in op.inputs}
     for given in other.inputs:
         wanted = expected.get(given.name)
         if wanted is None:
@@ -72,22 +94,6 @@ def _check(
                 f"'{op.name}'",
                 (spans[given.name], "read here"),
                 "declare it with the same dims, size names included",
-            )
-    if len(other.outputs) != 1 or other.outputs[0].dims != tensor.dims:
-        raise _unfit(
-            clause,
-            f"'{other.name}' must have one output with the shape of '{tensor.name}'",
-            (spans[other.outputs[-1].name], "written here"),
-            "declare it with the same dims, size names included",
-        )
-    known = {attribute.name for attribute in op.attributes} | set(op.sizes)
-    for attribute in other.attributes:
-        if attribute.name not in known:
-            raise _unfit(
-                clause,
-                f"'{other.name}' has the attribute '{attribute.name}', which '{op.name}' has not",
-                (spans[attribute.name], "declared here"),
-                f"a gradient gets the attributes and sizes of its op: {', '.join(sorted(known))}",
             )
 
 

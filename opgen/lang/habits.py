@@ -69,11 +69,32 @@ def _attribute_among_tensors(context: Context) -> Hint | None:
     return advice, (token_span(commas[-1]), ";")
 
 
+def _dims_of_output(context: Context) -> Hint | None:
+    """`op f(x[N]) -> y` for `op f(x[N]) -> y[]`."""
+    heads = [t.type for t in context.before]
+    if "_ARROW" not in heads or not context.expected <= {"COLON", "LSQB"}:
+        return None
+    name = context.before[-1]
+    return f"an output has dims, such as {name}[N], or {name}[] for a single number", None
+
+
+def _colon_after_signature(context: Context) -> Hint | None:
+    """`op f(x[N]) -> y[N]:`, as a function begins in Python."""
+    if context.token.type != "COLON" or "_ARROW" not in [t.type for t in context.before]:
+        return None
+    span = token_span(context.token)
+    if context.source.text[span.end :].partition("\n")[0].strip():
+        return None
+    return "a signature ends with its line, without `:`", (span, "")
+
+
 def _attribute_starts(context: Context) -> Hint | None:
-    """`op f(x[N]; r = 2; s = 1)` for a comma between attributes."""
+    """`op f(x[N]; r = 2; s = 1)` for a comma between attributes, or `x[N;M]` between dims."""
     if context.token.type != "SEMICOLON" or "COMMA" not in context.expected:
         return None
-    return "attributes are separated by commas", (token_span(context.token), ",")
+    opened = context.opened()
+    what = "dims" if opened is not None and opened.type == "LSQB" else "attributes"
+    return f"{what} are separated by commas", (token_span(context.token), ",")
 
 
 def _statement_terminator(context: Context) -> Hint | None:
@@ -83,7 +104,13 @@ def _statement_terminator(context: Context) -> Hint | None:
 
 
 def _arrow(context: Context) -> Hint | None:
-    if context.expected != {"_ARROW"} or context.token.type != "NAME":
+    """`op f(x[N]) y[N]`, or `=>` for `->`."""
+    if context.expected != {"_ARROW"}:
+        return None
+    token, after = context.token, context.after
+    if token.type == "EQUALS" and after and after[0] == ">":
+        return "the outputs follow `->`", (token_span(token).to(token_span(after[0])), "->")
+    if token.type != "NAME":
         return None
     start = token_span(context.token).start
     return "the outputs follow `->`", (Span(start, start), "-> ")
@@ -133,6 +160,18 @@ def _end_of_term(context: Context) -> int:
             break
         end = token_span(token).end
     return end
+
+
+def _reduction_without_brackets(context: Context) -> Hint | None:
+    """`max x[n,k]`, or `sum_k x[n,k]` as in LaTeX."""
+    if context.last != "NAME" or context.token.type != "NAME" or not _juxtaposed(context):
+        return None
+    word = context.before[-1]
+    reducer, _, iterator = word.partition("_")
+    if reducer not in syntax.REDUCERS:
+        return None
+    edit = (token_span(word), f"{reducer}({iterator})") if iterator.isidentifier() else None
+    return f"a reduction names its iterators in brackets: {reducer}({iterator or 'k'}) ...", edit
 
 
 def _missing_product(context: Context) -> Hint | None:
@@ -217,13 +256,19 @@ _HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
     _comparison_for_equals,
     _attribute_starts,
     _attribute_among_tensors,
+    _dims_of_output,
+    _colon_after_signature,
     _statement_terminator,
     _arrow,
     foreign.parentheses_for_index,
     foreign.other_assignment,
+    foreign.plus_after_equals,
+    foreign.mode_behind_brackets,
+    foreign.comment,
     foreign.slice_,
     _missing_comma,
     _reduction_as_divisor,
+    _reduction_without_brackets,
     _missing_product,
     _bars,
     _keyword,

@@ -220,17 +220,9 @@ class Lowering:
         return free_iterators(statement, free, found, self.environment)
 
     def _refuse_known(self, name: syntax.Name, within: Span) -> None:
-        environment = self.environment
-        if environment.is_known(name.text):
-            raise Fault(
-                "shadowed-name",
-                f"'{name.text}' is already a size or attribute and cannot be an iterator",
-                name.span,
-                (environment.declared_at.get(name.text, name.span), "declared here"),
-                advice="give the iterator another name",
-                replacement=renamed(within, name.text, environment),
-                consequence=name.text in environment.failed,
-            )
+        if self.environment.is_known(name.text):
+            fault = self.environment.shadowed(name, "iterator")
+            raise fault.suggesting(renamed(within, name.text, self.environment))
 
     def _ensure_target(self, statement: syntax.Statement, extents: Mapping[str, Poly]) -> None:
         """Check that the target may be written; infer the dims of a new temporary."""

@@ -187,6 +187,17 @@ def _out_of_range(
         clamped = f"max(min({index.value}, {extent - 1}), 0)"
         advice = f"add a condition after `if`, or clamp by hand: {clamped}"
         return Fault("out-of-range", headline, span, *label, notes=notes, advice=advice)
+    if index.value.is_constant and index.value.constant < 0:
+        place = f"{extent + index.value}"
+        return Fault(
+            "out-of-range",
+            headline,
+            span,
+            *label,
+            notes=notes,
+            advice=f"indices count from 0: write {place} to count from the end",
+            replacement=(span, place),
+        )
     suffix = "?drop" if role is _Role.WRITE else "?0"
     return Fault(
         "out-of-range",

@@ -66,14 +66,15 @@ def unknown_extent(domain: syntax.Domain, name: str, span: Span, environment: En
     assert domain.extent is not None
     close = closest(name, environment.integers()) if len(name) > 2 else None
     without = Span(domain.name.span.end, environment.enclosed(domain.extent.span).end)
+    condition = f", or add a condition: `if {domain.name.text} < {name}`"
     return Fault(
         "unknown-name",
         f"'{name}' is no size or attribute, and a range is made of those",
         span,
         advice=f"did you mean '{close}'?"
         if close
-        else "leave the range out where the dim tells it, or add a condition: "
-        f"`if {domain.name.text} < {name}`",
+        else "leave the range out where the dim tells it"
+        + ("" if name in environment.tensors else condition),
         replacement=(span, close) if close else None,
         alternatives=[(without, ""), _as_condition(domain, environment)],
     )

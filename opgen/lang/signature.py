@@ -215,35 +215,8 @@ class Signature:
                         advice="declare an input with '...', such as x[...,N], or name the dims",
                     )
                 return Dim(symbol(BATCH))
-            case syntax.Composite(parts=parts):
-                # Only a size is solved from a dim, and only from an input's.
-                divides = role == "input" and any(
-                    isinstance(part, syntax.Name) and part.text in self.environment.sizes
-                    for part in parts
-                )
-                factors = []
-                for part in parts:
-                    if isinstance(part, syntax.Number):
-                        if part.value < 1:
-                            raise Fault(
-                                "dim-not-positive",
-                                f"a factor of a composite dim is at least 1, not {part.value}",
-                                part.span,
-                                advice="write a positive factor",
-                            )
-                        factors.append(poly(int(part.value)))
-                    else:
-                        self._refuse_tuple(part)
-                        use = syntax.NameUse(part.text, part.span)
-                        factor = size_polynomial(use, scope)
-                        if part.text in self.environment.attributes and divides:
-                            self._at_least_one(factor, part.span)
-                        factors.append(factor)
-                product = poly(1)
-                for factor in factors:
-                    product = bounded(product * factor, dim.span)
-                expandable(product, self.environment.formulas, dim.span)
-                return Dim(product, tuple(factors))
+            case syntax.Composite():
+                return self._composite(dim, role, scope)
             case _:
                 extent = size_polynomial(dim, scope)
                 if extent.is_constant and extent.constant < 0:
@@ -254,6 +227,35 @@ class Signature:
                         advice="write how many cells the dim has",
                     )
                 return Dim(extent)
+
+    def _composite(self, dim: syntax.Composite, role: str, scope: Scope) -> Dim:
+        # Only a size is solved from a dim, and only from an input's.
+        divides = role == "input" and any(
+            isinstance(part, syntax.Name) and part.text in self.environment.sizes
+            for part in dim.parts
+        )
+        factors = []
+        for part in dim.parts:
+            if isinstance(part, syntax.Number):
+                if part.value < 1:
+                    raise Fault(
+                        "dim-not-positive",
+                        f"a factor of a composite dim is at least 1, not {part.value}",
+                        part.span,
+                        advice="write a positive factor",
+                    )
+                factors.append(poly(int(part.value)))
+            else:
+                self._refuse_tuple(part)
+                factor = size_polynomial(syntax.NameUse(part.text, part.span), scope)
+                if part.text in self.environment.attributes and divides:
+                    self._at_least_one(factor, part.span)
+                factors.append(factor)
+        product = poly(1)
+        for factor in factors:
+            product = bounded(product * factor, dim.span)
+        expandable(product, self.environment.formulas, dim.span)
+        return Dim(product, tuple(factors))
 
     def _refuse_tuple(self, part: syntax.Name) -> None:
         attribute = self.environment.attributes.get(part.text)

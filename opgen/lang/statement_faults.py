@@ -41,6 +41,8 @@ def free_iterators(
                 return unknown_extent(domain, name, span, environment)
     indexing = set(_names_in_indices(statement, environment))
     if name not in indexing:
+        if name in _NUMBERS:
+            return _number(name, span)
         return unknown_name(name, span, Scope(environment, {other: symbol(other) for other in own}))
     names = [other for other in free if other in indexing]
     close = closest(name, [*own, *environment.integers()]) if len(name) > 2 else None
@@ -51,6 +53,9 @@ def free_iterators(
 
     if statement.condition is None or not mentions(statement.condition):
         edits.append(repairs.summed(statement, names, mentions, environment))
+    is_word = len(name) > 2 and close is None  # no iterator, perhaps, but an attribute
+    if is_word:
+        edits.append(environment.new_attribute(f"{name} = 1"))
     shown = " and ".join(f"'{other}'" for other in names)
     return Fault(
         "free-iterator",
@@ -59,8 +64,23 @@ def free_iterators(
         *((free[other], "nor this") for other in names[1:]),
         notes=("with `=` every iterator of the right stands on the left or in a reduction",),
         advice=(f"did you mean '{close}'? Or " if close else "")
-        + f"reduce it: sum({','.join(names)}) ...",
+        + f"reduce it: sum({','.join(names)}) ..."
+        + (f"; an attribute is declared, such as `; {name} = 1`" if is_word else ""),
         alternatives=[edit for edit in edits if edit is not None],
+    )
+
+
+_NUMBERS: Final = {"pi": "3.141592653589793", "tau": "6.283185307179586"}
+
+
+def _number(name: str, span: Span) -> Fault:
+    """The fault of a constant of mathematics by its name."""
+    return Fault(
+        "unknown-name",
+        f"'{name}' has no value in a spec",
+        span,
+        advice=f"write the number, {_NUMBERS[name]}",
+        replacement=(span, _NUMBERS[name]),
     )
 
 

@@ -210,6 +210,13 @@ def _unknown_function(expression: syntax.Call, scope: Scope) -> Fault:
             advice="powers are written `**`",
             replacement=(expression.span, f"{base}**{exponent}"),
         )
+    if name in environment.ops:
+        return Fault(
+            "op-called",
+            f"'{name}' is an op, and a formula does not call ops",
+            expression.function.span,
+            advice="write its formula here, or call one op after the other in Python",
+        )
     meant = _OTHER_NAMES.get(name) or closest(name, _FUNCTIONS)
     return Fault(
         "unknown-function",

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.condition import Condition
-from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
-from opgen.ir.loop_parts import loads_of, moving
+from opgen.algebra.poly import Poly, poly, symbol
+from opgen.ir.loop_parts import goes_along, loads_of, moving
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -261,15 +261,7 @@ def walked(
 
 def _goes_along(tensor: str, indices: Sequence[Poly], name: str, program: Program) -> bool:
     """Whether neighbours along the axis are neighbours in a tensor of the call's element type."""
-    if not indices or not _is_of_vectors(tensor, program):
-        return False
-    linear = indices[-1].linear_in(symbol_atom(name))
-    return (
-        not any(name in index.symbols for index in indices[:-1])
-        and linear is not None
-        and linear[0] == 1
-        and name not in linear[1].symbols
-    )
+    return _is_of_vectors(tensor, program) and goes_along(indices, name)
 
 
 def _goes_across(load: Load, name: str, program: Program) -> bool:

@@ -20,7 +20,7 @@ from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
-from opgen.algebra.poly import ZERO, Kind, Poly, symbol_atom
+from opgen.algebra.poly import ZERO, Kind, Poly
 from opgen.algebra.prove import implies
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
@@ -129,10 +129,7 @@ def _stored_along(kernel: Kernel) -> str | None:
 def _step_along(indices: tuple[Poly, ...], name: str, values: Mapping[str, Poly]) -> int | None:
     """How many elements an access moves with an axis; None where it leaves its row or jumps."""
     *rows, last = (index.substitute(values) for index in indices or (ZERO,))
-    linear = last.linear_in(symbol_atom(name))
-    if any(name in row.symbols for row in rows) or linear is None or name in linear[1].symbols:
-        return None
-    return linear[0].constant if linear[0].is_constant else None
+    return None if any(name in row.symbols for row in rows) else last.step_in(name)
 
 
 def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:

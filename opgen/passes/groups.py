@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from opgen.algebra.poly import Poly, symbol, symbol_atom
+from opgen.algebra.poly import symbol
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import Axis, Define, For, If, Kernel, Lanes, Load, Node, Row, walk
 from opgen.ir.map_loops import symbols_of
@@ -64,18 +64,11 @@ def _is_plane(load: Load, axis: Axis, row: Axis, jumps: Sequence[str]) -> bool:
         return False
     *planes, across, along = load.indices
     return (
-        _step(across, axis.name) == 1
-        and _step(along, row.name) == 1
+        across.step_in(axis.name) == 1
+        and along.step_in(row.name) == 1
         and any(name in index.symbols for index in planes for name in jumps)
         and not any(name in across.symbols for name in jumps)
     )
-
-
-def _step(value: Poly, name: str) -> int:
-    linear = value.linear_in(symbol_atom(name))
-    if linear is None or not linear[0].is_constant or name in linear[1].symbols:
-        return 0
-    return linear[0].constant
 
 
 def _with_rows(body: Sequence[Node], group: Row) -> tuple[Node, ...]:

@@ -51,7 +51,7 @@ def with_guests(program: Program) -> Program:
     kernels = program.kernels
     taken: set[str] = set()
     for name, other in itertools.permutations([kernel.name for kernel in kernels], 2):
-        host, guest = (_named(program, each) for each in (name, other))
+        host, guest = program.kernel(name), program.kernel(other)
         if taken.isdisjoint({name, other}) and _may_swap(program, host, guest):
             pair = _pair(program, host, guest)
             if pair is not None:
@@ -80,10 +80,6 @@ def _small(kernel: Kernel) -> Kernel:
     if kernel.group is None:
         return kernel
     return replace(kernel, group=replace(kernel.group, width=min(kernel.group.width, ROWS)))
-
-
-def _named(program: Program, name: str) -> Kernel:
-    return next(kernel for kernel in program.kernels if kernel.name == name)
 
 
 # ---------------------------------------------------------------------------- order

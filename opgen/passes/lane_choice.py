@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from opgen.algebra.poly import Atom, Kind, Poly, of_atom, symbol, symbol_atom
+from opgen.algebra.poly import Atom, Kind, Poly, of_atom, symbol
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import Accumulate, Define, For, Kernel, Node, Store, walk
 from opgen.ir.notation import Reducer
@@ -115,15 +115,7 @@ def _walk(indices: tuple[Poly, ...], name: str) -> int:
         return _SCATTERED
     if not indices or name not in indices[-1].symbols:
         return 0
-    return _CONSECUTIVE if abs(_step(_unclamped(indices[-1], name), name)) == 1 else _SPREAD
-
-
-def _step(value: Poly, name: str) -> int:
-    """The constant by which a value grows with an index; 0 where it is none."""
-    linear = value.linear_in(symbol_atom(name))
-    if linear is None or not linear[0].is_constant or name in linear[1].symbols:
-        return 0
-    return linear[0].constant
+    return _CONSECUTIVE if _unclamped(indices[-1], name).step_in(name) in (1, -1) else _SPREAD
 
 
 def _unclamped(value: Poly, name: str) -> Poly:
@@ -142,9 +134,9 @@ def _is_filled(kernel: Kernel, indices: tuple[Poly, ...], name: str) -> bool:
     """Whether another axis fills the gaps that steps along this one leave."""
     if not indices:
         return False
-    step = _step(indices[-1], name)
+    step = indices[-1].step_in(name)
     return any(
-        axis.extent == step and _step(indices[-1], axis.name) == 1
+        axis.extent == step and indices[-1].step_in(axis.name) == 1
         for axis in kernel.axes
         if axis.name != name
     )

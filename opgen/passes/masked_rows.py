@@ -16,8 +16,8 @@ from typing import Final, assert_never
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
-from opgen.algebra.poly import ZERO, Poly, symbol_atom
-from opgen.ir.loop_parts import loads_of, moving
+from opgen.algebra.poly import ZERO, Poly
+from opgen.ir.loop_parts import goes_along, loads_of, moving
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -159,7 +159,7 @@ def _is_of_vector(node: Node, lane: str, program: Program) -> bool:
         case Store(tensor=tensor, indices=indices, value=value):
             return (
                 program.operand(tensor).dtype in _GENERIC
-                and _walks(indices, lane)
+                and goes_along(indices, lane)
                 and _moves(value, lane, program)
             )
         case unexpected:
@@ -184,7 +184,7 @@ def _is_vector(value: Scalar, lane: str, program: Program) -> bool:
                 return False  # a table, or a temporary
             operand = program.operand(tensor)
             is_there = not operand.optional and not operand.widened
-            return is_there and operand.dtype in _GENERIC and _walks(indices, lane)
+            return is_there and operand.dtype in _GENERIC and goes_along(indices, lane)
         case Call(primitive=primitive, arguments=arguments):
             return primitive in OPERATORS and all(
                 _is_vector(each, lane, program) for each in arguments
@@ -195,11 +195,3 @@ def _is_vector(value: Scalar, lane: str, program: Program) -> bool:
 
 def _has(indices: Sequence[Poly], lane: str) -> bool:
     return any(lane in index.symbols for index in indices)
-
-
-def _walks(indices: Sequence[Poly], lane: str) -> bool:
-    """Whether neighbouring lanes are neighbours in the last dim."""
-    if not indices or _has(indices[:-1], lane):
-        return False
-    linear = indices[-1].linear_in(symbol_atom(lane))
-    return linear is not None and linear[0] == 1 and lane not in linear[1].symbols

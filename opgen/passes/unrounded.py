@@ -23,8 +23,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from opgen.algebra.poly import Poly, poly, symbol_atom
-from opgen.ir.loop_parts import loads_of, uses
+from opgen.algebra.poly import poly
+from opgen.ir.loop_parts import goes_along, loads_of, uses
 from opgen.ir.loops import (
     AtomicAdd,
     Axis,
@@ -167,7 +167,7 @@ def _in_blocks(kernel: Kernel, repeat: _Repeat) -> Kernel | None:
     if row is None or row.within or row.joined > 1:
         return None
     lane = row.axis.name
-    if not all(_goes_along(each.indices, lane) for each in (repeat.load, repeat.store)):
+    if not all(goes_along(each.indices, lane) for each in (repeat.load, repeat.store)):
         return None
     return replace(
         kernel,
@@ -177,16 +177,4 @@ def _in_blocks(kernel: Kernel, repeat: _Repeat) -> Kernel | None:
         only=Blocks(
             row.axis.extent, (repeat.load.tensor, repeat.store.tensor), True, is_cached=True
         ),
-    )
-
-
-def _goes_along(indices: Sequence[Poly], lane: str) -> bool:
-    """Whether neighbours in the row are neighbours in the last dim."""
-    *others, last = indices
-    linear = last.linear_in(symbol_atom(lane))
-    return (
-        not any(lane in index.symbols for index in others)
-        and linear is not None
-        and linear[0] == 1
-        and lane not in linear[1].symbols
     )

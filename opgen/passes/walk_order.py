@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from opgen.algebra.poly import Poly, symbol_atom
+from opgen.algebra.poly import Poly
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import Axis, Define, Kernel, Lanes, Load, Store, walk
 
@@ -100,7 +100,7 @@ def _axis_of_rows(kernel: Kernel, copied: _Copied, axes: Sequence[Axis]) -> int 
     assert kernel.row is not None
     rows = {load[-2] if len(load) > 1 else None for load in copied.loads}
     row = rows.pop() if len(rows) == 1 else None
-    if row is None or any(_step(load[-1], kernel.row.axis.name) != 1 for load in copied.loads):
+    if row is None or any(load[-1].step_in(kernel.row.axis.name) != 1 for load in copied.loads):
         return None
     names = [axis.name for axis in axes]
     return names.index(row.symbol) if row.symbol in names else None
@@ -120,15 +120,7 @@ def _gaps(
     """Pairs of axes in one index, of which the first goes in larger steps than the second."""
     for indices in accesses:
         for index in indices:
-            steps = {name: _step(index.substitute(values), name) for name in names}
+            steps = {name: index.substitute(values).step_in(name) or 0 for name in names}
             for coarse, fine in ((a, b) for a in names for b in names):
                 if steps[coarse] > steps[fine] > 0:
                     yield coarse, fine
-
-
-def _step(value: Poly, name: str) -> int:
-    """The constant by which a value grows with an index; 0 where it is none."""
-    linear = value.linear_in(symbol_atom(name))
-    if linear is None or not linear[0].is_constant or name in linear[1].symbols:
-        return 0
-    return linear[0].constant

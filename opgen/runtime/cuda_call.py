@@ -43,101 +43,173 @@ def launches(
     kernels = special.cuda_of(call.operation, integers, images)
     own = {each.name for each in call.operation.temporaries}
     tensors = cuda_operands.laid_out(operands, kernels.orders, own)
-    inputs = [each.name for each in call.operation.inputs]
-    copies: dict[str, torch.Tensor] = {}
     extents, reach = _sizes(kernels, tuple(integers.values()))
     narrow = cuda_grid.is_narrow(max(reach, default=0), extents, tensors.values())
-    found: list[KernelLaunch] = []
-    macros = []
-    whole = True
-    products: list[str] = []
+    made = _Launches(call, tensors, numbers, fault)
     product_axes = iter(extents[len(kernels.launches) :])
     for launch, axes in zip(kernels.launches, extents, strict=False):
         if launch.converts is not None:
             workspace, output = launch.converts
             if tensors[workspace] is tensors[output]:
                 continue
-        if launch.product is not None:
-            product = launch.product
-            plan = cuda_product.plan(
-                product, tensors, next(product_axes), call.types.real, cuda.capability(call.device)
-            )
-            if plan is not None:
-                products.append(product.source)
-                macros.append(f"#define {product.macro} {plan.macro}\n")
-                arguments = _arguments(product, tensors, integers, numbers)
-                found += _product(product.kernel, plan, (*arguments, *plan.magic), call)
-                continue
+        if launch.product is not None and made.add_product(launch.product, next(product_axes)):
+            continue
+        made.add(launch, axes)
+    types = call.types
+    shared = (cuda_tiles.SOURCE,) if made.products else ()
+    bindings = _bindings(types.shared, types.real, tuple(types.integers.items()))
+    head = (prelude.cuda(narrow, made.whole), bindings, *shared)
+    source = (*head, *made.macros, kernels.source, *made.products)
+    return source, call.device, made.holding_copies()
+
+
+@dataclass
+class _Launches:
+    """The launches of a call that were found so far, and what is compiled for them.
+
+    `tensors` are the operands as kernels take them, `copies` those that were made for that;
+    `products` are sources. Where grids are `whole` no thread has more than one point.
+    """
+
+    call: Call
+    tensors: dict[str, torch.Tensor]
+    numbers: Mapping[str, float]
+    fault: torch.Tensor | None
+    found: list[KernelLaunch] = field(default_factory=list)
+    macros: list[str] = field(default_factory=list)
+    products: list[str] = field(default_factory=list)
+    copies: dict[str, torch.Tensor] = field(default_factory=dict)
+    whole: bool = True
+
+    def holding_copies(self) -> list[KernelLaunch]:
+        """All launches, which keep the memory of copies."""
+        if not self.copies:
+            return self.found
+        held = self.copies.values()
+        return [replace(each, holds=(*each.holds, *held)) for each in self.found]
+
+    def define(self, macro: str, value: int) -> None:
+        """Let a name stand for a number in what is compiled."""
+        self.macros.append(f"#define {macro} {value}\n")
+
+    def add_product(self, product: Product, axes: tuple[int, ...]) -> bool:
+        """Whether the launches of a product of matrices were added: in some calls none is made."""
+        call = self.call
+        capability = cuda.capability(call.device)
+        plan = cuda_product.plan(product, self.tensors, axes, call.types.real, capability)
+        if plan is None:
+            return False
+        self.products.append(product.source)
+        self.macros.append(f"#define {product.macro} {plan.macro}\n")
+        arguments = self.arguments(product)
+        self.found += _product(product.kernel, plan, (*arguments, *plan.magic), call)
+        return True
+
+    def add(self, launch: Launch, axes: tuple[int, ...]) -> None:
+        """Add the launches of a kernel with these axes, if it has points."""
         turns: tuple[int, ...] = ()
         if launch.sums is not None and launch.sums[0] == "serial":
             axes, turns = axes[:-2], axes[-2:]
-        copies |= cuda_operands.copies(tensors, inputs, axes, launch.walked)
-        tensors |= copies
-        walked, gathered = _walked(launch, tensors, inputs)
-        lanes, rows, grid = cuda_grid.lanes(axes, walked, gathered), 1, None
-        arguments = _arguments(launch, tensors, integers, numbers)
-        last = () if fault is None or not launch.faults else (fault.data_ptr(),)
-        if launch.slab is not None:
-            staged = launch.slab[1:]
-            slab = cuda_grid.slab(axes, [tensors[name] for name in staged], lanes)
-            if slab is not None:
-                macros.append(_slab(launch, slab, axes, tensors))
-                given = (*arguments, *slab.grid.magic, *last)
-                found.append(
-                    KernelLaunch(launch.kernel, slab.grid.blocks, slab.grid.threads, given)
-                )
-                continue
-        tiles = None
+        inputs = [each.name for each in self.call.operation.inputs]
+        self.copies |= cuda_operands.copies(self.tensors, inputs, axes, launch.walked)
+        self.tensors |= self.copies
+        walked, gathered = _walked(launch, self.tensors, inputs)
+        lanes = cuda_grid.lanes(axes, walked, gathered)
+        if launch.slab is not None and self.add_slab(launch, axes, lanes):
+            return
+        tiles: cuda_grid.Tiles | None = None
+        grid: cuda_grid.Grid | None = None
         if launch.tile is not None:
-            # A stretch of what is stored has as many cells as one of what is loaded.
-            name, digits, *sides = launch.tile
-            written, across = tensors[name], axes[-1 - digits : -1]
-            lanes = min(lanes, cuda_grid.lanes((math.prod(across),), [(written, 1)]))
-            size = written.element_size()
-            walked.append((written, 1))
-            tiles = cuda_grid.Tiles.of(math.prod(across), axes[-1], size, lanes)
-            lanes, grid = tiles.lanes, tiles.grid(axes[: -1 - digits], across, axes[-1])
-            for side, cells in zip(sides, (tiles.across, tiles.along), strict=True):
-                macros.append(f"#define {side} {cells}\n")
+            tiles, grid = self.tiled(launch, axes, walked, lanes)
+            lanes = tiles.lanes
         if launch.lanes is not None:
-            macros.append(f"#define {launch.lanes} {lanes}\n")
-            if all(
-                cuda_grid.is_aligned(tensor, step * lanes) for tensor, step in (*walked, *gathered)
-            ):
-                macros.append(f"#define proved_{launch.lanes} 1\n")
+            self.define(launch.lanes, lanes)
+            every = (*walked, *gathered)
+            if all(cuda_grid.is_aligned(tensor, step * lanes) for tensor, step in every):
+                self.define(f"proved_{launch.lanes}", 1)
             axes = (*axes[:-1], axes[-1] // lanes)
+        rows = 1
         if launch.rows is not None:
-            macro, values = launch.rows
-            registers = cuda_grid.registers(call.types.wide)
-            most = cuda_grid.most_rows(registers, siblings=bool(launch.also))
-            rows = cuda_grid.rows(axes, lanes * values * registers, most)
-            macros.append(f"#define {macro} {rows}\n")
+            rows = self.rows(launch, axes, lanes)
             axes = (*axes[:-2], axes[-2] // rows, axes[-1])
         if launch.sums is not None:
-            sums = _Sums(launch, (tuple(arguments), last), call.device, call.types)
-            if turns:
-                cells = lanes * rows
-                found += sums.serial(axes, turns, cells)
-                whole = whole and all(grid.whole for grid in sums.grids)
-            else:
-                found += sums.box(axes)
-            continue
+            self.add_sums(launch, axes, turns, lanes * rows)
+            return
         if launch.teams:
             grid = cuda_grid.team_grid(axes[:-2], *axes[-2:])
         elif tiles is None:
             grid = cuda_grid.grid(axes, rows if launch.window else 0)
-        if grid is None:
-            continue
-        whole = whole and grid.whole
-        given = (*arguments, *grid.magic, *last)
-        found.append(KernelLaunch(launch.kernel, grid.blocks, grid.threads, given))
-    if copies:
-        found = [replace(each, holds=(*each.holds, *copies.values())) for each in found]
-    types = call.types
-    shared = (cuda_tiles.SOURCE,) if products else ()
-    bindings = _bindings(types.shared, types.real, tuple(types.integers.items()))
-    head = (prelude.cuda(narrow, whole), bindings, *shared)
-    return (*head, *macros, kernels.source, *products), call.device, found
+        if grid is not None:
+            self.whole = self.whole and grid.whole
+            self.launch(launch, grid)
+
+    def launch(self, launch: Launch, grid: cuda_grid.Grid) -> None:
+        """Add a launch on a grid."""
+        given = (*self.arguments(launch), *grid.magic, *self.last(launch))
+        self.found.append(KernelLaunch(launch.kernel, grid.blocks, grid.threads, given))
+
+    def add_slab(self, launch: Launch, axes: tuple[int, ...], lanes: int) -> bool:
+        """Whether a kernel takes whole planes in this call: then its launch was added."""
+        assert launch.slab is not None
+        staged = [self.tensors[name] for name in launch.slab[1:]]
+        slab = cuda_grid.slab(axes, staged, lanes)
+        if slab is None:
+            return False
+        self.macros.append(_slab(launch, slab, axes, self.tensors))
+        self.launch(launch, slab.grid)
+        return True
+
+    def tiled(
+        self, launch: Launch, axes: tuple[int, ...], walked: list[cuda_grid.Walked], lanes: int
+    ) -> tuple[cuda_grid.Tiles, cuda_grid.Grid | None]:
+        """The tiles of a kernel that turns rows into columns; what it stores is `walked`, too.
+
+        A stretch of what is stored has as many cells as one of what is loaded.
+        """
+        assert launch.tile is not None
+        name, digits, *sides = launch.tile
+        written, across = self.tensors[name], axes[-1 - digits : -1]
+        lanes = min(lanes, cuda_grid.lanes((math.prod(across),), [(written, 1)]))
+        walked.append((written, 1))
+        tiles = cuda_grid.Tiles.of(math.prod(across), axes[-1], written.element_size(), lanes)
+        for side, cells in zip(sides, (tiles.across, tiles.along), strict=True):
+            self.define(side, cells)
+        return tiles, tiles.grid(axes[: -1 - digits], across, axes[-1])
+
+    def rows(self, launch: Launch, axes: tuple[int, ...], lanes: int) -> int:
+        """How many rows a thread has."""
+        assert launch.rows is not None
+        macro, values = launch.rows
+        registers = cuda_grid.registers(self.call.types.wide)
+        most = cuda_grid.most_rows(registers, siblings=bool(launch.also))
+        rows = cuda_grid.rows(axes, lanes * values * registers, most)
+        self.define(macro, rows)
+        return rows
+
+    def add_sums(
+        self, launch: Launch, axes: tuple[int, ...], turns: tuple[int, ...], cells: int
+    ) -> None:
+        """Add the launches of sums that blocks may share, where a thread has so many cells."""
+        given = (tuple(self.arguments(launch)), self.last(launch))
+        sums = _Sums(launch, given, self.call.device, self.call.types)
+        if not turns:
+            self.found += sums.box(axes)
+            return
+        self.found += sums.serial(axes, turns, cells)
+        self.whole = self.whole and all(grid.whole for grid in sums.grids)
+
+    def arguments(self, launch: Launch | Product) -> list[Argument]:
+        """The tensors of a kernel with their strides, its integers and its numbers."""
+        found: list[Argument] = []
+        for name in launch.tensors:
+            found += [self.tensors[name].data_ptr(), *self.tensors[name].stride()]
+        found += [self.call.shapes.integers[name] for name in launch.integers]
+        found += [self.numbers[name] for name in launch.numbers]
+        return found
+
+    def last(self, launch: Launch) -> tuple[int, ...]:
+        """Where a kernel records a fault, if it may."""
+        return () if self.fault is None or not launch.faults else (self.fault.data_ptr(),)
 
 
 def _walked(
@@ -188,21 +260,6 @@ def _product(
     blocks = min(-(-plan.cells // cuda_product.SUM_THREADS), cuda_grid.MOST_BLOCKS[0])
     threads = (cuda_product.SUM_THREADS, 1, 1)
     return [tiles, KernelLaunch(f"{kernel}_sum", (blocks, 1, 1), threads, arguments, held)]
-
-
-def _arguments(
-    launch: Launch | Product,
-    operands: Mapping[str, torch.Tensor],
-    integers: Mapping[str, int],
-    numbers: Mapping[str, float],
-) -> list[Argument]:
-    """The tensors of a kernel with their strides, its integers and its numbers."""
-    found: list[Argument] = []
-    for name in launch.tensors:
-        found += [operands[name].data_ptr(), *operands[name].stride()]
-    found += [integers[name] for name in launch.integers]
-    found += [numbers[name] for name in launch.numbers]
-    return found
 
 
 @functools.lru_cache(maxsize=1024)

@@ -245,9 +245,6 @@ class Shapes:
 JOINT = ","
 """Between the names of inputs whose gradients one op computes, an output for each."""
 
-ONE_PASS = "One kernel may run within another one, which reads the same."
-"""A line of sources in C that says so."""
-
 
 @dataclass(frozen=True, slots=True)
 class Gradient:

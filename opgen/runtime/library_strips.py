@@ -132,7 +132,7 @@ def gradients(
     _expected(target)
     weight = weight.contiguous(memory_format=case.format)
     sums: torch.Tensor | None = None
-    none, done = [0] * len(case.stride), 0
+    none = [0] * len(case.stride)
     for images, rows in plan.parts():
         some = slice(images.start, images.stop)
         read, padding = _read(case, image[some], rows)
@@ -143,7 +143,7 @@ def gradients(
             given, read, weight, None, *geometry, case.groups, wanted
         )
         sums = found[1] if sums is None else sums.add_(found[1])
-        done = _added(case, found[0], target[some], rows, done)
+        _add(case, found[0], target[some], rows)
     assert sums is not None
     return target, sums
 
@@ -166,14 +166,15 @@ def _in_format(case: Case, parts: torch.Tensor, images: range, rows: range) -> t
     return found
 
 
-def _added(case: Case, found: torch.Tensor, target: torch.Tensor, rows: range, done: int) -> int:
-    """Put what a strip gives for an image into it, of which so many rows are done; how many are."""
+def _add(case: Case, found: torch.Tensor, target: torch.Tensor, rows: range) -> None:
+    """Add what a strip gives for images to them; strips come from the first row to the last."""
     if len(rows) == case.result[2]:
         _moved(found, target)
-        return 0
+        return
     size = case.image[2]
     first, last = _reach(case, rows)
     begin, end = max(first, 0), min(last + 1, size)
+    done = _rows_of(case, rows.start)
     target.narrow(2, done, max(begin - done, 0)).zero_()
     both = max(min(done, end) - begin, 0)
     target.narrow(2, begin, both).add_(found.narrow(2, begin - first, both))
@@ -181,11 +182,17 @@ def _added(case: Case, found: torch.Tensor, target: torch.Tensor, rows: range, d
         found.narrow(2, begin + both - first, end - begin - both),
         target.narrow(2, begin + both, end - begin - both),
     )
-    done = max(done, end)
-    if rows.stop < case.result[2]:
-        return done
-    target.narrow(2, done, size - done).zero_()
-    return 0
+    if rows.stop == case.result[2]:
+        done = _rows_of(case, rows.stop)
+        target.narrow(2, done, size - done).zero_()
+
+
+def _rows_of(case: Case, count: int) -> int:
+    """How many rows of an image its first strips have written, with so many rows of the result."""
+    if count == 0:
+        return 0
+    _, last = _reach(case, range(count))
+    return max(0, min(last + 1, case.image[2]))
 
 
 def _reach(case: Case, rows: range) -> tuple[int, int]:

@@ -73,7 +73,15 @@ def recorded(
     The twin is one for these integers, or None; `run` takes tensors and all numbers; `library` is
     that of `lookup_caller.Ways`.
     """
-    count = len(operation.inputs)
+    return function_of(operation, _forward(operation, run, library), _backward(operation))
+
+
+def _forward(
+    operation: Operation,
+    run: Callable[..., Any],
+    library: Callable[[Sequence[Any], tuple[Number, ...]], Any] | None,
+) -> Callable[..., Any]:
+    """The call of an op, which keeps what gradients take."""
     has_floats = any(attribute.type == "float" for attribute in operation.attributes)
     kept_of: dict[Any, tuple[int, ...]] = {}
     is_single = len(operation.outputs) == 1
@@ -82,14 +90,7 @@ def recorded(
         for at, output in enumerate(operation.outputs)
         if output.dtype not in ("same", "float", *checks.FLOATING)
     ]
-    plans = Plans()
-    is_compiling = torch.compiler.is_compiling
-    answer, is_grad_enabled, is_plain = (
-        lookup_library.ask_python(),
-        torch.is_grad_enabled,
-        lookup_caller.is_plain,
-    )
-    is_suspended = lookup_library.is_suspended
+    answer, is_suspended = lookup_library.ask_python(), lookup_library.is_suspended
 
     def forward(ctx: Any, twin: Any, numbers: tuple[Number, ...], *tensors: Any) -> Any:
         result: Any = answer if is_single else (answer,)
@@ -119,11 +120,22 @@ def recorded(
                 ctx.mark_non_differentiable(*[result[at] for at in fixed])
         return result
 
+    return forward
+
+
+def _backward(operation: Operation) -> Callable[..., Any]:
+    """The gradients of a call, by steps that are known where nothing but plain tensors is in play.
+
+    A compiler that traces a backward pass must meet ops, not their twins.
+    """
+    count, is_single, plans = len(operation.inputs), len(operation.outputs) == 1, Plans()
+    is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+    is_plain, is_suspended = lookup_caller.is_plain, lookup_library.is_suspended
+
     def backward(ctx: Any, *cotangents: Any) -> Any:
         shapes, numbers, kept = ctx.call
         saved = ctx.saved_tensors if kept else ()
         wanted = ctx.needs_input_grad[2:]
-        # A compiler that traces a backward pass must meet ops, not their twins.
         is_looked_up = is_single and not is_compiling() and not is_suspended()
         steps: tuple[Step, ...] | None = ()
         if is_looked_up:
@@ -150,7 +162,7 @@ def recorded(
         found = computed(steps, cotangents, kept, saved, count, is_quick=is_quick)
         return (None, None, *found)
 
-    return function_of(operation, forward, backward)
+    return backward
 
 
 def function_of(

@@ -201,7 +201,9 @@ def _caller_source(operation: Operation) -> str:
     for at, (name, attribute) in enumerate(zip(values, operation.attributes, strict=True)):
         if attribute.length is not None:
             alike = ", ".join([name] * attribute.length)
-            prepare.append(f"        n{at} = ({alike},) if type({name}) is int else {name}")
+            one = f"({alike},) if type({name}) is int else {name}"
+            whole = f"tuple({name}) if type({name}) is list else {one}"
+            prepare.append(f"        n{at} = {name} if type({name}) is tuple else {whole}")
             name = f"n{at}"
             items = [f"{name}[{k}]" for k in range(attribute.length)]
             plain.append(f"type({name}) is tuple and len({name}) == {attribute.length} and")

@@ -5,14 +5,16 @@ what is read and its step in what is written, those of the largest steps of the 
 copy is another tensor, whose rank, sizes and strides follow; or it is a part of one that is there,
 for `opgen_move`.
 
-Two, three or four rows of pixels that become one, a pixel of each in turn, have loops that
-compilers turn into vectors.
+Rows of pixels that become one, a pixel of each in turn, have loops that compilers turn into vectors
+where they are few (`lookup_moves.MOST_IN_TURN`).
 """
 
 from __future__ import annotations
 
+from opgen.runtime.lookup_moves import MOST_IN_TURN
+
 _SOURCE = r"""
-enum { MOVED_AT_ONCE = 32768, FEW_MOVED = 1 << 18, MOST_IN_TURN = 4 };
+enum { MOVED_AT_ONCE = 32768, FEW_MOVED = 1 << 18 };
 typedef struct { int64_t size, from, to; } Dim;
 typedef struct {
     const char *from;
@@ -30,9 +32,7 @@ typedef struct {
     static void TYPE##_in_turn(const void *restrict from, void *restrict to, int64_t cells, \
                                int64_t rows, int64_t apart) \
     { \
-        if (rows == 2) IN_TURN(TYPE, 2) \
-        else if (rows == 3) IN_TURN(TYPE, 3) \
-        else IN_TURN(TYPE, 4) \
+        WAYS \
     }
 IN_TURN_OF(uint16_t)
 IN_TURN_OF(uint32_t)
@@ -122,4 +122,6 @@ static const int64_t *rearranged(const int64_t *about, Tensor tensor, int64_t by
 
 def source() -> str:
     """The text of `rearranged`; before it stands that of `lookup_repeats_source`."""
-    return _SOURCE
+    ways = (f"if (rows == {rows}) IN_TURN(TYPE, {rows})" for rows in range(2, MOST_IN_TURN + 1))
+    text = _SOURCE.replace("WAYS", " \\\n        else ".join(ways))
+    return f"enum {{ MOST_IN_TURN = {MOST_IN_TURN} }};\n{text}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from opgen.runtime import special
-from opgen.runtime.description import ONE_PASS, Gradient, Shape
+from opgen.runtime.description import Gradient, Shape
 from opgen.runtime.library import Case
 from opgen.runtime.schema import Number, flatten
 
@@ -71,7 +71,7 @@ def _is_one_pass(derived: Operation, values: special.Values) -> bool:
     if known is None:
         if len(_KNOWN) >= _MOST:
             _KNOWN.clear()
-        known = _KNOWN[key] = ONE_PASS in special.source_of(derived, values)
+        known = _KNOWN[key] = special.is_one_pass(derived, values)
     return known
 
 

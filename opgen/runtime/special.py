@@ -211,6 +211,19 @@ def source_of(operation: Operation, values: Values, unrounded: tuple[str, ...] =
     return operation.sources.c if known is None else known
 
 
+def is_one_pass(operation: Operation, values: Values) -> bool:
+    """Whether one of the C kernels that are made for these values runs within another one.
+
+    Those that take all sizes are not asked: they have none that does.
+    """
+    special = operation.special
+    if special is None or all(value is None for value in values):
+        return False
+    if values not in dict(special.sources) and not _is_admitted(operation, values):
+        return False
+    return bool(_made(operation, special, values, "one_pass"))
+
+
 def _unrounded(operation: Operation, values: Values, tensors: tuple[str, ...]) -> str:
     """The C source where these tensors are float32 and are rounded by the kernels."""
     special = operation.special

@@ -48,6 +48,10 @@ _FAULT = "fault"
 _FAULT_BYTES = 24
 
 
+_Patch = tuple[ModuleType, str, object]
+"""A name of a module, and what takes its place."""
+
+
 class Products(Enum):
     """Which kernels run as products of matrices, of those that can."""
 
@@ -55,7 +59,7 @@ class Products(Enum):
     ALWAYS = "all"
     NEVER = "none"
 
-    def limits(self) -> list[tuple[ModuleType, str, float]]:
+    def limits(self) -> list[_Patch]:
         """The limits of the choice that make it so."""
         match self:
             case Products.CHOSEN:
@@ -104,6 +108,37 @@ def emulated(
     emulation = Emulation(order, trace)
     running: list[_Call] = []
 
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        yield
+
+    stream = type("Stream", (), {"cuda_stream": 0})
+    with contextlib.ExitStack() as stack:
+        for target, name, value in (
+            (torch.cuda, "current_device", lambda: 0),
+            (torch.cuda, "device", device),
+            (cuda, "capability", lambda device: (9, 0)),
+            (cuda, "computes", lambda device: True),
+            (torch.cuda, "current_stream", lambda index: stream),
+            (cuda, "_loaded", lambda cupy, source, device: cupy.RawModule(code=source)),
+            (library, "case_of", lambda call: None),
+            (cuda_grid, "THREADS", threads),
+            (cuda_grid, "MOST_BLOCKS", most_blocks),
+            (cuda_grid, "LEAST_THREADS", 1),
+            *_watched(running),
+            *products.limits(),
+        ):
+            stack.enter_context(mock.patch.object(target, name, value))
+        stack.enter_context(_imported(_cupy(emulation, running)))
+        stack.enter_context(lookup_library.suspended())
+        stack.callback(_forget_kernels)
+        _forget_kernels()
+        yield emulation
+
+
+def _watched(running: list[_Call]) -> list[_Patch]:
+    """Functions of the runtime that tell the call at hand what memory launches work on."""
+
     def run(call: evaluation.Call, operands: Mapping[str, torch.Tensor]) -> bool:
         running.append(_Call.of(call, operands))
         try:
@@ -135,35 +170,12 @@ def emulated(
         running[-1].memories[own] = memory_of(own, found)
         return found
 
-    @contextlib.contextmanager
-    def device(index: int) -> Iterator[None]:
-        yield
-
-    stream = type("Stream", (), {"cuda_stream": 0})
-    with contextlib.ExitStack() as stack:
-        for target, name, value in (
-            (torch.cuda, "current_device", lambda: 0),
-            (torch.cuda, "device", device),
-            (cuda, "capability", lambda device: (9, 0)),
-            (cuda, "computes", lambda device: True),
-            (torch.cuda, "current_stream", lambda index: stream),
-            (cuda, "_loaded", lambda cupy, source, device: cupy.RawModule(code=source)),
-            (evaluation, "run_on_cpu", run),
-            (cuda_call, "empty_parts", empty_parts),
-            (library, "case_of", lambda call: None),
-            (cuda_grid, "THREADS", threads),
-            (cuda_grid, "MOST_BLOCKS", most_blocks),
-            (cuda_grid, "LEAST_THREADS", 1),
-            (cuda_operands, "side_by_side", side_by_side),
-            (cuda_product, "partial_sums", workspace),
-            *products.limits(),
-        ):
-            stack.enter_context(mock.patch.object(target, name, value))
-        stack.enter_context(_imported(_cupy(emulation, running)))
-        stack.enter_context(lookup_library.suspended())
-        stack.callback(_forget_kernels)
-        _forget_kernels()
-        yield emulation
+    return [
+        (evaluation, "run_on_cpu", run),
+        (cuda_call, "empty_parts", empty_parts),
+        (cuda_operands, "side_by_side", side_by_side),
+        (cuda_product, "partial_sums", workspace),
+    ]
 
 
 @contextlib.contextmanager
