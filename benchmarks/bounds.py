@@ -73,7 +73,9 @@ def _images(shape: Shape) -> tuple[int, ...]:
 
 
 _SMALL = "3x3 [2,10,50,50]"
-_NEAREST = "nearest [8,2048,8,8] channels_last"
+_PLANES = "nearest [8,2048,8,8]"
+_ROUNDED_PLANES = f"{_PLANES} autocast"
+_NEAREST = f"{_PLANES} channels_last"
 _ROUNDED = f"{_NEAREST} autocast"
 _TRANSPOSED = "transposed 2x2 [8,2048,8,8]"
 BOUNDS: Final = (
@@ -81,6 +83,16 @@ BOUNDS: Final = (
     Bound(f"unfold {_SMALL}", Direction.BACKWARD, "fold", "F.unfold", _planes),
     Bound(f"fold {_SMALL}", Direction.FORWARD, "fold", "F.fold", _planes),
     Bound(f"fold {_SMALL}", Direction.BACKWARD, "unfold", "F.fold", _planes),
+    Bound(_PLANES, Direction.FORWARD, "nearest_planes", "F.interpolate", _planes),
+    Bound(_PLANES, Direction.BACKWARD, "nearest_planes_gradient", "F.interpolate", _planes),
+    Bound(
+        *(_ROUNDED_PLANES, Direction.FORWARD, "nearest_planes_autocast", "F.interpolate"),
+        _planes,
+    ),
+    Bound(
+        *(_ROUNDED_PLANES, Direction.BACKWARD, "nearest_planes_autocast_gradient", "F.interpolate"),
+        _planes,
+    ),
     Bound(_NEAREST, Direction.BACKWARD, "nearest_gradient", "F.interpolate", _pixels),
     Bound(_ROUNDED, Direction.FORWARD, "nearest_autocast", "F.interpolate", _pixels),
     Bound(_ROUNDED, Direction.BACKWARD, "nearest_autocast_gradient", "F.interpolate", _pixels),

@@ -109,6 +109,36 @@ def test_loops_round_as_pytorch_does(tmp_path: Path) -> None:
         assert same(image, (a + b + c + d).bfloat16().float())
 
 
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(
+    "shape", [(70, 8, 8), (3, 5, 8), (1, 1, 8), (5, 3, 7), (2, 4, 1), (0, 8, 8)]
+)
+def test_loops_of_planes(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Rows of eight are vectors, two at a time; others, and a last one, go pixel by pixel."""
+    planes, height, width = shape
+    inf, nan = float("inf"), float("nan")
+    special = torch.tensor([0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, 1e-40, -3e-39, 3.4e38, -inf, nan])
+    x, cotangent = torch.randn(shape), torch.randn(planes, 2 * height, 2 * width)
+    large = torch.full_like(cotangent, 7)
+    bounds.loop_call(bounds.compiled("nearest_planes", tmp_path), [x], [large], shape)()
+    assert torch.equal(large, x.repeat_interleave(2, 1).repeat_interleave(2, 2))
+    image = torch.full_like(x, 7)
+    gradient = bounds.compiled("nearest_planes_gradient", tmp_path)
+    bounds.loop_call(gradient, [cotangent], [image], shape)()
+    a, b, c, d = (cotangent[:, i::2, j::2] for i in range(2) for j in range(2))
+    torch.testing.assert_close(image.double(), a.double() + b + c + d, rtol=1e-5, atol=1e-5)
+    for numbers in (x, cotangent):
+        numbers.view(-1)[: special.numel()] = special[: numbers.numel()]
+    narrow, cells = large.bfloat16(), cotangent.bfloat16()
+    rounded = bounds.compiled("nearest_planes_autocast", tmp_path)
+    bounds.loop_call(rounded, [x], [narrow], shape)()
+    assert same(narrow, x.bfloat16().repeat_interleave(2, 1).repeat_interleave(2, 2))
+    gradient = bounds.compiled("nearest_planes_autocast_gradient", tmp_path)
+    bounds.loop_call(gradient, [cells], [image], shape)()
+    a, b, c, d = (cells.float()[:, i::2, j::2] for i in range(2) for j in range(2))
+    assert same(image, (a + b + c + d).bfloat16().float())
+
+
 def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether all numbers are the same, 0 and -0 apart, and NaN where NaN is."""
     is_nan = found.isnan()
