@@ -9,6 +9,7 @@ from typing import assert_never
 from opgen.algebra.poly import Poly
 from opgen.emit.emitter import Argument, ScopeEmitter
 from opgen.emit.expression import type_name
+from opgen.emit.lane_pairs import hold_pairs
 from opgen.emit.types import Type
 from opgen.emit.vectors import vector_pairs, vector_sum
 from opgen.ir.loop_parts import accumulators_of, results_of
@@ -98,7 +99,8 @@ class AccumulatorEmitter(ScopeEmitter):
                 continue
             if isinstance(self.kernel.only, Blocks) and self.kernel.only.holds:
                 most = (row.joined + 1) * row.width
-                self.write(f"wide_lanes {names.total}[{most} / LANES + 1];")
+                more = 2 if hold_pairs(self.kernel) else 1  # the last block begins earlier
+                self.write(f"wide_lanes {names.total}[{most} / LANES + {more}];")
                 self.adopt(start.accumulator, names)
                 self.arrays.add(start.accumulator)
                 continue

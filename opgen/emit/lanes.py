@@ -12,7 +12,14 @@ from opgen.emit.accumulators import AccumulatorEmitter
 from opgen.emit.columns import COUNT, columns_of, stored_rows
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
-from opgen.emit.lane_pairs import Pass, in_pairs, one_by_one
+from opgen.emit.lane_pairs import (
+    Pass,
+    held_pair,
+    hold_pairs,
+    in_pairs,
+    one_by_one,
+    second_of,
+)
 from opgen.emit.planes import FEW_TERMS
 from opgen.emit.polynomial import Text
 from opgen.emit.streams import Line, lines
@@ -22,7 +29,6 @@ from opgen.ir.loops import (
     Accumulate,
     Blocks,
     For,
-    Kernel,
     Lanes,
     Load,
     Node,
@@ -160,7 +166,14 @@ class LaneEmitter(AccumulatorEmitter):
         behind = self.scope.fresh("behind")
         number = self.scope.fresh("number")
         held = accumulators_of(*node.body) & self.arrays
-        pairs = () if held else in_pairs(node, self.kernel, behind, number)
+        singles: tuple[Pass, ...] = (Pass(node.body),)
+        if not held:
+            pairs = in_pairs(node, self.kernel, behind, number)
+            singles = one_by_one(node, number)
+        elif hold_pairs(self.kernel):
+            pairs = (held_pair(node, row.axis.name, behind),)
+        else:
+            pairs = ()
         if not pairs:
             self.loop_over_blocks(node, row)
             return
@@ -171,7 +184,7 @@ class LaneEmitter(AccumulatorEmitter):
         for each in pairs:
             inner.repeated(each, row, number, behind)
         self.write("} else {")
-        for each in one_by_one(node, number):
+        for each in singles:
             inner.repeated(each, row, number)
         self.write("}")
         self.write("#else")
@@ -196,7 +209,7 @@ class LaneEmitter(AccumulatorEmitter):
         first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
         inner = replace(self.inner(), blocks=True, copied={})
         inner.printer.names.symbols[row.axis.name] = self.lane
-        alone = "_alone" if _is_little(self.kernel) else ""
+        alone = "_alone" if _is_little(node.body) else ""
         inner.printer = replace(inner.printer, walking=row.axis.name, alone=alone)
         step = "2 * LANES" if behind else "LANES"
         self.write(
@@ -206,24 +219,35 @@ class LaneEmitter(AccumulatorEmitter):
         if behind:
             inner.printer = replace(inner.printer, behind=behind)
             inner.named = True
-        held = inner.take_up(node, first)
+        held = inner.take_up(node, first, behind)
         inner.nodes(node.body)
         for line in held:
             inner.write(line)
         self.write("}")
 
-    def take_up(self, node: Lanes, first: str) -> list[str]:
-        """Load what a block has of accumulators that outlive the pass; how they are put back."""
-        names = [name for name in sorted(accumulators_of(*node.body)) if name in self.arrays]
+    def take_up(self, node: Lanes, first: str, behind: str) -> list[str]:
+        """Load what a block has of accumulators that outlive the pass; how they are put back.
+
+        A block has two vectors of each where the second one has a name, which is `behind`.
+        """
+        here = accumulators_of(*node.body)
+        names = {name: (name, "") for name in sorted(self.arrays)}
+        if behind:
+            names |= {second_of(name): (name, " + 1") for name in sorted(self.arrays)}
+        names = {name: place for name, place in names.items() if name in here}
         if not names:
             return []
+        self.arrays = self.arrays | set(names)
         block = self.scope.fresh("block")
-        self.write(f"const int64_t {block} = ({self.lane} - {first} + LANES - 1) / LANES;")
+        size = "(2 * LANES)" if behind else "LANES"
+        number = f"({self.lane} - {first} + {size} - 1) / {size}"
+        self.write(f"const int64_t {block} = {number}{' * 2' if behind else ''};")
         begun = {each.accumulator for each in node.body if isinstance(each, Start)}
         joined = {each.accumulator for each in walk(node.body) if isinstance(each, Accumulate)}
+        arrays = {name: self.printer.names.accumulators[name] for name, _ in names.values()}
         lines = []
-        for name in names:
-            place = f"{self.printer.names.accumulators[name]}[{block}]"
+        for name, (array, further) in names.items():
+            place = f"{arrays[array]}[{block}{further}]"
             own = self.scope.fresh(name)
             self.write(f"wide_lanes {own};" if name in begun else f"wide_lanes {own} = {place};")
             self.printer.names.accumulators[name] = own
@@ -343,9 +367,23 @@ class LaneEmitter(AccumulatorEmitter):
         if indices == node.indices:
             self.halves[key] = values
             return
-        cell = self.printer.cell(node.tensor, indices)
         kind = "unrounded" if self.printer.program.operand(node.tensor).unrounded else "T"
         function = f"pair_to_{kind}{self.printer.alone}"
+        assert self.kernel.row is not None
+        if not _are_consecutive(indices, self.kernel.row.axis.name):
+            inner = self.inner()
+            number, cells = inner.scope.fresh("lane"), inner.scope.fresh("cells")
+            inner.printer.names.symbols[number] = number
+            here = {self.kernel.row.axis.name: symbol(self.kernel.row.axis.name) + symbol(number)}
+            cell = inner.printer.cell(node.tensor, [each.substitute(here) for each in indices])
+            self.write("{")
+            inner.write(f"{kind} {cells}[2 * LANES];")
+            inner.write(f"{function}({cells}, {self.halves.pop(key)}, {values});")
+            inner.write(f"for (int64_t {number} = 0; {number} < 2 * LANES; {number}++)")
+            inner.write(f"    {cell} = {cells}[{number}];")
+            self.write("}")
+            return
+        cell = self.printer.cell(node.tensor, indices)
         self.write(f"{function}(&{cell}, {self.halves.pop(key)}, {values});")
 
     def fetch_ahead(self, node: Lanes, inside: Self, first: str, last: str) -> None:
@@ -383,10 +421,12 @@ def _are_consecutive(indices: Sequence[Poly], lane: str) -> bool:
     return is_next(last, lane) and not any(lane in index.symbols for index in rows)
 
 
-def _is_little(kernel: Kernel) -> bool:
-    """Whether cells of blocks have few terms, all written out: little is done but to round."""
-    nodes = tuple(walk(kernel.body))
-    terms = Counter(node.accumulator for node in nodes if isinstance(node, Accumulate))
+def _is_little(body: tuple[Node, ...]) -> bool:
+    """Whether cells of a pass have few terms, all written out: little is done but to round."""
+    nodes = tuple(walk(body))
+    begun = {node.accumulator for node in nodes if isinstance(node, Start)}
+    joined = (node.accumulator for node in nodes if isinstance(node, Accumulate))
+    terms = Counter(name for name in joined if name in begun)
     if any(isinstance(node, For) for node in nodes) or not terms:
         return False
     return max(terms.values()) <= FEW_TERMS
