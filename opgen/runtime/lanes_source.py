@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from opgen.runtime.half_lanes import bf16_lanes, f16_lanes
+from opgen.runtime.half_lanes import bf16_lanes, f16_lanes, two_lanes
 
 _BYTES = 64
 _SIZES = {"f32": 4, "f64": 8, "i64": 8}
@@ -244,6 +244,9 @@ def _planes(shared: str, wide: str) -> Iterable[str]:
     yield "#define HAVE_PLANES 0"
     yield "#define HAVE_NARROW_PLANES 0"
     yield "#define HAVE_PLANES_OF_T 0"
+    yield "#endif"
+    yield "#if HAVE_PLANES"
+    yield from two_lanes(shared)
     yield "#endif"
     if is_narrow:
         given = "vector_size(16 * sizeof(uint16_t)), aligned(sizeof(uint16_t)), may_alias"
