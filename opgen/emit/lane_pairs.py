@@ -10,7 +10,9 @@ places are in one and those with odd places in the other, which takes one instru
 (0.7 of the time again). A row with fewer numbers than two vectors have goes one vector at a time.
 
 Passes that go on with sums of other passes (`passes.one_pass`) do so two vectors at a time as well,
-all of a kernel or none: which numbers are in which vector of a sum is the same in all of them.
+all of a kernel or none: which numbers are in which vector of a sum is the same in all of them. Such
+a kernel is for rows of two vectors or more, the others compute shorter ones. With 2048 channels of
+8 by 8 the gradients of image and filter take 0.8 of the time so under autocast.
 """
 
 from __future__ import annotations
@@ -115,11 +117,11 @@ def hold_pairs(kernel: Kernel) -> bool:
     )
 
 
-def held_pair(node: Lanes, lane: str, behind: str) -> Pass:
-    """The pass of such a kernel with two vectors."""
+def held_pair(node: Lanes, lane: str, behind: str) -> Body:
+    """What a pass of such a kernel does with two vectors."""
     there = symbol(lane) + symbol(behind)
     second = map_nodes(_renamed(node.body), lambda value: value.substitute({lane: there}))
-    return Pass(_in_turn(node.body, second))
+    return _in_turn(node.body, second)
 
 
 def second_of(accumulator: str) -> str:

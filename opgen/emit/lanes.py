@@ -18,7 +18,6 @@ from opgen.emit.lane_pairs import (
     hold_pairs,
     in_pairs,
     one_by_one,
-    second_of,
 )
 from opgen.emit.planes import FEW_TERMS
 from opgen.emit.polynomial import Text
@@ -165,15 +164,10 @@ class LaneEmitter(AccumulatorEmitter):
         assert not node.lower and not node.upper
         behind = self.scope.fresh("behind")
         number = self.scope.fresh("number")
-        held = accumulators_of(*node.body) & self.arrays
-        singles: tuple[Pass, ...] = (Pass(node.body),)
-        if not held:
-            pairs = in_pairs(node, self.kernel, behind, number)
-            singles = one_by_one(node, number)
-        elif hold_pairs(self.kernel):
-            pairs = (held_pair(node, row.axis.name, behind),)
-        else:
-            pairs = ()
+        if accumulators_of(*node.body) & self.arrays:
+            self.held_block(node, row, behind)
+            return
+        pairs = in_pairs(node, self.kernel, behind, number)
         if not pairs:
             self.loop_over_blocks(node, row)
             return
@@ -184,9 +178,21 @@ class LaneEmitter(AccumulatorEmitter):
         for each in pairs:
             inner.repeated(each, row, number, behind)
         self.write("} else {")
-        for each in singles:
+        for each in one_by_one(node, number):
             inner.repeated(each, row, number)
         self.write("}")
+        self.write("#else")
+        self.loop_over_blocks(node, row)
+        self.write("#endif")
+
+    def held_block(self, node: Lanes, row: Row, behind: str) -> None:
+        """The same where sums outlive the pass; rows have numbers enough for what it is."""
+        if not hold_pairs(self.kernel):
+            self.loop_over_blocks(node, row)
+            return
+        self.write("#if PAIRED_LANES")
+        pair = held_pair(node, row.axis.name, behind)
+        self.loop_over_blocks(Lanes((), (), pair), row, behind)
         self.write("#else")
         self.loop_over_blocks(node, row)
         self.write("#endif")
@@ -224,36 +230,6 @@ class LaneEmitter(AccumulatorEmitter):
         for line in held:
             inner.write(line)
         self.write("}")
-
-    def take_up(self, node: Lanes, first: str, behind: str) -> list[str]:
-        """Load what a block has of accumulators that outlive the pass; how they are put back.
-
-        A block has two vectors of each where the second one has a name, which is `behind`.
-        """
-        here = accumulators_of(*node.body)
-        names = {name: (name, "") for name in sorted(self.arrays)}
-        if behind:
-            names |= {second_of(name): (name, " + 1") for name in sorted(self.arrays)}
-        names = {name: place for name, place in names.items() if name in here}
-        if not names:
-            return []
-        self.arrays = self.arrays | set(names)
-        block = self.scope.fresh("block")
-        size = "(2 * LANES)" if behind else "LANES"
-        number = f"({self.lane} - {first} + {size} - 1) / {size}"
-        self.write(f"const int64_t {block} = {number}{' * 2' if behind else ''};")
-        begun = {each.accumulator for each in node.body if isinstance(each, Start)}
-        joined = {each.accumulator for each in walk(node.body) if isinstance(each, Accumulate)}
-        arrays = {name: self.printer.names.accumulators[name] for name, _ in names.values()}
-        lines = []
-        for name, (array, further) in names.items():
-            place = f"{arrays[array]}[{block}{further}]"
-            own = self.scope.fresh(name)
-            self.write(f"wide_lanes {own};" if name in begun else f"wide_lanes {own} = {place};")
-            self.printer.names.accumulators[name] = own
-            if name in begun | joined:
-                lines.append(f"{place} = {own};")
-        return lines
 
     def name_loads(self, node: Accumulate) -> None:
         """Load what a term reads of rows, once for all terms of the scope.
