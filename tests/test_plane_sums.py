@@ -386,7 +386,8 @@ def test_the_planes_of_the_next_round_are_asked_for(
     noted = "#define FETCH_NEAR(place) (fetched[fetches++ & 0xffff] = (place))"
 
     def noting(source: str) -> ctypes.CDLL:
-        assert asked in source
+        if asked not in source:
+            return library(source)  # of calls that are looked up, not of kernels
         found = library(
             source.replace(asked, f"const void *fetched[1 << 16];\nint64_t fetches;\n{noted}")
         )

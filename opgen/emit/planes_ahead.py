@@ -67,12 +67,15 @@ def _planes(emitter: ScopeEmitter, node: For, loop: str) -> dict[tuple[str, tupl
 def _later(emitter: ScopeEmitter, guest: Guest, group: Row) -> dict[str, Poly]:
     """What the counters are when the cell, or the one in its place, comes next.
 
-    Behind the last group, and where an axis is a single group, that is nowhere; to ask for it does
-    no harm.
+    Behind the last group, where an axis is a single group, and behind a loop that is one of several
+    parts, that is nowhere; to ask for it does no harm.
     """
     symbols, scope = emitter.printer.names.symbols, emitter.scope
-    (loop,) = (n for n in emitter.kernel.body if isinstance(n, For) and n.name == guest.loop)
-    (last,) = loop.upper
+    body = emitter.kernel.body
+    ends = [n.upper for n in body if isinstance(n, For) and n.name == guest.loop]
+    if len(ends) != 1 or len(ends[0]) != 1:
+        return {guest.loop: symbol(guest.loop) + 1}
+    ((last,),) = ends
     cell, step = group.axis.name, group.width
     test = f"{symbols[guest.loop]} < {emitter.printer.poly(last).at(Level.ADDITIVE)}"
     names = {each: scope.fresh(f"{each}_later") for each in (guest.loop, cell)}
