@@ -111,6 +111,20 @@ def test_where_one_kernel_does_the_work_of_two() -> None:
     assert "is_one_pass" not in text
 
 
+def test_that_kernel_has_two_vectors_of_each_cell() -> None:
+    """The sums begin, go on and end in pairs alike; without other cells they stay as they are."""
+    text = source(geometry((8, 8)))
+    both = text[text.index("_and_grad_x(") :]
+    both = both[: both.index("\n}\n")]
+    assert both.count("#if PAIRED_LANES") == both.count("g += 2 * LANES) {") == 3
+    assert "is_one_pass = groups >= LANES * (1 + PAIRED_LANES)" in text
+    assert "total_1_1_next += " in both
+    assert "pair_to_T_alone(&grad_x[" in both
+    alone = ("conv_transpose2d", "weight")
+    text = special_source(TEXT, "conv_transpose.op", alone, geometry((8, 8)), 3)
+    assert "PAIRED_LANES" not in text
+
+
 def both_programs(values: dict[str, int]) -> tuple[Program, Program]:
     """The program of cells for the gradients of image and filter, and the one with blocks."""
     op = {each.name: each for each in check_source(read_source(SPECS / "conv_transpose.op"))}
@@ -225,7 +239,7 @@ def test_other_instructions(
     monkeypatch.setenv("OPGEN_CFLAGS", flags)
     op = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
     for dtype, (n, channels, height, width) in itertools.product(
-        (torch.float32, torch.float64, torch.float16), SHAPES[1:4]
+        (torch.float32, torch.float64, torch.float16, torch.bfloat16), SHAPES[1:4]
     ):
         x = image(n, channels, height, width, dtype=dtype).requires_grad_()
         weight = torch.randn(channels, 1, 2, 2).to(dtype).requires_grad_()

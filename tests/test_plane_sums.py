@@ -375,6 +375,55 @@ def test_gradients_of_windows_side_by_side_share_rounds(monkeypatch: pytest.Monk
     assert any(changes)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_planes_of_the_next_round_are_asked_for(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the next image, and behind the last one those that the next group begins with."""
+    monkeypatch.setattr(special, "MOST_SIZES", 10)
+    library, made = build.library, []
+    asked = "#define FETCH_NEAR(place) __builtin_prefetch(place, 0, 3)"
+    noted = "#define FETCH_NEAR(place) (fetched[fetches++ & 0xffff] = (place))"
+
+    def noting(source: str) -> ctypes.CDLL:
+        if asked not in source:
+            return library(source)  # of calls that are looked up, not of kernels
+        found = library(
+            source.replace(asked, f"const void *fetched[1 << 16];\nint64_t fetches;\n{noted}")
+        )
+        made.append(found)
+        return found
+
+    monkeypatch.setattr(build, "library", noting)
+    images_, channels, group = 3, 60, 8
+    own = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
+    x = torch.randn(images_, channels, 8, 8, dtype=dtype, requires_grad=True)
+    weight = torch.randn(channels, 1, 2, 2, dtype=dtype, requires_grad=True)
+    result = own(x, weight, stride=2, groups=channels)
+    cotangent = torch.randn_like(result)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        made.clear()
+        torch.autograd.grad(result, (x, weight), cotangent)
+    finally:
+        torch.set_num_threads(before)
+    (both,) = made
+    count = ctypes.c_int64.in_dll(both, "fetches").value
+    fetched = list((ctypes.c_void_p * (1 << 16)).in_dll(both, "fetched"))[:count]
+    wanted = []
+    for first in range(0, channels, group):
+        cells = range(first, min(first + group, channels))
+        for image, channel in itertools.product(range(images_), cells):
+            later = (image + 1, channel) if image + 1 < images_ else (0, channel + group)
+            for each in (x, cotangent):
+                plane = (later[0] * channels + later[1]) * each[0, 0].numel()
+                bytes_ = each[0, 0].numel() * each.element_size()
+                begin = each.data_ptr() + plane * each.element_size()
+                wanted += range(begin, begin + bytes_, 64)
+    assert sorted(fetched) == sorted(wanted)
+
+
 def test_planes_that_end_where_memory_does_are_not_left() -> None:
     own = opgen.load(SPECS / "conv.op").conv2d
     whole = torch.full((6, 256, 7, 7), float("nan"))

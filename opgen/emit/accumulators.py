@@ -9,6 +9,7 @@ from typing import assert_never
 from opgen.algebra.poly import Poly
 from opgen.emit.emitter import Argument, ScopeEmitter
 from opgen.emit.expression import type_name
+from opgen.emit.lane_pairs import hold_pairs, second_of
 from opgen.emit.types import Type
 from opgen.emit.vectors import vector_pairs, vector_sum
 from opgen.ir.loop_parts import accumulators_of, results_of
@@ -98,7 +99,8 @@ class AccumulatorEmitter(ScopeEmitter):
                 continue
             if isinstance(self.kernel.only, Blocks) and self.kernel.only.holds:
                 most = (row.joined + 1) * row.width
-                self.write(f"wide_lanes {names.total}[{most} / LANES + 1];")
+                more = 2 if hold_pairs(self.kernel) else 1  # the last block begins earlier
+                self.write(f"wide_lanes {names.total}[{most} / LANES + {more}];")
                 self.adopt(start.accumulator, names)
                 self.arrays.add(start.accumulator)
                 continue
@@ -107,6 +109,36 @@ class AccumulatorEmitter(ScopeEmitter):
                 self.write(f"{kind} {name}{size};")
             self.adopt(start.accumulator, names.at(place))
             self.arrays.add(start.accumulator)
+
+    def take_up(self, node: Lanes, first: str, behind: str) -> list[str]:
+        """Load what a block has of accumulators that outlive the pass; how they are put back.
+
+        A block has two vectors of each where the second one has a name, which is `behind`.
+        """
+        here = accumulators_of(*node.body)
+        names = {name: (name, "") for name in sorted(self.arrays)}
+        if behind:
+            names |= {second_of(name): (name, " + 1") for name in sorted(self.arrays)}
+        names = {name: place for name, place in names.items() if name in here}
+        if not names:
+            return []
+        self.arrays = self.arrays | set(names)
+        block = self.scope.fresh("block")
+        size = "(2 * LANES)" if behind else "LANES"
+        number = f"({self.lane} - {first} + {size} - 1) / {size}"
+        self.write(f"const int64_t {block} = {number}{' * 2' if behind else ''};")
+        begun = {each.accumulator for each in node.body if isinstance(each, Start)}
+        joined = {each.accumulator for each in walk(node.body) if isinstance(each, Accumulate)}
+        arrays = {name: self.printer.names.accumulators[name] for name, _ in names.values()}
+        lines = []
+        for name, (array, further) in names.items():
+            place = f"{arrays[array]}[{block}{further}]"
+            own = self.scope.fresh(name)
+            self.write(f"wide_lanes {own};" if name in begun else f"wide_lanes {own} = {place};")
+            self.printer.names.accumulators[name] = own
+            if name in begun | joined:
+                lines.append(f"{place} = {own};")
+        return lines
 
     def declare_group_accumulators(self) -> None:
         """Arrays for accumulators of cells that take turns, and for their vectors."""

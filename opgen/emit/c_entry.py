@@ -14,6 +14,7 @@ from opgen.emit.c_layout import broken, wrapped
 from opgen.emit.entry_helpers import Orders, copied_inputs
 from opgen.emit.expression import Names, Printer, type_name
 from opgen.emit.function import Function, is_replaced
+from opgen.emit.lane_pairs import hold_pairs
 from opgen.emit.names import CNames
 from opgen.emit.planes import HAVE
 from opgen.emit.types import Types
@@ -232,7 +233,10 @@ class _Writer:
                 case Blocks():
                     is_one = condition.together is not None
                     flag = self.scope.fresh("is_one_pass" if is_one else "are_blocks")
-                    tests = list(self.block_tests(condition))
+                    # Sums of pairs of vectors go by these in all passes.
+                    is_wide = is_one and hold_pairs(kernel)
+                    least = "LANES * (1 + PAIRED_LANES)" if is_wide else "LANES"
+                    tests = list(self.block_tests(condition, least))
                     if is_replaced(kernel) and isinstance(kernel.unless, Planes):
                         tests.insert(0, f"!{HAVE[kernel.unless.elements]}")
                     if condition.is_paired:
@@ -256,8 +260,8 @@ class _Writer:
             self.flags[condition] = flag
             self.lines += broken(f"const int {flag} = {value};")
 
-    def block_tests(self, condition: Blocks) -> Iterator[str]:
-        yield f"{self.printer.poly(condition.extent).at(Level.RELATIONAL)} >= LANES"
+    def block_tests(self, condition: Blocks, least: str) -> Iterator[str]:
+        yield f"{self.printer.poly(condition.extent).at(Level.RELATIONAL)} >= {least}"
         for tensor in condition.tensors:
             step = f"n[{self.places(tensor)[-1]}]"
             if self.called_as.operand(tensor).optional:

@@ -12,7 +12,13 @@ from opgen.emit.accumulators import AccumulatorEmitter
 from opgen.emit.columns import COUNT, columns_of, stored_rows
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
-from opgen.emit.lane_pairs import Pass, in_pairs, one_by_one
+from opgen.emit.lane_pairs import (
+    Pass,
+    held_pair,
+    hold_pairs,
+    in_pairs,
+    one_by_one,
+)
 from opgen.emit.planes import FEW_TERMS
 from opgen.emit.polynomial import Text
 from opgen.emit.streams import Line, lines
@@ -22,7 +28,6 @@ from opgen.ir.loops import (
     Accumulate,
     Blocks,
     For,
-    Kernel,
     Lanes,
     Load,
     Node,
@@ -159,8 +164,10 @@ class LaneEmitter(AccumulatorEmitter):
         assert not node.lower and not node.upper
         behind = self.scope.fresh("behind")
         number = self.scope.fresh("number")
-        held = accumulators_of(*node.body) & self.arrays
-        pairs = () if held else in_pairs(node, self.kernel, behind, number)
+        if accumulators_of(*node.body) & self.arrays:
+            self.held_block(node, row, behind)
+            return
+        pairs = in_pairs(node, self.kernel, behind, number)
         if not pairs:
             self.loop_over_blocks(node, row)
             return
@@ -174,6 +181,18 @@ class LaneEmitter(AccumulatorEmitter):
         for each in one_by_one(node, number):
             inner.repeated(each, row, number)
         self.write("}")
+        self.write("#else")
+        self.loop_over_blocks(node, row)
+        self.write("#endif")
+
+    def held_block(self, node: Lanes, row: Row, behind: str) -> None:
+        """The same where sums outlive the pass; rows have numbers enough for what it is."""
+        if not hold_pairs(self.kernel):
+            self.loop_over_blocks(node, row)
+            return
+        self.write("#if PAIRED_LANES")
+        pair = held_pair(node, row.axis.name, behind)
+        self.loop_over_blocks(Lanes((), (), pair), row, behind)
         self.write("#else")
         self.loop_over_blocks(node, row)
         self.write("#endif")
@@ -196,7 +215,7 @@ class LaneEmitter(AccumulatorEmitter):
         first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
         inner = replace(self.inner(), blocks=True)
         inner.printer.names.symbols[row.axis.name] = self.lane
-        alone = "_alone" if _is_little(self.kernel) else ""
+        alone = "_alone" if _is_little(node.body) else ""
         inner.printer = replace(inner.printer, walking=row.axis.name, alone=alone)
         step = "2 * LANES" if behind else "LANES"
         self.write(
@@ -206,30 +225,11 @@ class LaneEmitter(AccumulatorEmitter):
         if behind:
             inner.printer = replace(inner.printer, behind=behind)
             inner.named = True
-        held = inner.take_up(node, first)
+        held = inner.take_up(node, first, behind)
         inner.nodes(node.body)
         for line in held:
             inner.write(line)
         self.write("}")
-
-    def take_up(self, node: Lanes, first: str) -> list[str]:
-        """Load what a block has of accumulators that outlive the pass; how they are put back."""
-        names = [name for name in sorted(accumulators_of(*node.body)) if name in self.arrays]
-        if not names:
-            return []
-        block = self.scope.fresh("block")
-        self.write(f"const int64_t {block} = ({self.lane} - {first} + LANES - 1) / LANES;")
-        begun = {each.accumulator for each in node.body if isinstance(each, Start)}
-        joined = {each.accumulator for each in walk(node.body) if isinstance(each, Accumulate)}
-        lines = []
-        for name in names:
-            place = f"{self.printer.names.accumulators[name]}[{block}]"
-            own = self.scope.fresh(name)
-            self.write(f"wide_lanes {own};" if name in begun else f"wide_lanes {own} = {place};")
-            self.printer.names.accumulators[name] = own
-            if name in begun | joined:
-                lines.append(f"{place} = {own};")
-        return lines
 
     def name_loads(self, node: Accumulate) -> None:
         """Load what a term reads of rows, once for all terms of the scope.
@@ -343,9 +343,23 @@ class LaneEmitter(AccumulatorEmitter):
         if indices == node.indices:
             self.halves[key] = values
             return
-        cell = self.printer.cell(node.tensor, indices)
         kind = "unrounded" if self.printer.program.operand(node.tensor).unrounded else "T"
         function = f"pair_to_{kind}{self.printer.alone}"
+        assert self.kernel.row is not None
+        if not _are_consecutive(indices, self.kernel.row.axis.name):
+            inner = self.inner()
+            number, cells = inner.scope.fresh("lane"), inner.scope.fresh("cells")
+            inner.printer.names.symbols[number] = number
+            here = {self.kernel.row.axis.name: symbol(self.kernel.row.axis.name) + symbol(number)}
+            cell = inner.printer.cell(node.tensor, [each.substitute(here) for each in indices])
+            self.write("{")
+            inner.write(f"{kind} {cells}[2 * LANES];")
+            inner.write(f"{function}({cells}, {self.halves.pop(key)}, {values});")
+            inner.write(f"for (int64_t {number} = 0; {number} < 2 * LANES; {number}++)")
+            inner.write(f"    {cell} = {cells}[{number}];")
+            self.write("}")
+            return
+        cell = self.printer.cell(node.tensor, indices)
         self.write(f"{function}(&{cell}, {self.halves.pop(key)}, {values});")
 
     def fetch_ahead(self, node: Lanes, inside: Self, first: str, last: str) -> None:
@@ -383,10 +397,12 @@ def _are_consecutive(indices: Sequence[Poly], lane: str) -> bool:
     return is_next(last, lane) and not any(lane in index.symbols for index in rows)
 
 
-def _is_little(kernel: Kernel) -> bool:
-    """Whether cells of blocks have few terms, all written out: little is done but to round."""
-    nodes = tuple(walk(kernel.body))
-    terms = Counter(node.accumulator for node in nodes if isinstance(node, Accumulate))
+def _is_little(body: tuple[Node, ...]) -> bool:
+    """Whether cells of a pass have few terms, all written out: little is done but to round."""
+    nodes = tuple(walk(body))
+    begun = {node.accumulator for node in nodes if isinstance(node, Start)}
+    joined = (node.accumulator for node in nodes if isinstance(node, Accumulate))
+    terms = Counter(name for name in joined if name in begun)
     if any(isinstance(node, For) for node in nodes) or not terms:
         return False
     return max(terms.values()) <= FEW_TERMS

@@ -7,11 +7,16 @@
     lanes_to_T(&y[n * y_s0 + c * y_s1], total);
 
 What is loaded or written down for one vector serves all that need it.
+
+Every second element of two vectors is picked by functions of its own, if that is all that is picked
+of a tensor. Two neighbours of bfloat16 are a word then, and one instruction makes numbers of either
+half of all words, while two vectors are converted in two instructions each and then permuted. Both
+gradients of a transposed convolution of 2 by 2 with 2048 channels of 8 by 8 take 0.8 of the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
@@ -32,6 +37,7 @@ from opgen.ir.plane import (
     Term,
     Total,
     Vector,
+    picked_in,
     sources,
 )
 from opgen.ir.primitives import PRIMITIVES, Level
@@ -61,6 +67,9 @@ def print_plane(emitter: ScopeEmitter, plane: Plane) -> None:
     fetches = _reads_most(plane) and _reads_alone(emitter, plane)
     is_little = all(len(cells.terms) <= FEW_TERMS for cells in plane.cells)
     printer = _PlanePrinter(emitter, plane.target.tensor, plane.copies, fetches, is_little)
+    if not plane.copies:
+        all_picked = (picked for cells in plane.cells for picked in cells.picked)
+        printer.halved = _halved(emitter, all_picked)
     target = emitter.printer.cell(plane.target.tensor, plane.target.indices)
     for run in plane.runs:
         printer.run(run, target)
@@ -132,6 +141,10 @@ def _print_rounds(
     inner.write("NOT_A_VECTOR;")
     steps = dict(sums.steps)
     printer = _PlanePrinter(inner, "", False, False, False, round=name, steps=steps)
+    all_picked = [each for _, term in sums.terms for each in picked_in(term.value)]
+    if along is not None and along[1].plane is not None:
+        all_picked += [each for cells in along[1].plane.cells for each in cells.picked]
+    printer.halved = _halved(emitter, all_picked)
     if along is not None:
         guest, kernel = along
         assert kernel.plane is not None
@@ -198,6 +211,28 @@ def _reads_alone(emitter: ScopeEmitter, plane: Plane) -> bool:
     return planes.isdisjoint(read)
 
 
+def _halved(emitter: ScopeEmitter, all_picked: Iterable[Picked]) -> frozenset[str]:
+    """The tensors of which nothing but every second element of two vectors is picked."""
+    found: dict[str, bool] = {}
+    for each in all_picked:
+        tensor = each.first.tensor
+        found[tensor] = found.get(tensor, True) and _half(each) is not None
+    program = emitter.printer.program
+    return frozenset(
+        name for name, is_it in found.items() if is_it and not program.operand(name).unrounded
+    )
+
+
+def _half(picked: Picked) -> int | None:
+    """The first lane of two vectors of which every second one is picked; None where others are."""
+    begins = sources(picked) if picked.size >= LANES else ()
+    if len(begins) != 2:
+        return None
+    first = picked.places[0] - begins[0]
+    wanted = (begin + at for begin in begins for at in range(first, LANES, 2))
+    return first if first < 2 and picked.places == tuple(wanted) else None
+
+
 @dataclass
 class _PlanePrinter:
     """Prints the vectors of one point."""
@@ -209,6 +244,7 @@ class _PlanePrinter:
     is_little: bool  # whether there is little to do but to load, round and store
     known: dict[str, str] = field(default_factory=dict)  # vectors and numbers by their text
     total: str = ""  # the sum of the cells at hand, once it has begun
+    halved: frozenset[str] = frozenset()  # tensors in pairs of vectors, of which halves are picked
     round: str = ""  # the counter of a loop,
     steps: Mapping[str, int] = field(default_factory=dict)  # and how far tensors go in one of it
 
@@ -318,6 +354,8 @@ class _PlanePrinter:
         """Elements in the order of lanes."""
         if picked.size < LANES:
             return self.gathered(picked)
+        if picked.first.tensor in self.halved:
+            return self.half(picked)
         begins = sources(picked)
         places = picked.places
         own = [max(at for at, begin in enumerate(begins) if begin <= place) for place in places]
@@ -339,10 +377,20 @@ class _PlanePrinter:
             )
         return found
 
+    def half(self, picked: Picked) -> str:
+        """Every second element of two vectors."""
+        tensor = picked.first.tensor
+        places = [self.place_in(picked, begin) for begin in sources(picked)]
+        text = f"two_lanes_from_T({', '.join(places)})"
+        for place in places if text not in self.known else ():
+            self.fetch(place)
+        two = self.named(f"two_of_{tensor}", text, "two_lanes")
+        which = "odd" if _half(picked) else "even"
+        return self.named("picked", f"{which}_of_two({two})")
+
     def source(self, picked: Picked, begin: int) -> str:
         """A vector of consecutive elements of a plane."""
-        cell = self.emitter.printer.cell(picked.first.tensor, picked.first.indices)
-        place = self.place(cell, begin, self.steps.get(picked.first.tensor, 0))
+        place = self.place_in(picked, begin)
         kind = "unrounded" if self.is_unrounded(picked.first.tensor) else "T"
         if not self.copies:
             alone = "_alone" if self.is_little and kind != "T" else ""
@@ -351,10 +399,20 @@ class _PlanePrinter:
             loaded = f"*(const stored_lanes *)({place})"
         else:
             loaded = f"stored_from_unrounded({place})"
-        if self.fetches and loaded not in self.known:
+        if loaded not in self.known:
+            self.fetch(place)
+        return self.named(f"{picked.first.tensor}_{begin}", loaded)
+
+    def place_in(self, picked: Picked, begin: int) -> str:
+        """The address of an element of the plane that elements are picked out of."""
+        cell = self.emitter.printer.cell(picked.first.tensor, picked.first.indices)
+        return self.place(cell, begin, self.steps.get(picked.first.tensor, 0))
+
+    def fetch(self, place: str) -> None:
+        """Ask for what lies as far behind a place as is worth it, if it is."""
+        if self.fetches:
             later = f"{place} + {AHEAD} / (int64_t)sizeof(T)"
             self.emitter.write(f"if (sizeof(T) > 2) FETCH({later});")
-        return self.named(f"{picked.first.tensor}_{begin}", loaded)
 
     def gathered(self, picked: Picked) -> str:
         """Elements of a plane that is smaller than a vector, loaded one by one."""

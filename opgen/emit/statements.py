@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
-from opgen.algebra.poly import ZERO, Poly, poly, symbol
+from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
 from opgen.emit.lanes import LaneEmitter
 from opgen.emit.names import function_name
 from opgen.emit.planes import print_guest, print_plane, print_sums
+from opgen.emit.planes_ahead import fetch_planes
 from opgen.emit.polynomial import Text
 from opgen.emit.vectors import VectorSum, vector_sum
-from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -35,10 +34,6 @@ from opgen.ir.loops import (
 )
 from opgen.ir.plane import PlaneSums
 from opgen.ir.primitives import Level
-
-_LARGEST_PLANE: Final = 1024
-"""The most elements of a plane that is asked for as a whole."""
-
 
 MOST_ON_STACK: Final = 2**14
 """The most elements of arrays that lie on the stack: 128 KB of float64. Threads that Python starts
@@ -312,12 +307,12 @@ class Emitter(LaneEmitter):
         if not self.printer.cuda and any(isinstance(each, Lanes) for each in walk(node.body)):
             inner.write("NOT_A_VECTOR;")
         if self.kernel.sums is not None and self.is_round(node, self.kernel.sums):
-            inner.fetch_planes(node)
+            fetch_planes(inner, node)
             if self.kernel.guest is not None and not self.kernel.guest.point:
                 inner.run_guest(node)
             print_sums(inner, self.kernel.sums)
         else:
-            inner.fetch_planes(node)
+            fetch_planes(inner, node)
             inner.run_guest(node)
             inner.nodes(node.body)
         self.write("}")
@@ -358,39 +353,6 @@ class Emitter(LaneEmitter):
             points = f"{first}, {first} + {count.at(Level.ADDITIVE)}"
             task = f"{function_name(guest.kernel)}_task"
             self.write(f"if ({self.guest}) {task}({points}, {self.guest});")
-
-    def fetch_planes(self, node: For) -> None:
-        """Ask for what a cell of a group adds in the next round of the loop with a guest.
-
-        It begins elsewhere in memory, and is too short for the processor to see a stream in it.
-        """
-        guest, group = self.kernel.guest, self.kernel.group
-        if self.printer.cuda or guest is None or group is None or self.kernel.row is not None:
-            return
-        if node.name != group.axis.name or guest.loop not in self.printer.names.symbols:
-            return
-        program = self.printer.program
-        inside = {each.name for each in walk(node.body) if isinstance(each, For | Define)}
-        planes: dict[tuple[str, tuple[Poly, ...]], int] = {}
-        for load in loads_of(walk(node.body)):
-            outer = tuple(
-                itertools.takewhile(lambda each: inside.isdisjoint(each.symbols), load.indices)
-            )
-            extents = program.operand(load.tensor).extents[len(outer) :]
-            if any(guest.loop in each.symbols for each in outer) and all(
-                extent.is_constant for extent in extents
-            ):
-                planes[load.tensor, outer] = math.prod(extent.constant for extent in extents)
-        for (tensor, outer), size in planes.items():
-            if size > _LARGEST_PLANE:
-                continue
-            operand = program.operand(tensor)
-            later = [each.substitute({guest.loop: symbol(guest.loop) + 1}) for each in outer]
-            begin = self.printer.cell(tensor, (*later, *(ZERO,) * (operand.rank - len(outer))))
-            at, count = self.scope.fresh("at"), f"64 / (int64_t)sizeof({type_name(operand)})"
-            self.write(f"if ({self.printer.names.strides[tensor, operand.rank - 1]} == 1)")
-            self.write(f"    for (int64_t {at} = 0; {at} < {size}; {at} += {count})")
-            self.write(f"        FETCH_NEAR(&{begin} + {at});")
 
     def vector_loop(self, node: For, vectors: VectorSum, name: str, lower: str, end: str) -> None:
         """Whole vectors of terms where memory is consecutive, then the terms that are left.

@@ -172,6 +172,36 @@ def f16_lanes(wide: str) -> Iterator[str]:
     yield from _pairs(_F16_PAIRS)
 
 
+_BF16_TWO: Final = r"""
+typedef word_lanes two_lanes;
+typedef uint32_t few_words __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));
+#define two_lanes_from_T(a, b) __builtin_shufflevector( \
+    *(const few_words *)(a), *(const few_words *)(b), \
+    0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+#define even_of_two(two) ((wide_lanes)((two) << 16))
+#define odd_of_two(two) ((wide_lanes)((two) & 0xffff0000))
+"""
+
+_ANY_TWO: Final = r"""
+struct two_vectors { wide_lanes low, high; };
+typedef struct two_vectors two_lanes;
+#define two_lanes_from_T(a, b) ((two_lanes){lanes_from_T(a), lanes_from_T(b)})
+#define even_of_two(two) SHUFFLE((two).low, (two).high, \
+    0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define odd_of_two(two) SHUFFLE((two).low, (two).high, \
+    1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+"""
+
+
+def two_lanes(shared: str) -> Iterator[str]:
+    """Every second element of two vectors, those with even and those with odd places.
+
+    As `_pairs`, but for vectors that need not lie one behind the other, and have all elements of
+    the first one in the first half of their lanes.
+    """
+    yield from (_BF16_TWO if shared == "bf16" else _ANY_TWO).strip().split("\n")
+
+
 def _pairs(functions: str) -> Iterator[str]:
     """Two vectors from, and to, twice as many elements as a vector has lanes."""
     yield "#if PAIRED_LANES"
