@@ -28,6 +28,7 @@ FLAGS = {
     "no rounding of two": "-O1 -mno-avx512bf16",
     "avx2": "-O1 -march=x86-64-v3",
 }
+PROCESSORS = ["own", "no rounding of two", pytest.param("avx2", marks=pytest.mark.slow)]
 ROUNDS_AT_ONCE = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
 
 
@@ -149,7 +150,7 @@ PIXELS = ("large", "small planes", "small pixels", "at the limit", "special", "z
 TAPS = ("large", "small", "at the limit", "zeros")
 
 
-@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("flags", PROCESSORS)
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize("is_cast", [False, True])
 def test_every_number_is_rounded_as_pytorch_rounds(
