@@ -67,6 +67,32 @@ def test_what_is_known_is_exact() -> None:
             assert torch.equal(module.take(0 * x, s=0, f=f).signbit(), (f * (0 * x) + 0).signbit())
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_autocast_is_left_to_python(device: str) -> None:
+    """A call that is known is none where tensors are to be cast, and nothing of it is kept."""
+    text = """op both(x[N,M], bias[M] = 0; s: int, f = 0.5) -> y[N,M], z[N,M]
+  y[n,m] = f*x[n,m] + bias[m]
+  z[n,m] = s*x[n,m]
+"""
+    module = opgen.compile(text)
+    x, bias = torch.ones(3, 4), torch.ones(4)
+    for each in (None, bias):
+        for _ in range(2):
+            module.both(x, each, s=2)
+        assert answered(module, "both", x, each, 2, 0.5)
+        given = x.to(device), None if each is None else each.to(device)
+        before = given[0]._use_count(), bias._use_count()
+        for _ in range(5):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert not answered(module, "both", *given, 2, 0.5)
+                y, z = module.both(x, each, s=2)
+            assert y.dtype == z.dtype == torch.bfloat16
+            assert torch.equal(y.float(), 0.5 * x + (0 if each is None else 1))
+            assert torch.equal(z.float(), 2 * x)
+        assert (given[0]._use_count(), bias._use_count()) == before
+        assert answered(module, "both", x, each, 2, 0.5)
+
+
 def test_values_that_are_equal_to_python_are_told_apart() -> None:
     module = opgen.compile(
         "op add(x[N]; s: int, k: int[2] = 0) -> y[N]\n  y[n] = x[n] + s + k[0]\n"

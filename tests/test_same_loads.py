@@ -114,7 +114,7 @@ def test_what_serves_other_calls_goes_past_caches() -> None:
     text = c_source(program)
     assert "= PAIRED_LANES && groups >= LANES" in text
     assert "&& !y_streams;" in text
-    assert "pair_to_T_alone(&y[" in text
+    assert "pair_to_T_at_once(&y_row[" in text
     rows = text[text.index("KERNEL void conv_transpose2d_y(") :]
     assert "stream(&y[" in rows
 

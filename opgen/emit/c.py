@@ -127,6 +127,7 @@ def _task(
         numbers = [f"call->numbers[{called_as.numbers.index(name)}]" for name in signature.numbers]
         faults = ["call->fault"] if signature.faults else []
         streaming = [streams] if signature.streams else []
+        streaming += ["call->coarse"] if signature.coarse else []
         guest = ["call->guest"] if kernel.guest is not None else []
         return (*lines, *wrapped([*integers, *numbers, *faults, *streaming, *guest]), "begin, end")
 

@@ -11,6 +11,7 @@ from typing import Final, assert_never
 from opgen.algebra.poly import Poly, poly
 from opgen.emit import frames, moves
 from opgen.emit.c_layout import broken, wrapped
+from opgen.emit.coarse import coarse
 from opgen.emit.entry_helpers import Orders, copied_inputs
 from opgen.emit.expression import Names, Printer, type_name
 from opgen.emit.function import Function, is_replaced
@@ -24,6 +25,10 @@ from opgen.ir.work import points, work
 
 _SMALL: Final = 4
 """How many times as large as an input all results must be for a copy of it to be worth its time."""
+
+
+_SHARED: Final = 16
+"""How many times as many cells a kernel must write for a look at an input to be worth its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,10 @@ def print_entry(
     scope = CNames({function.name for function in functions} | {"arguments", "call", "n"})
     counts = [(points(kernel), work(kernel, program.integers)) for kernel in program.kernels]
     writer = _Writer(program, called_as, orders, scope)
+    for kernel in program.kernels:
+        found = coarse(kernel, program)
+        if found is not None:
+            writer.coarse[kernel.name] = found.before
     values = [value for pair in counts for value in pair]
     writer.declare_integers([*values, *writer.sizes()])
     writer.announce_outputs(
@@ -111,6 +120,7 @@ class _Writer:
     flags: dict[Finite | Blocks | Short | Planes, str] = field(default_factory=dict)
     streams: dict[str, str] = field(default_factory=dict)  # whether results go past the caches
     guests: dict[str, _Guest] = field(default_factory=dict)  # by their names
+    coarse: dict[str, tuple[str, ...]] = field(default_factory=dict)  # tensors, by kernels
     arguments: str = "arguments"  # what `call` points to
 
     @property
@@ -144,6 +154,8 @@ class _Writer:
                 yield from moves.sizes(kernel)
             if frames.has_frames(kernel):
                 yield from frames.sizes(kernel)
+            for name in self.coarse.get(kernel.name, ()):
+                yield from self.program.operand(name).extents
             match kernel.only:
                 case Finite(tensor=tensor):
                     yield from self.program.operand(tensor).extents
@@ -283,6 +295,7 @@ class _Writer:
 
     def run(self, kernel: Kernel, function: Function, count: Poly, each: Poly) -> None:
         """Call a kernel, if it is one for this call."""
+        self.look_before(kernel)
         if _may_stream(kernel, function):
             self.lines.append(f"{self.arguments}.streams = {self.streams[kernel.written]};")
         if kernel.name in self.guests:
@@ -324,6 +337,23 @@ class _Writer:
             )
         if kernel.unless is not None:
             self.lines.append("}")
+
+    def look_before(self, kernel: Kernel) -> None:
+        """Find out whether tensors that all points of a kernel read are coarse."""
+        if kernel.name not in self.coarse:
+            return
+        assert kernel.only is not None
+        tests = [self.flags[replace(kernel.only, holds=True)], "ROUNDS_AT_ONCE"]
+        cells = dict(self.written())[kernel.written]
+        most = f"{self.printer.poly(cells).at(Level.MULTIPLICATIVE)} / {_SHARED}"
+        for tensor in self.coarse[kernel.name]:
+            name = self.scope.fresh(f"{tensor}_is_coarse")
+            self.integers(f"const int64_t {name}_sizes", self.extents(tensor))
+            steps = [f"n[{place}]" for place in self.places(tensor)]
+            self.integers(f"const int64_t {name}_steps", steps)
+            arguments = f"{self.tensor(tensor)}, {len(steps)}, {name}_sizes, {name}_steps"
+            tests.append(f"has_coarse({arguments}, {most})")
+        self.lines += broken(f"{self.arguments}.coarse = {' && '.join(tests)};")
 
     def invite(
         self,

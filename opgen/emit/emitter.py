@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from opgen.algebra.poly import Poly
 from opgen.emit.c_layout import broken
@@ -13,6 +13,9 @@ from opgen.emit.expression import Printer
 from opgen.emit.names import CNames
 from opgen.emit.types import Type
 from opgen.ir.loops import Kernel, Load, Node
+
+if TYPE_CHECKING:
+    from opgen.emit.coarse import Coarse
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class ScopeEmitter(ABC):
     joined: str = ""  # how many of the row's are one, if there may be several
     streams: str = ""  # the parameter that says whether results go past the caches
     guest: str = ""  # the parameter for the call of a guest, 0 where none runs within
+    coarse: Coarse | None = None  # what is to be coarse where numbers are rounded at once,
+    is_coarse: str = ""  # and the variable that says whether all of it is, seen from here
     places: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # cells of lines
     halves: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # of pairs
     copied: dict[Load, str] = field(default_factory=dict)  # names of vectors as they are stored

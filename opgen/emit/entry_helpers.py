@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from opgen.emit import frames, moves
+from opgen.emit.coarse import coarse
 from opgen.emit.expression import type_name
 from opgen.ir.loops import Finite, Program
 
@@ -34,6 +35,34 @@ static int are_finite(const T *data, int rank, const int64_t *sizes, const int64
             for (int64_t at = 0; at < size; at++) finite &= from_T(first[at * step]) * 0 == 0;
     }
     return finite;
+}
+"""
+
+_HAS_COARSE: Final = """
+/* Whether elements lie one behind the other, `most` of them at most, and all are coarse: zero, or
+   not so small that products of two are subnormal. What repeats itself counts as one. */
+static int has_coarse(
+    const T *data, int rank, const int64_t *sizes, const int64_t *steps, int64_t most)
+{
+#if ROUNDS_AT_ONCE
+    int64_t size = 1;
+    uint16_t least_word = 0xffff;
+    for (int axis = rank - 1; axis >= 0; axis--) {
+        if (sizes[axis] == 0 || size > most) return 0;
+        if (sizes[axis] == 1 || steps[axis] == 0) continue;
+        if (steps[axis] != size) return 0;
+        size *= sizes[axis];
+    }
+    if (size > most) return 0;
+    for (int64_t at = 0; at < size; at++) {
+        const uint16_t word = (uint16_t)(2 * data[at].bits - 1);
+        least_word = word < least_word ? word : least_word;
+    }
+    return least_word >= LEAST_COARSE >> 16;
+#else
+    (void)data, (void)rank, (void)sizes, (void)steps, (void)most;
+    return 0;
+#endif
 }
 """
 
@@ -75,6 +104,8 @@ def entry_helpers(program: Program, orders: Orders) -> tuple[str, ...]:
         text += _ARE_FINITE
     if copied_inputs(program, orders):
         text += _CONSECUTIVE
+    if any(coarse(kernel, program) is not None for kernel in program.kernels):
+        text += _HAS_COARSE
     if any(map(moves.has_moves, program.kernels)):
         text += "\n" + moves.helpers()
     if any(map(frames.has_frames, program.kernels)):

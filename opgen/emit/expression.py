@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from opgen.algebra.condition import Condition
-from opgen.algebra.poly import ZERO, Atom, Poly, poly
+from opgen.algebra.poly import ZERO, Atom, Poly, poly, symbol
 from opgen.algebra.poly import Kind as AtomKind
 from opgen.emit.polynomial import Text, condition_text, sum_text
 from opgen.emit.types import GENERIC, Type, Types
@@ -69,6 +69,9 @@ class Printer:
     behind: str = ""  # what is added to the index in the second vector of a pair
     alone: str = ""  # the ending of functions that round where little else is done, there
     columns: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # loaded ones
+    rows: Mapping[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # where the
+    # index walks from, by what is left of places without it; of tensors that may be absent:
+    ones: Mapping[str, str] = field(default_factory=dict)  # vectors of the number for all elements
 
     # ------------------------------------------------------------ polynomials
     def poly(self, value: Poly) -> Text:
@@ -142,6 +145,9 @@ class Printer:
                 steps = [self.names.strides[name, axis] for axis in range(rank)]
             case unexpected:
                 assert_never(unexpected)
+        row = self.rows.get((name, self.begin_of_row(indices)))
+        if row is not None:
+            return f"{row}[{self.names.symbols[self.walking]} * {steps[-1]}]"
         terms = []
         for index, step in zip(indices, steps, strict=True):
             if index == 0 or step == "0":
@@ -153,6 +159,12 @@ class Printer:
             else:
                 terms.append(f"{self.poly(index).at(Level.MULTIPLICATIVE)} * {step}")
         return f"{self.names.tensors[name]}[{' + '.join(terms) or '0'}]"
+
+    def begin_of_row(self, indices: Sequence[Poly]) -> tuple[Poly, ...]:
+        """The indices without the one that is walked along, once."""
+        if not self.walking or not indices:
+            return tuple(indices)
+        return (*indices[:-1], indices[-1] - symbol(self.walking))
 
     def loaded(self, name: str, indices: Sequence[Poly]) -> Text:
         """The element at an index in the type it is computed in."""
@@ -202,6 +214,9 @@ class Printer:
         kind = "_unrounded" if operand.unrounded else ""
         if operand.optional:
             step = self.names.strides[name, operand.rank - 1]
+            if name in self.ones:
+                text = f"{step} == 1 ? {function}{kind}(&{cell}) : {self.ones[name]}"
+                return Text(text, Level.CONDITIONAL)
             return Text(f"{function}_or_one{kind}(&{cell}, {step})")
         return Text(f"{function}{kind}{self.alone if kind else ''}(&{cell})")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly
 from opgen.emit.c_layout import spec_comment, wrapped
+from opgen.emit.coarse import coarse
 from opgen.emit.expression import Names, Printer, type_name
 from opgen.emit.names import CNames, function_name
 from opgen.emit.planes import HAVE
@@ -21,8 +22,8 @@ from opgen.ir.work import points
 class Signature:
     """What a kernel is called with, in this order.
 
-    After them stand where it reports a fault and whether its result goes past the caches, if it
-    can.
+    After them stand where it reports a fault, whether its result goes past the caches, if it can,
+    and whether tensors are coarse, if it has another way for these.
     """
 
     tensors: tuple[str, ...]
@@ -30,6 +31,7 @@ class Signature:
     numbers: tuple[str, ...]
     faults: bool
     streams: bool = False
+    coarse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,10 @@ def print_function(
     helpers: dict[tuple[str, Type], None],
 ) -> Function:
     """The C function of a kernel. The helper functions that it calls join `helpers`."""
-    signature = replace(signature_of(kernel, program), streams=streams(kernel, program))
+    found = coarse(kernel, program)
+    signature = replace(
+        signature_of(kernel, program), streams=streams(kernel, program), coarse=found is not None
+    )
     scope = CNames({function_name(k.name) for k in program.kernels})
     parameters, names = declare_parameters(signature, kernel, program, scope)
     printer = Printer(program, types, names, False, helpers)
@@ -64,6 +69,9 @@ def print_function(
     if signature.streams:
         emitter.streams = scope.fresh("streams")
         parameters = (*parameters, f"int {emitter.streams}")
+    if found is not None:
+        emitter.coarse, emitter.is_coarse = found, scope.fresh("coarse")
+        parameters = (*parameters, f"int {emitter.is_coarse}")
     if kernel.guest is not None:
         emitter.guest = scope.fresh("guest")
         parameters = (*parameters, f"const struct call *{emitter.guest}")

@@ -9,6 +9,7 @@ from typing import Final, Self
 
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.accumulators import AccumulatorEmitter
+from opgen.emit.coarse import Coarse, are_coarse
 from opgen.emit.columns import COUNT, columns_of, stored_rows
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
@@ -41,6 +42,9 @@ from opgen.ir.loops import (
 FEW: Final = 8
 """How many lanes are not worth a vector, nor the time that the compiler takes to make one."""
 
+
+MOST_ROWS: Final = 12
+"""How many rows of tensors have addresses of their own: as many as fit into registers."""
 
 _VECTOR: Final = 16
 """How many lanes a vector has: those of float32 in registers of 64 bytes."""
@@ -216,20 +220,57 @@ class LaneEmitter(AccumulatorEmitter):
         inner = replace(self.inner(), blocks=True)
         inner.printer.names.symbols[row.axis.name] = self.lane
         alone = "_alone" if _is_little(node.body) else ""
-        inner.printer = replace(inner.printer, walking=row.axis.name, alone=alone)
+        inner.printer = replace(inner.printer, walking=row.axis.name, alone=alone, behind=behind)
         step = "2 * LANES" if behind else "LANES"
+        if behind and inner.coarse is not None:
+            self.begin_rows(node, inner, row, first)
         self.write(
             f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane} += {step}) {{"
         )
         inner.write(f"if ({self.lane} + {step} > {last} + 1) {self.lane} = {last} + 1 - {step};")
         if behind:
-            inner.printer = replace(inner.printer, behind=behind)
             inner.named = True
+        if behind and inner.coarse is not None:
+            inner.look_at_loads(node, inner.coarse)
+        else:
+            inner.is_coarse = ""
         held = inner.take_up(node, first, behind)
         inner.nodes(node.body)
         for line in held:
             inner.write(line)
         self.write("}")
+
+    def begin_rows(self, node: Lanes, inner: Self, row: Row, first: str) -> None:
+        """Where the rows of a pass begin, if that fits into registers.
+
+        Compilers add it up again in every block where cells are of several rows.
+        """
+        lane, program = row.axis.name, self.printer.program
+        cells = [(each.tensor, each.indices) for each in loads_of(walk(node.body))]
+        cells += [
+            (each.tensor, each.indices) for each in walk(node.body) if isinstance(each, Store)
+        ]
+        rows: dict[tuple[str, tuple[Poly, ...]], str] = {}
+        for tensor, indices in cells:
+            if indices[-1].symbols >= {lane}:
+                begin = inner.printer.begin_of_row(inner.printer.first_of_pair(indices))
+                rows[tensor, begin] = ""
+        if len(rows) > MOST_ROWS:
+            return
+        ones = {}
+        for tensor, begin in rows:
+            operand = program.operand(tensor)
+            kind = type_name(operand)
+            constant = "" if tensor in self.kernel.all_written else "const "
+            name = rows[tensor, begin] = self.scope.fresh(f"{tensor}_row")
+            cell = self.printer.cell(tensor, begin)
+            self.write(f"{constant}{kind} *const {name} = &{cell};")
+            if operand.optional:
+                ones[tensor] = self.scope.fresh(f"{tensor}_one")
+                step = self.printer.names.strides[tensor, operand.rank - 1]
+                number = f"from_{kind}({name}[{first} * {step}])"
+                self.write(f"const wide_lanes {ones[tensor]} = same_lanes({number});")
+        inner.printer = replace(inner.printer, rows=rows, ones=ones)
 
     def name_loads(self, node: Accumulate) -> None:
         """Load what a term reads of rows, once for all terms of the scope.
@@ -239,11 +280,46 @@ class LaneEmitter(AccumulatorEmitter):
         assert self.kernel.row is not None
         lane = self.kernel.row.axis.name
         for load in loads_of((node,)):
-            key = load.tensor, load.indices
-            if key not in self.printer.columns and any(lane in i.symbols for i in load.indices):
-                name = self.scope.fresh(f"{load.tensor}_lanes")
-                self.write(f"const wide_lanes {name} = {self.printer.scalar(load).text};")
-                self.printer.columns[key] = name
+            if any(lane in index.symbols for index in load.indices):
+                self.loaded_as(load)
+
+    def loaded_as(self, load: Load) -> str:
+        """The name of a vector of the scope, which is loaded now if it was not before."""
+        key = load.tensor, load.indices
+        if key not in self.printer.columns:
+            name = self.scope.fresh(f"{load.tensor}_lanes")
+            self.write(f"const wide_lanes {name} = {self.printer.scalar(load).text};")
+            self.printer.columns[key] = name
+        return self.printer.columns[key]
+
+    def look_at_loads(self, node: Lanes, coarse: Coarse) -> None:
+        """Find out whether all that a block loads is coarse."""
+        pairs: dict[tuple[str, tuple[Poly, ...]], list[Load]] = {}
+        for load in dict.fromkeys(loads_of(walk(node.body))):
+            if load.tensor in coarse.moving:
+                first = load.tensor, self.printer.first_of_pair(load.indices)
+                pairs.setdefault(first, []).append(load)
+        before, self.is_coarse = self.is_coarse, self.scope.fresh("is_coarse")
+        tests, vectors = [], []
+        for (tensor, place), loads in pairs.items():
+            if self.printer.program.operand(tensor).unrounded:
+                tests.append(self.pair_if_coarse(tensor, place, loads))
+            else:
+                vectors += [self.loaded_as(load) for load in loads]
+        text = " && ".join([*tests, are_coarse(before, vectors)])
+        self.write(f"const int {self.is_coarse} = {text};")
+
+    def pair_if_coarse(self, tensor: str, place: tuple[Poly, ...], loads: Sequence[Load]) -> str:
+        """Load two vectors, quickly if they are coarse; the variable that says whether they are."""
+        names = [self.scope.fresh(f"{tensor}_lanes") for _ in loads]
+        for load, name in zip(loads, names, strict=True):
+            self.printer.columns[tensor, load.indices] = name
+        found = self.scope.fresh(f"{tensor}_is_coarse")
+        self.write(f"wide_lanes {', '.join(names)};")
+        arguments = ", ".join(f"&{name}" for name in names)
+        cell = self.printer.cell(tensor, place)
+        self.write(f"const int {found} = pair_if_coarse(&{cell}, {arguments});")
+        return found
 
     def load_columns(self, nodes: Sequence[Node]) -> None:
         """Load what nodes of this scope need of rows that lanes go across."""
@@ -344,7 +420,9 @@ class LaneEmitter(AccumulatorEmitter):
             self.halves[key] = values
             return
         kind = "unrounded" if self.printer.program.operand(node.tensor).unrounded else "T"
-        function = f"pair_to_{kind}{self.printer.alone}"
+        function, more = f"pair_to_{kind}{self.printer.alone}", ""
+        if self.is_coarse:
+            function, more = "pair_to_T_at_once", f", {self.is_coarse}"
         assert self.kernel.row is not None
         if not _are_consecutive(indices, self.kernel.row.axis.name):
             inner = self.inner()
@@ -354,13 +432,13 @@ class LaneEmitter(AccumulatorEmitter):
             cell = inner.printer.cell(node.tensor, [each.substitute(here) for each in indices])
             self.write("{")
             inner.write(f"{kind} {cells}[2 * LANES];")
-            inner.write(f"{function}({cells}, {self.halves.pop(key)}, {values});")
+            inner.write(f"{function}({cells}, {self.halves.pop(key)}, {values}{more});")
             inner.write(f"for (int64_t {number} = 0; {number} < 2 * LANES; {number}++)")
             inner.write(f"    {cell} = {cells}[{number}];")
             self.write("}")
             return
         cell = self.printer.cell(node.tensor, indices)
-        self.write(f"{function}(&{cell}, {self.halves.pop(key)}, {values});")
+        self.write(f"{function}(&{cell}, {self.halves.pop(key)}, {values}{more});")
 
     def fetch_ahead(self, node: Lanes, inside: Self, first: str, last: str) -> None:
         """Ask for the rows of the next round of the loop around: they begin elsewhere in memory.

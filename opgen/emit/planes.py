@@ -16,14 +16,16 @@ gradients of a transposed convolution of 2 by 2 with 2048 channels of 8 by 8 tak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
+from opgen.emit.coarse import Coarse, are_coarse
 from opgen.emit.emitter import ScopeEmitter
 from opgen.emit.polynomial import Text
 from opgen.ir.loop_parts import loads_of
-from opgen.ir.loops import Elements, Guest, Kernel, Planes, Scalar, walk
+from opgen.ir.loops import Elements, Guest, Kernel, Load, Planes, Scalar, walk
 from opgen.ir.plane import (
     LANES,
     Cells,
@@ -70,9 +72,15 @@ def print_plane(emitter: ScopeEmitter, plane: Plane) -> None:
     if not plane.copies:
         all_picked = (picked for cells in plane.cells for picked in cells.picked)
         printer.halved = _halved(emitter, all_picked)
+    if emitter.coarse is not None and emitter.kernel.plane is plane and is_little:
+        printer.look_at(emitter.coarse)
     target = emitter.printer.cell(plane.target.tensor, plane.target.indices)
-    for run in plane.runs:
-        printer.run(run, target)
+    for is_single, runs in itertools.groupby(plane.runs, lambda run: run.count == 1):
+        if is_single:
+            printer.run(Run(tuple(cells for run in runs for cells in run.cells)), target)
+            continue
+        for run in runs:
+            printer.run(run, target)
 
 
 def print_sums(emitter: ScopeEmitter, sums: PlaneSums) -> None:
@@ -155,7 +163,7 @@ def _print_rounds(
         own = replace(inner, printer=replace(inner.printer, names=there))
         is_little = len(run.cells[0].terms) <= FEW_TERMS
         cells = replace(printer, emitter=own, target=target.tensor, is_little=is_little)
-        cells.cells(run.cells[0], own.printer.cell(target.tensor, target.indices), run.step)
+        cells.cells(run.cells[:1], own.printer.cell(target.tensor, target.indices), run.step)
     for accumulator, term in sums.terms:
         printer.total = totals[accumulator]
         printer.term(term)
@@ -245,6 +253,7 @@ class _PlanePrinter:
     known: dict[str, str] = field(default_factory=dict)  # vectors and numbers by their text
     total: str = ""  # the sum of the cells at hand, once it has begun
     halved: frozenset[str] = frozenset()  # tensors in pairs of vectors, of which halves are picked
+    is_coarse: str = ""  # the variable that says whether cells are rounded at once
     round: str = ""  # the counter of a loop,
     steps: Mapping[str, int] = field(default_factory=dict)  # and how far tensors go in one of it
 
@@ -259,8 +268,8 @@ class _PlanePrinter:
     def run(self, run: Run, target: str) -> None:
         """Vectors of cells, in a loop if there are several rounds."""
         if run.count == 1:
-            for cells in run.cells:
-                self.cells(cells, target)
+            for group in self.together(run.cells):
+                self.cells(group, target)
             return
         inner = self.emitter.inner()
         name = inner.scope.fresh("round")
@@ -268,24 +277,49 @@ class _PlanePrinter:
         inner.write("NOT_A_VECTOR;")
         known, steps = dict(self.known), dict(run.steps)
         printer = replace(self, emitter=inner, known=known, total="", round=name, steps=steps)
-        for cells in run.cells:
-            printer.cells(cells, target, run.step)
+        for group in self.together(run.cells):
+            printer.cells(group, target, run.step)
         self.emitter.write("}")
+
+    def look_at(self, coarse: Coarse) -> None:
+        """Load the vectors that are to be coarse, and find out whether they are."""
+        vectors = [self.source(picked, begin) for picked, begin in coarse.begins]
+        self.is_coarse = self.emitter.scope.fresh("is_coarse")
+        text = are_coarse(self.emitter.is_coarse, vectors)
+        self.emitter.write(f"const int {self.is_coarse} = {text};")
+
+    def together(self, cells: Sequence[Cells]) -> Iterator[Sequence[Cells]]:
+        """The vectors of cells that are stored in one piece: two where they are half a line."""
+        joins = self.is_little and not self.copies and not self.is_unrounded(self.target)
+        rest = list(cells)
+        while rest:
+            is_pair = joins and len(rest) > 1 and rest[1].first == rest[0].first + LANES
+            count = 2 if is_pair else 1
+            yield rest[:count]
+            del rest[:count]
 
     def place(self, first: str, number: int, step: int) -> str:
         """The address of an element of a plane in the round of a loop."""
         moved = f" + {step} * {self.round}" if self.round and step else ""
         return f"&{first}{f' + {number}' if number else ''}{moved}"
 
-    def cells(self, cells: Cells, target: str, step: int = 0) -> None:
-        """A vector of cells, from its terms to where it is stored."""
-        self.total = ""
-        for term in cells.terms:
-            self.term(term)
-        value = self.lanes(cells.value)
-        place = self.place(target, cells.first, step)
+    def cells(self, group: Sequence[Cells], target: str, step: int = 0) -> None:
+        """One vector of cells or two, from their terms to where they are stored."""
+        values = []
+        for cells in group:
+            self.total = ""
+            for term in cells.terms:
+                self.term(term)
+            values.append(self.lanes(cells.value))
+        place = self.place(target, group[0].first, step)
         kind = "unrounded" if self.is_unrounded(self.target) else "T"
-        if not self.copies:
+        value = ", ".join(values)
+        if len(group) > 1:
+            ending, more = "alone", ""
+            if self.is_coarse:
+                ending, more = "at_once", f", {self.is_coarse}"
+            self.emitter.write(f"two_to_T_{ending}({place}, {value}{more});")
+        elif not self.copies:
             alone = "_alone" if self.is_little else ""
             self.emitter.write(f"lanes_to_{kind}{alone}({place}, {value});")
         elif kind == "T":
@@ -316,7 +350,9 @@ class _PlanePrinter:
     def lanes(self, vector: Vector, level: Level = Level.PRIMARY) -> str:
         """A vector, where one number for all lanes is not enough."""
         if isinstance(vector, Same):
-            return f"same_lanes({self.scalar(vector.value)})"
+            text = f"same_lanes({self.scalar(vector.value)})"
+            # Compilers load it again behind every store.
+            return self.named("same", text) if isinstance(vector.value, Load) else text
         return self.vector(vector).at(level)
 
     def vector(self, vector: Vector) -> Text:

@@ -10,7 +10,8 @@ is added. One puts that last bit between constant bytes, and one adds the produc
 with others: 255 * 127 + 3 * 127 + 1 * 1 is 0x7fff, and the bit times 1 is what is missing. A vector
 that is loaded, multiplied, rounded and stored takes 0.6 of the time so. (There is an instruction
 that does nothing but round, and takes subnormal numbers for zeros. With others that look for these,
-and a branch or a correction, it takes a fifth longer.)
+and a branch or a correction, it takes a fifth longer. Kernels that find out from what they load
+that there are none use it: `opgen.emit.coarse`.)
 
 These instructions have more constants, and results that come later. So they are for kernels that do
 little else, as those of planes whose cells have few terms: transposed convolutions of 2 by 2 take
@@ -70,12 +71,55 @@ FUNCTION void lanes_to_T_alone(T *place, wide_lanes values)
 {
     *(T_lanes *)place = upper_halves(rounded_words_alone(values));
 }
+typedef uint16_t
+    line_of_halves __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
+FUNCTION void two_to_T_alone(T *place, wide_lanes first, wide_lanes second)
+{
+    const both_halves a = (both_halves)rounded_words_alone(first);
+    const both_halves b = (both_halves)rounded_words_alone(second);
+    *(line_of_halves *)place = __builtin_shufflevector(a, b,
+        1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47,
+        49, 51, 53, 55, 57, 59, 61, 63);
+}
 #else
 #define rounded_words_alone(values) rounded_words(values)
 #define lanes_to_T_alone(place, values) lanes_to_T(place, values)
+#define two_to_T_alone(place, first, second) \
+    (lanes_to_T(place, first), lanes_to_T((place) + LANES, second))
 #endif
 """
 """The same in kernels that do little else."""
+
+_BF16_AT_ONCE: Final = r"""
+#if defined __AVX512BF16__ && defined upper_halves
+#define ROUNDS_AT_ONCE 1
+/* Twice what 2**-50 has for bits, as twice the bits of numbers less one are compared with: a zero
+   then is the largest of all. */
+#define LEAST_COARSE ((127 - 50) << 24)
+#define magnitudes(values) ((word_lanes)(values) * 2 - 1)
+#define least_words(a, b) ((word_lanes)__builtin_ia32_pminud512_mask( \
+    (integer_lanes)(a), (integer_lanes)(b), (integer_lanes){0}, -1))
+#define ARE_COARSE(words) (__builtin_ia32_ucmpd512_mask( \
+    (integer_lanes)(words), (integer_lanes){0} + LEAST_COARSE, 1, -1) == 0)
+#if __GNUC__ >= 13
+#define ROUNDED_AT_ONCE(first, second) __builtin_ia32_cvtne2ps2bf16_v32bf(second, first)
+#else
+#define ROUNDED_AT_ONCE(first, second) __builtin_ia32_cvtne2ps2bf16_v32hi(second, first)
+#endif
+FUNCTION void two_to_T_at_once(T *place, wide_lanes first, wide_lanes second, int is_coarse)
+{
+    if (__builtin_expect(is_coarse, 1))
+        *(line_of_halves *)place = (line_of_halves)ROUNDED_AT_ONCE(first, second);
+    else
+        two_to_T_alone(place, first, second);
+}
+#else
+#define ROUNDS_AT_ONCE 0
+#define ARE_COARSE(words) 0
+#define two_to_T_at_once(place, first, second, is_coarse) two_to_T_alone(place, first, second)
+#endif
+"""
+"""The same where it is known whether results may be subnormal."""
 
 _BF16_PAIRS: Final = r"""
 typedef uint32_t
@@ -104,6 +148,23 @@ FUNCTION void pair_to_T_alone(T *place, wide_lanes first, wide_lanes second)
 in memory is a word of 32 bits, of which either is one half. A line is loaded and stored whole, and
 no number has to move to another lane."""
 
+_BF16_PAIRS_AT_ONCE: Final = r"""
+#if ROUNDS_AT_ONCE
+FUNCTION void pair_to_T_at_once(T *place, wide_lanes first, wide_lanes second, int is_coarse)
+{
+    const both_halves halves = (both_halves)ROUNDED_AT_ONCE(first, second);
+    if (__builtin_expect(is_coarse, 1))
+        *(pair_lanes *)place = (pair_lanes)__builtin_shufflevector(halves, halves,
+            0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27,
+            12, 28, 13, 29, 14, 30, 15, 31);
+    else
+        pair_to_T_alone(place, first, second);
+}
+#else
+#define pair_to_T_at_once(place, first, second, is_coarse) pair_to_T_alone(place, first, second)
+#endif
+"""
+
 _F16_PAIRS: Final = r"""
 #define first_of_pair(place) lanes_from_T(place)
 #define second_of_pair(place) lanes_from_T((place) + LANES)
@@ -113,6 +174,7 @@ FUNCTION void pair_to_T(T *place, wide_lanes first, wide_lanes second)
     lanes_to_T(place + LANES, second);
 }
 #define pair_to_T_alone(place, first, second) pair_to_T(place, first, second)
+#define pair_to_T_at_once(place, first, second, is_coarse) pair_to_T(place, first, second)
 """
 
 _PAIRS_OR_ONE: Final = (
@@ -144,7 +206,8 @@ def bf16_lanes(wide: str) -> Iterator[str]:
     yield from _BF16_TO_LANES.strip().split("\n")
     if wide == "f32":
         yield from _BF16_ALONE.strip().split("\n")
-        yield from _pairs(_BF16_PAIRS)
+        yield from _BF16_AT_ONCE.strip().split("\n")
+        yield from _pairs(_BF16_PAIRS + _BF16_PAIRS_AT_ONCE.lstrip())
 
 
 def f16_lanes(wide: str) -> Iterator[str]:

@@ -88,6 +88,12 @@ def lanes(shared: str, wide: str) -> Iterable[str]:
         yield f"#define lanes_to_T(place, values) (*(T_lanes *)(place) = {value})"
     if (shared, wide) != ("bf16", "f32"):
         yield "#define lanes_to_T_alone(place, values) lanes_to_T(place, values)"
+        yield "#define two_to_T_alone(place, first, second) \\"
+        yield "    (lanes_to_T(place, first), lanes_to_T((place) + LANES, second))"
+        yield "#define ROUNDS_AT_ONCE 0"
+        yield "#define ARE_COARSE(words) 0"
+        yield "#define two_to_T_at_once(place, first, second, is_coarse) \\"
+        yield "    two_to_T_alone(place, first, second)"
     yield "FUNCTION wide_lanes same_lanes(wide value) { return value - (wide_lanes){0}; }"
     yield "FUNCTION wide_lanes lanes_apart(const T *place, int64_t step)"
     yield "{"

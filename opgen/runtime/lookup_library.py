@@ -166,7 +166,7 @@ def _connected(block: int) -> _Library | None:
     library.opgen_new_table.argtypes = []
     library.opgen_register.argtypes = [
         *(ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64),
-        *(ctypes.c_void_p, ctypes.c_void_p),
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),
     ]
     # More than one copy of this runtime may be in a process, each with its own answer.
     name = f"{_ANSWER}_{block}_{id(library):x}"
@@ -273,7 +273,9 @@ def define(
     """A new op that looks calls up in a table; None where there can be none.
 
     `kinds` are those of its arguments, as in the source of the library. Autocast casts the tensors
-    of some, which are then not asked.
+    of public ops, whose twins then look nothing up: the library says so, since to go through Python
+    there would take longer than all the rest of a call. Those of derived ones were cast on the way
+    forward.
     """
     global _slots
     block, slot = divmod(_slots, SLOTS)
@@ -294,14 +296,11 @@ def define(
         _LIBRARY.define(f"{name}({listed}) -> " + (f"({results})" if "," in results else results))
     except RuntimeError:
         return None  # another copy of this runtime serves the op in this process
-    casts = _CASTS if is_cast else ()
-    for key in ("CompositeExplicitAutograd", *_UNSEEN, *casts):
+    for key in ("CompositeExplicitAutograd", *_UNSEEN):
         _LIBRARY.impl(name, lambda *_: answers, key)
-    register = library.loaded.opgen_register
-    if (
-        register(slot, NAMESPACE.encode(), name.encode(), _ABI, _array(words)[0], table.address)
-        != 0
-    ):
+    names = NAMESPACE.encode(), name.encode()
+    about = _array(words)[0], table.address, int(is_cast)
+    if library.loaded.opgen_register(slot, *names, _ABI, *about) != 0:
         return None
     call: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name).default._op
     return call
@@ -309,9 +308,6 @@ def define(
 
 _UNSEEN = ("Tracer", "AutogradNestedTensor")
 """Where a twin asks Python, besides on other devices: cheaper than to look before each call."""
-
-_CASTS = ("AutocastCPU", "AutocastCUDA")
-"""Where that of a public op does so too: tensors of derived ops were cast on the way forward."""
 
 
 def is_answered(result: Any) -> bool:

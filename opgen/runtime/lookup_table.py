@@ -234,6 +234,18 @@ end:
 """
 
 _CALLS = r"""
+/* A tensor on the stack; one that may be absent is in a box, which is given up. */
+static Tensor tensor_of(Value value, int is_optional)
+{
+    Tensor tensor = (Tensor)(uintptr_t)value;
+    if (is_optional && tensor) {
+        Value *box = (Value *)tensor;
+        tensor = (Tensor)(uintptr_t)*box;
+        delete_box(box);
+    }
+    return tensor;
+}
+
 /* A boxed kernel of the dispatcher: it owns the arguments on the stack and leaves the results. */
 static void call(const Op *op, Value *stack)
 {
@@ -254,12 +266,7 @@ static void call(const Op *op, Value *stack)
         } else if (kind == 3) {
             memcpy(&numbers[floats++], &value, sizeof(double));
         } else {
-            Tensor tensor = (Tensor)(uintptr_t)value;
-            if (kind == 1 && tensor) {
-                Value *box = (Value *)tensor;
-                tensor = (Tensor)(uintptr_t)*box;
-                delete_box(box);
-            }
+            Tensor tensor = tensor_of(value, kind == 1);
             inputs[tensors++] = tensor;
             if (!tensor) key[words++] = -1;
             else if (known) known = describe(tensor, key, &words);
@@ -277,6 +284,24 @@ static void call(const Op *op, Value *stack)
     }
 }
 
+/* The same where tensors are to be cast first: Python is asked, without a look at them. */
+static void refuse(const Op *op, Value *stack)
+{
+    const Signature *signature = &op->signature;
+    for (int64_t i = 0, given = 0; i < signature->arguments; i++) {
+        const int64_t kind = signature->kinds[i];
+        if (kind == 4) continue;
+        const Value value = stack[given++];
+        Tensor tensor = kind < 2 ? tensor_of(value, kind == 1) : NULL;
+        if (tensor) delete_tensor(tensor);
+    }
+    for (int64_t i = 0; i < signature->outputs; i++) {
+        Tensor answer;
+        new_handle(ask_python, &answer);
+        stack[i] = (Value)(uintptr_t)answer;
+    }
+}
+
 """
 
 _REGISTRATION = r"""
@@ -287,26 +312,29 @@ static void set_answer(Value *stack, uint64_t arguments, uint64_t results)
 }
 
 static int32_t register_kernel(
-    const char *space, const char *name, void (*kernel)(Value *, uint64_t, uint64_t),
-    uint64_t version)
+    const char *space, const char *name, const char *key,
+    void (*kernel)(Value *, uint64_t, uint64_t), uint64_t version)
 {
     void *library;
-    if (open_library(space, "CPU", "opgen", 0, &library)) return 1;
+    if (open_library(space, key, "opgen", 0, &library)) return 1;
     return implement(library, name, kernel, version);
 }
 
 int32_t opgen_register_answer(const char *space, const char *name, uint64_t version)
 {
-    return register_kernel(space, name, set_answer, version);
+    return register_kernel(space, name, "CPU", set_answer, version);
 }
 
+/* Where the op `is_cast`, autocast is to cast its tensors, on any device. */
 int32_t opgen_register(
     int64_t slot, const char *space, const char *name, uint64_t version,
-    const Signature *signature, Table *table)
+    const Signature *signature, Table *table, int32_t is_cast)
 {
     ops[slot].signature = *signature;
     ops[slot].table = table;
-    return register_kernel(space, name, kernels[slot], version);
+    if (is_cast && register_kernel(space, name, "AutocastCPU", refusals[slot], version)) return 1;
+    if (is_cast && register_kernel(space, name, "AutocastCUDA", refusals[slot], version)) return 1;
+    return register_kernel(space, name, "CPU", kernels[slot], version);
 }
 
 /* Whether nobody else has it: 1 for who asks first. */
@@ -335,10 +363,17 @@ def source(block: int, owner: str, bytes_type: int) -> str:
     kernels = "".join(
         f"static void call_{at}(Value *stack, uint64_t a, uint64_t r)"
         f" {{ (void)a, (void)r, call(&ops[{at}], stack); }}\n"
+        f"static void refuse_{at}(Value *stack, uint64_t a, uint64_t r)"
+        f" {{ (void)a, (void)r, refuse(&ops[{at}], stack); }}\n"
         for at in range(SLOTS)
     )
-    table = ", ".join(f"call_{at}" for at in range(SLOTS))
-    listed = f"static void (*const kernels[SLOTS])(Value *, uint64_t, uint64_t) = {{{table}}};\n"
+    listed = _array("kernels", "call") + _array("refusals", "refuse")
     before = f"{_CONNECTION}{PLAIN_CODE}{kept_memory_source.SOURCE}{_TABLE}{AS_BEFORE}"
     after = f"{PLAIN_CODE}{_CALLS}{kernels}{listed}{_REGISTRATION}"
     return f"{head}{before}{lookup_convolution_source.source()}{after}"
+
+
+def _array(name: str, function: str) -> str:
+    """The definition of an array of the functions of that name for all slots."""
+    listed = ", ".join(f"{function}_{at}" for at in range(SLOTS))
+    return f"static void (*const {name}[SLOTS])(Value *, uint64_t, uint64_t) = {{{listed}}};\n"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 CALL: Final = r"""
-/* What a call is made with, whether the kernel that runs writes past the caches, and the copy that
-   is made instead of one, if any: one of two kinds. A task runs the points [begin, end). */
+/* What a call is made with, whether the kernel that runs writes past the caches, the copy that is
+   made instead of one, if any: one of two kinds, and whether what all points read of tensors is
+   coarse. A task runs the points [begin, end). */
 struct move;
 struct framed;
 struct call {
@@ -18,6 +19,7 @@ struct call {
     const struct move *move;
     const struct call *guest;
     const struct framed *framed;
+    int coarse;
 };
 typedef void (*task)(int64_t begin, int64_t end, const struct call *call);
 """

@@ -107,6 +107,25 @@ _PAIRS: Final = r"""
     ((step) == 1 ? first_of_pair_unrounded(place) : same_lanes(from_unrounded(*(place))))
 #define second_of_pair_or_one_unrounded(place, step) \
     ((step) == 1 ? second_of_pair_unrounded(place) : same_lanes(from_unrounded(*(place))))
+#if ROUNDS_AT_ONCE
+/* The same for both; whether they are coarse, which those are that round to what is. */
+FUNCTION int pair_if_coarse(const unrounded *place, wide_lanes *first, wide_lanes *second)
+{
+    const wide_lanes a = *(const wide_lanes *)place, b = *(const wide_lanes *)(place + LANES);
+    const int are_coarse = ARE_COARSE(least_words(magnitudes(a), magnitudes(b)));
+    if (__builtin_expect(are_coarse, 1)) {
+        const word_lanes words = (word_lanes)ROUNDED_AT_ONCE(a, b);
+        *first = (wide_lanes)(words << 16), *second = (wide_lanes)(words & 0xffff0000);
+    } else {
+        *first = first_of_pair_unrounded_alone(place);
+        *second = second_of_pair_unrounded_alone(place);
+    }
+    return are_coarse;
+}
+#else
+#define pair_if_coarse(place, first, second) (*(first) = first_of_pair_unrounded_alone(place), \
+    *(second) = second_of_pair_unrounded_alone(place), 0)
+#endif
 FUNCTION void lanes_in_turn(unrounded *place, wide_lanes even, wide_lanes odd)
 {
     *(wide_lanes *)place = SHUFFLE(even, odd,
