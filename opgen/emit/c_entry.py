@@ -150,8 +150,8 @@ class _Writer:
                     yield from (extent, *(together or ()))
                 case Short(extent=extent):
                     yield extent
-                case Fitting(stretches=stretches, extent=extent, together=together):
-                    yield from (stretches, extent, *together)
+                case Fitting(stretches=stretches, extent=extent, together=together, shared=shared):
+                    yield from (stretches, extent, *together, shared)
                 case Planes() | None:
                     pass
                 case unexpected:
@@ -281,9 +281,9 @@ class _Writer:
         stretches = self.printer.poly(condition.stretches).at(Level.EQUALITY)
         extent = self.printer.poly(condition.extent).at(Level.RELATIONAL)
         steps = " && ".join(self.consecutive(condition.tensors))
-        return (
-            f"{stretches} == 1 && {extent} <= {condition.most} && {steps} && run_as_one({counts})"
-        )
+        shared = self.printer.poly(condition.shared).at(Level.RELATIONAL)
+        sizes = f"{extent} <= {condition.most} && {shared} >= {condition.least}"
+        return f"{stretches} == 1 && {sizes} && {steps} && run_as_one({counts})"
 
     def plane_tests(self, condition: Planes) -> Iterator[str]:
         for tensor, dims in condition.tensors:

@@ -83,7 +83,8 @@ def _blocks(condition: loops.Blocks) -> str:
 
 
 def _fitting(condition: loops.Fitting) -> str:
-    return f"{condition.stretches} == 1 and {condition.extent} <= {condition.most}, for all threads"
+    sizes = f"{condition.extent} <= {condition.most} and {condition.shared} >= {condition.least}"
+    return f"{condition.stretches} == 1 and {sizes}, for all threads"
 
 
 def _contraction(found: Contraction) -> list[str]:
