@@ -32,6 +32,7 @@ from opgen.passes.relayout import (
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.passes.separate import rejoined, separated
+from opgen.passes.shared_rows import with_shared_rows
 from opgen.passes.specialise import given_sizes, specialise, windows_of
 from opgen.passes.unclamp import unclamped
 from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
@@ -94,8 +95,9 @@ def special_along_rows(
     if special is program:
         return program, program, {}
     known = specialise(laid_out, values)
-    special = with_one_pass(schedule(known, gather(known)), _with_all_kernels(known, special))
-    special = with_plane_sums(with_guests(special))
+    plain = schedule(known, gather(known))
+    special = with_guests(with_one_pass(plain, _with_all_kernels(known, special)))
+    special = with_plane_sums(with_shared_rows(plain, special, facts_of(known)))
     return special, program, with_workspaces(orders, special.workspaces)
 
 

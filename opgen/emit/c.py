@@ -20,6 +20,7 @@ from opgen.ir.loops import (
     Accumulate,
     Blocks,
     Define,
+    Fitting,
     For,
     Kernel,
     Load,
@@ -132,7 +133,7 @@ def _task(
         return (*lines, *wrapped([*integers, *numbers, *faults, *streaming, *guest]), "begin, end")
 
     names = [name for name in signature.tensors if name in walked]
-    if isinstance(kernel.only, Blocks | Short) and kernel.only.holds:
+    if isinstance(kernel.only, Blocks | Short | Fitting) and kernel.only.holds:
         given = [name for name in kernel.only.tensors if not called_as.operand(name).optional]
         return Task(function, arguments(dict.fromkeys(given, 1)), (), False)
     if isinstance(kernel.only, Planes):

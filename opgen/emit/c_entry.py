@@ -19,7 +19,7 @@ from opgen.emit.lane_pairs import hold_pairs
 from opgen.emit.names import CNames
 from opgen.emit.planes import HAVE
 from opgen.emit.types import Types
-from opgen.ir.loops import Blocks, Elements, Finite, Kernel, Planes, Program, Short
+from opgen.ir.loops import Blocks, Elements, Finite, Fitting, Kernel, Planes, Program, Short
 from opgen.ir.primitives import Level
 from opgen.ir.work import points, work
 
@@ -117,7 +117,7 @@ class _Writer:
     scope: CNames
     lines: list[str] = field(default_factory=list)
     symbols: dict[str, str] = field(default_factory=dict)
-    flags: dict[Finite | Blocks | Short | Planes, str] = field(default_factory=dict)
+    flags: dict[Finite | Blocks | Short | Planes | Fitting, str] = field(default_factory=dict)
     streams: dict[str, str] = field(default_factory=dict)  # whether results go past the caches
     guests: dict[str, _Guest] = field(default_factory=dict)  # by their names
     coarse: dict[str, tuple[str, ...]] = field(default_factory=dict)  # tensors, by kernels
@@ -163,6 +163,8 @@ class _Writer:
                     yield from (extent, *(together or ()))
                 case Short(extent=extent):
                     yield extent
+                case Fitting(stretches=stretches, extent=extent, together=together, shared=shared):
+                    yield from (stretches, extent, *together, shared)
                 case Planes() | None:
                     pass
                 case unexpected:
@@ -261,6 +263,8 @@ class _Writer:
                     row = self.printer.poly(extent).at(Level.RELATIONAL)
                     steps = [f"n[{self.places(tensor)[-1]}] == 1" for tensor in condition.tensors]
                     value = " && ".join(["HAVE_MASKS", f"{row} <= {most}", *steps])
+                case Fitting():
+                    flag, value = self.scope.fresh("is_one_pass"), self.fitting_test(condition)
                 case Planes():
                     flag = self.scope.fresh("are_planes")
                     tests = [HAVE[condition.elements], *self.plane_tests(condition)]
@@ -274,15 +278,28 @@ class _Writer:
 
     def block_tests(self, condition: Blocks, least: str) -> Iterator[str]:
         yield f"{self.printer.poly(condition.extent).at(Level.RELATIONAL)} >= {least}"
-        for tensor in condition.tensors:
+        yield from self.consecutive(condition.tensors)
+        if condition.together is not None:
+            counts = (self.printer.poly(each).text for each in condition.together)
+            yield f"run_as_one({', '.join(counts)})"
+
+    def consecutive(self, tensors: Sequence[str]) -> Iterator[str]:
+        """Whether neighbours in the last dims of tensors lie side by side, or one is absent."""
+        for tensor in tensors:
             step = f"n[{self.places(tensor)[-1]}]"
             if self.called_as.operand(tensor).optional:
                 yield f"({step} == 1 || {step} == 0)"
             else:
                 yield f"{step} == 1"
-        if condition.together is not None:
-            counts = (self.printer.poly(each).text for each in condition.together)
-            yield f"run_as_one({', '.join(counts)})"
+
+    def fitting_test(self, condition: Fitting) -> str:
+        counts = ", ".join(self.printer.poly(each).text for each in condition.together)
+        stretches = self.printer.poly(condition.stretches).at(Level.EQUALITY)
+        extent = self.printer.poly(condition.extent).at(Level.RELATIONAL)
+        steps = " && ".join(self.consecutive(condition.tensors))
+        shared = self.printer.poly(condition.shared).at(Level.RELATIONAL)
+        sizes = f"{extent} <= {condition.most} && {shared} >= {condition.least}"
+        return f"{stretches} == 1 && {sizes} && {steps} && run_as_one({counts})"
 
     def plane_tests(self, condition: Planes) -> Iterator[str]:
         for tensor, dims in condition.tensors:

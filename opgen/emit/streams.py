@@ -50,6 +50,8 @@ def lines(node: Lanes, kernel: Kernel, program: Program) -> tuple[Line, ...]:
     whole = tuple(map(_from_first, found))
     if any(set(each.offsets.values()) != set(range(each.step)) for each in whole):
         return ()
+    if any(each.tensor in kernel.local for each in whole):
+        return ()
     return () if any(_is_short(each, row) for each in whole) else whole
 
 

@@ -85,6 +85,7 @@ __all__ = [
     "Elements",
     "Fault",
     "Finite",
+    "Fitting",
     "For",
     "Framed",
     "Guest",
@@ -171,6 +172,26 @@ class Planes:
 
     tensors: tuple[tuple[str, int], ...]
     elements: Elements
+    holds: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """Whether a row is one of `stretches`, and another one of `extent` cells has `most` at most.
+
+    That is what a kernel needs which does the work of two, and has rows of one of them in memory of
+    its own. `together` is how many points these have; there must be enough for all threads. And
+    neighbours in a row are neighbours in all of `tensors`, as in `Blocks`. What both read, `shared`
+    elements at a time, is no less than `least`: otherwise the second one finds it in the caches.
+    """
+
+    stretches: Poly
+    extent: Poly
+    most: int
+    together: tuple[Poly, Poly]
+    tensors: tuple[str, ...]
+    shared: Poly
+    least: int
     holds: bool = True
 
 
@@ -313,8 +334,8 @@ class Kernel:
     row: Row | None = None
     group: Row | None = None
     local: tuple[str, ...] = ()
-    only: Finite | Blocks | Short | Planes | None = None
-    unless: Planes | Blocks | None = None
+    only: Finite | Blocks | Short | Planes | Fitting | None = None
+    unless: Planes | Blocks | Fitting | None = None
     contraction: Contraction | None = None
     moves: tuple[Move, ...] = ()
     framed: Framed | None = None

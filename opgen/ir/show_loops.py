@@ -38,6 +38,8 @@ def show_kernel(kernel: Kernel) -> str:
             lines.append(
                 f"    only if planes of {', '.join(name for name, _ in tensors)} are dense"
             )
+        case loops.Fitting():
+            lines.append(f"    only if {_fitting(kernel.only)}")
         case None:
             pass
         case unexpected:
@@ -48,6 +50,8 @@ def show_kernel(kernel: Kernel) -> str:
             lines.append(f"    unless planes of {names} are dense")
         case loops.Blocks():
             lines.append(f"    unless there are {_blocks(kernel.unless)}")
+        case loops.Fitting():
+            lines.append(f"    unless {_fitting(kernel.unless)}")
         case None:
             pass
         case unexpected:
@@ -76,6 +80,11 @@ def show_kernel(kernel: Kernel) -> str:
 def _blocks(condition: loops.Blocks) -> str:
     text = "blocks of lanes" + ("" if condition.together is None else ", for all threads")
     return text + (" in pairs" if condition.is_paired else "")
+
+
+def _fitting(condition: loops.Fitting) -> str:
+    sizes = f"{condition.extent} <= {condition.most} and {condition.shared} >= {condition.least}"
+    return f"{condition.stretches} == 1 and {sizes}, for all threads"
 
 
 def _contraction(found: Contraction) -> list[str]:

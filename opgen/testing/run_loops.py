@@ -120,7 +120,7 @@ class _Runner:
 
     def is_so(
         self,
-        condition: loops.Finite | loops.Blocks | loops.Short | loops.Planes,
+        condition: loops.Finite | loops.Blocks | loops.Short | loops.Planes | loops.Fitting,
         values: Environment,
     ) -> bool:
         """What a kernel is conditional on. Here all tensors are consecutive."""
@@ -131,6 +131,10 @@ class _Runner:
                 return self.integer(extent, values) >= LANES
             case loops.Short(extent=extent, most=most):
                 return self.integer(extent, values) <= most
+            case loops.Fitting(stretches=stretches, extent=extent, most=most, shared=shared):
+                parts = (self.integer(each, values) for each in (stretches, extent, shared))
+                own, other, both = parts
+                return own == 1 and other <= most and both >= condition.least
             case loops.Planes():
                 return True
             case unexpected:
