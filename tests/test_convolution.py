@@ -444,6 +444,60 @@ def test_long_rows_of_single_channels_of_16_bits(
     assert answers == [True] * asked
 
 
+LAST = torch.channels_last
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "more", "format_", "dtype", "asked"),
+    [
+        ((8, 48, 64, 56), (3, 3), {}, LAST, torch.bfloat16, True),
+        ((64, 128, 12, 12), (3, 3), {}, LAST, torch.bfloat16, True),
+        ((8, 16, 320, 28), (3, 3), {"padding": 0}, LAST, torch.bfloat16, True),
+        ((64, 128, 12, 11), (3, 3), {}, LAST, torch.bfloat16, False),
+        ((32, 128, 16, 16), (3, 3), {}, LAST, torch.bfloat16, False),
+        ((32, 128, 16, 17), (3, 3), {}, LAST, torch.bfloat16, True),
+        ((8, 48, 48, 56), (3, 3), {}, LAST, torch.bfloat16, False),  # fewer cells
+        ((24, 15, 64, 56), (3, 3), {}, LAST, torch.bfloat16, False),  # fewer channels
+        ((8, 48, 64, 56), (3, 2), {}, LAST, torch.bfloat16, False),
+        ((8, 48, 64, 56), (3, 3), {"dilation": 2, "padding": 2}, LAST, torch.bfloat16, False),
+        ((8, 150, 64, 60), (3, 3), {"stride": 2}, LAST, torch.bfloat16, False),
+        ((8, 48, 64, 56), (3, 3), {}, LAST, torch.float16, False),
+        ((8, 48, 64, 56), (3, 3), {}, LAST, torch.float32, False),
+        ((8, 48, 64, 56), (3, 3), {}, torch.contiguous_format, torch.bfloat16, False),
+    ],
+)
+def test_single_channels_of_bfloat16_through_small_windows(
+    shape: tuple[int, ...],
+    window: tuple[int, int],
+    more: dict[str, int],
+    format_: torch.memory_format,
+    dtype: torch.dtype,
+    asked: bool,
+    answers: list[bool],
+) -> None:
+    """Many cells in rows whose kernels have no pairs of vectors go to the library."""
+    channels = shape[1]
+    geometry = {"padding": 1, "groups": channels, **more}
+    x = torch.randn(shape).to(dtype).contiguous(memory_format=format_)
+    w = torch.randn(channels, 1, *window).to(dtype)
+    got = conv.conv2d(x, w, **geometry)
+    wanted = F.conv2d(x.float(), w.float(), **geometry)
+    close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.01, "atol": 0.02}
+    torch.testing.assert_close(got.float(), wanted, **close)
+    assert answers == [True] * asked
+
+
+def test_filters_of_single_channels_that_are_not_finite_stay_here(answers: list[bool]) -> None:
+    """The zeros of padding are no terms, and meet no infinity."""
+    x = torch.randn(8, 48, 64, 56).bfloat16().contiguous(memory_format=LAST)
+    w = torch.randn(48, 1, 3, 3).bfloat16()
+    w[5, 0, 0, 0] = torch.inf
+    y = conv.conv2d(x, w, padding=1, groups=48)
+    assert answers and not any(answers)
+    assert y[:, 5, 0].isfinite().all()
+    assert y[:, 5, 1:, 1:].isinf().all()
+
+
 @pytest.mark.parametrize(
     ("channels", "width", "stride", "asked"),
     [

@@ -162,19 +162,47 @@ def test_images_of_sizes_that_are_asked_for(size: tuple[int, int], threads: int)
 def test_the_same_call_runs_on_the_same_kernel() -> None:
     op = Op(opgen.compile(PLANES.replace("{name}", "planes_3")), "planes_3")
     for _ in range(2):
-        for rows in range(4, 10):
+        for rows in range(4, 12):
             planes(op, 400, 4, rows, 9)
-        assert made(op) == {(1, rows, 9, None) for rows in (4, 5, 6)} | {(1, None, None, None)}
+        assert made(op) == {(1, rows, 9, None) for rows in range(4, 10)} | {(1, None, None, None)}
 
 
-def test_fifty_shapes_make_at_most_four_kernels() -> None:
+def test_fifty_shapes_make_at_most_seven_kernels() -> None:
+    """Six for sizes of images, one for all others."""
     op = Op(opgen.compile(PLANES.replace("{name}", "planes_2")), "planes_2")
     numbers = random.Random(0)
     for _ in range(50):
         shape = [numbers.randint(1, 4), numbers.randint(1, 40), numbers.randint(1, 80)]
         for width in (numbers.randint(1, 9), numbers.randint(1, 200), 70):
             planes(op, *shape, width)
-    assert len(op.operation.compiled) == 4
+    assert len(op.operation.compiled) == 7
+
+
+def test_layers_with_several_windows_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of all kernels at most are for sizes; what comes later runs on those for all sizes."""
+    monkeypatch.setattr(special, "MOST", 8)
+    monkeypatch.setattr(special, "FEW", 2)
+    monkeypatch.setattr(special, "MOST_SIZES", 3)
+    op = Op(opgen.compile(PLANES.replace("{name}", "planes_4")), "planes_4")
+    for shift in (1, 2):
+        for rows in (4, 5, 6, 7):
+            x, k = torch.randn(400, 4, rows, 9), torch.randn(4)
+            wanted = torch.nn.functional.pad(x, (shift, 0))[..., :-shift] * k[:, None, None]
+            torch.testing.assert_close(op(x, k, shift=shift), wanted)
+    sizes = {(1, rows, 9, None) for rows in (4, 5, 6)} | {(2, 4, 9, None)}
+    assert made(op) == sizes | {(shift, None, None, None) for shift in (1, 2)}
+
+
+def test_long_rows_batches_and_channels_never_ask_for_a_kernel() -> None:
+    """However many there are: one kernel serves them all."""
+    op = Op(opgen.compile(PLANES.replace("{name}", "planes_5")), "planes_5")
+    for size in range(20):
+        planes(op, 300 + size, 3, 8, 9)
+        planes(op, 3, 300 + size, 8, 9)
+    assert made(op) == {(1, 8, 9, None)}
+    for size in range(20):
+        planes(op, 20, 3, 600 + size, 65 + size)
+    assert made(op) == {(1, 8, 9, None), (1, None, None, None)}
 
 
 def test_values_without_end_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,17 +232,17 @@ def test_a_factor_of_one_has_a_kernel() -> None:
 
 
 def test_factors_are_known_for_more_sizes_than_have_kernels() -> None:
-    """Otherwise the layers of a net, from the fourth size on, would run many times slower."""
+    """Otherwise the layers of a net, from the seventh size on, would run many times slower."""
     spec = (
         "op grouped_2(x[N,(g C),H,W], w[(g D),C]; g = 1) -> y[N,(g D),H,W]\n"
         "  where g >= 1\n  y[n,(i d),h,w] = sum(c) x[n,(i c),h,w] * w[(i d),c]"
     )
     op = Op(opgen.compile(spec), "grouped_2")
-    for rows in (4, 5, 6, 7, 8):
+    for rows in range(4, 12):
         x, w = torch.randn(400, 6, rows, 9), torch.randn(6, 1)
         torch.testing.assert_close(op(x, w, g=6), x * w[:, :, None])
     open_ = (None, 1, 1, None, None, None)
-    assert made(op) == {(None, 1, 1, rows, 9, None) for rows in (4, 5, 6)} | {open_}
+    assert made(op) == {(None, 1, 1, rows, 9, None) for rows in range(4, 10)} | {open_}
 
 
 @pytest.mark.parametrize(
