@@ -78,6 +78,7 @@ _ROUNDED_PLANES = f"{_PLANES} autocast"
 _NEAREST = f"{_PLANES} channels_last"
 _ROUNDED = f"{_NEAREST} autocast"
 _TRANSPOSED = "transposed 2x2 [8,2048,8,8]"
+_CELLS = f"{_TRANSPOSED} channels_last"
 BOUNDS: Final = (
     Bound(f"unfold {_SMALL}", Direction.FORWARD, "unfold", "F.unfold", _planes),
     Bound(f"unfold {_SMALL}", Direction.BACKWARD, "fold", "F.unfold", _planes),
@@ -98,6 +99,10 @@ BOUNDS: Final = (
     Bound(_ROUNDED, Direction.BACKWARD, "nearest_autocast_gradient", "F.interpolate", _pixels),
     Bound(
         *(_TRANSPOSED, Direction.BACKWARD, "transposed_gradients", "F.conv_transpose2d"), _images
+    ),
+    Bound(_CELLS, Direction.FORWARD, "transposed_pixels", "F.conv_transpose2d", _pixels),
+    Bound(
+        *(_CELLS, Direction.BACKWARD, "transposed_pixels_gradients", "F.conv_transpose2d"), _pixels
     ),
 )
 

@@ -139,6 +139,27 @@ def test_loops_of_planes(shape: tuple[int, ...], tmp_path: Path) -> None:
     assert same(image, (a + b + c + d).bfloat16().float())
 
 
+@pytest.mark.parametrize("shape", [(2, 8, 8, 2048), (1, 3, 5, 1100), (3, 1, 1, 7), (0, 2, 2, 4)])
+def test_loops_of_pixels(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Two pixels at a time and a last one; parts of the channels, the last one shorter."""
+    batch, height, width, channels = shape
+    x, weight = torch.randn(batch, channels, height, width), torch.randn(channels, 1, 2, 2)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight.requires_grad_()
+    y = torch.full((batch, 2 * height, 2 * width, channels), 7.0)
+    forward = bounds.compiled("transposed_pixels", tmp_path)
+    bounds.loop_call(forward, [x, weight], [y], shape)()
+    expected = torch.nn.functional.conv_transpose2d(x, weight, stride=2, groups=channels)
+    torch.testing.assert_close(y.permute(0, 3, 1, 2), expected)
+    cotangent = torch.randn_like(y)
+    written = [torch.full((batch, height, width, channels), 7.0), torch.full_like(weight, 7)]
+    both = bounds.compiled("transposed_pixels_gradients", tmp_path)
+    bounds.loop_call(both, [cotangent, x, weight], written, shape)()
+    found = torch.autograd.grad(expected, [x, weight], cotangent.permute(0, 3, 1, 2))
+    torch.testing.assert_close(written[0].permute(0, 3, 1, 2), found[0])
+    torch.testing.assert_close(written[1], found[1], rtol=1e-5, atol=1e-4)
+
+
 def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether all numbers are the same, 0 and -0 apart, and NaN where NaN is."""
     is_nan = found.isnan()
