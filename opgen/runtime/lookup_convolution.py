@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import library_call, library_gradients, lookup_moves
+from opgen.runtime import convolution_witness, library_call, library_gradients, lookup_moves
 from opgen.runtime.lookup_convolution_source import Convolved
 from opgen.runtime.lookup_moves import NoMove
 
@@ -154,6 +154,18 @@ def _described(
 ) -> list[int]:
     case = plan.case
     source, image, weight_at, bias = places
+    is_of_image = is_transposed or image != _ABSENT
+    is_plain = _is_direct(plan) and plan.repeats == 1
+    nowhere = (_ABSENT,) * len(case.stride)
+    pixel = tap = None
+    if is_plain and checks_weight:
+        of_image, of_result = (
+            convolution_witness.pixel_of_image,
+            convolution_witness.pixel_of_result,
+        )
+        pixel = of_image(case) if is_of_image else of_result(case)
+    if is_plain and checks_gradient:
+        tap = convolution_witness.tap_of_weight(case)
     convolved = Convolved(
         source=source,
         image=image,
@@ -168,9 +180,12 @@ def _described(
         held=_held(weight) or 0,
         checks_weight=int(checks_weight),
         checks_gradient=int(checks_gradient),
+        shows_weight=int(pixel is not None),
+        shows_gradient=int(tap is not None),
         at_once=at_once,
         repeats=plan.repeats,
         is_moved=int(not _is_direct(plan)),
     )
     more = case.output_padding if is_transposed else (0,) * len(case.stride)
-    return [*convolved, *case.stride, *case.padding, *case.dilation, *more]
+    shown = (*(pixel or nowhere), *(tap or nowhere))
+    return [*convolved, *case.stride, *case.padding, *case.dilation, *more, *shown]

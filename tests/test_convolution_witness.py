@@ -1,0 +1,193 @@
+"""Cells of a convolution's results that show whether the other factors of padding are finite."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opgen
+from catalogue import SPECS
+from opgen.runtime import convolution_witness, lookup_convolution
+from opgen.runtime.library import Case
+
+LAST, PLANES = torch.channels_last, torch.contiguous_format
+
+
+def case(
+    image: int, result: int, taps: int, stride: int, padding: int, dilation: int, rank: int = 1
+) -> Case:
+    """One geometry for every dim."""
+    batch, tensors = (1, 1), []
+    for size in (result, image, taps):
+        tensors.append(batch + (size,) * rank)
+    y, x, w = tensors
+    return Case(1, (stride,) * rank, (padding,) * rank, (dilation,) * rank, y, x, w, PLANES)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_first_place_of_all_that_have_every_term(rank: int) -> None:
+    """Against all of them, one by one."""
+    found: set[bool] = set()
+    for image, taps, stride, padding, dilation in itertools.product(
+        range(1, 9), range(1, 6), (1, 2, 3), range(4), (1, 2)
+    ):
+        result = (image + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+        if result < 1:
+            continue
+
+        terms = {
+            (o, i, o * stride - padding + i * dilation)
+            for o in range(result)
+            for i in range(taps)
+            if 0 <= o * stride - padding + i * dilation < image
+        }
+
+        def first(index: int, of: int, every: int, terms: Any = terms) -> tuple[int, ...] | None:
+            """The first of `of` places that as many terms have as there are others."""
+            met = [sum(term[index] == place for term in terms) for place in range(of)]
+            return (met.index(every),) * rank if every in met else None
+
+        geometry = case(image, result, taps, stride, padding, dilation, rank)
+        pixel = convolution_witness.pixel_of_result(geometry)
+        assert pixel == first(0, result, taps)
+        assert convolution_witness.tap_of_weight(geometry) == first(1, taps, result)
+        assert convolution_witness.pixel_of_image(geometry) == (
+            first(2, image, taps) if stride == 1 else None
+        )
+        found.add(pixel is None)
+    assert found == {True, False}
+
+
+def convolved(x: Tensor, weight: Tensor, stride: int, padding: int, groups: int) -> Tensor:
+    """A convolution that has no terms for padding, in double precision, tap by tap."""
+    batch, _, *pixels = x.shape
+    results, shared, *taps = weight.shape
+    sizes = [
+        (size + 2 * padding - tap) // stride + 1 for size, tap in zip(pixels, taps, strict=True)
+    ]
+    y = torch.zeros(batch, groups, results // groups, *sizes, dtype=torch.float64)
+    images = x.double().reshape(batch, groups, shared, *pixels)
+    filters = weight.double().reshape(groups, results // groups, shared, *taps)
+    for i, j in itertools.product(*map(range, taps)):
+        for v, u in itertools.product(*map(range, sizes)):
+            row, column = v * stride - padding + i, u * stride - padding + j
+            if 0 <= row < pixels[0] and 0 <= column < pixels[1]:
+                pixel = images[..., row, column]
+                y[..., v, u] += torch.einsum("bgc,gkc->bgk", pixel, filters[..., i, j])
+    return y.reshape(batch, results, *sizes)
+
+
+GEOMETRIES = [
+    ((2, 16, 5, 6), (16, 16, 3, 3), 1, 1, 1, (True, True, True)),
+    ((1, 32, 4, 7), (32, 16, 3, 3), 1, 1, 2, (True, True, True)),
+    ((2, 16, 7, 6), (16, 16, 3, 3), 2, 1, 1, (True, False, True)),
+    ((1, 16, 5, 5), (16, 16, 5, 3), 1, 2, 1, (True, True, False)),
+    ((1, 16, 2, 2), (16, 16, 3, 3), 1, 1, 1, (False, False, True)),
+]
+"""Shapes of image and weight, stride, padding, groups; and whether there is a pixel of the result,
+one of the image's gradient, and a tap of the weight's that have every term."""
+
+CASES = [
+    *((geometry, PLANES, torch.float32) for geometry in GEOMETRIES),
+    (GEOMETRIES[0], LAST, torch.float32),
+    (GEOMETRIES[0], LAST, torch.bfloat16),
+    (GEOMETRIES[1], PLANES, torch.bfloat16),
+]
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
+    """Of which convolutions results show what they met: the weight's numbers, the cotangent's."""
+    heard = []
+    described = lookup_convolution._described
+
+    def listening(*arguments: Any) -> list[int]:
+        found = described(*arguments)
+        about = lookup_convolution.Convolved(*found[: len(lookup_convolution.Convolved._fields)])
+        heard.append((bool(about.shows_weight), bool(about.shows_gradient)))
+        return found
+
+    monkeypatch.setattr(lookup_convolution, "_described", listening)
+    return heard
+
+
+@pytest.mark.parametrize(("geometry", "format_", "dtype"), CASES)
+def test_numbers_that_are_not_finite_meet_no_zero_of_the_padding(
+    geometry: tuple[Any, ...],
+    format_: torch.memory_format,
+    dtype: torch.dtype,
+    shown: list[tuple[bool, bool]],
+) -> None:
+    """Each tap of a first and a last channel in turn, in calls that were seen before."""
+    shape, filter_shape, stride, padding, groups, shows = geometry
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    more = {"stride": stride, "padding": padding, "groups": groups}
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(dtype).contiguous(memory_format=format_)
+    weight = (torch.randn(filter_shape) / 8).to(dtype)
+    for _ in range(3):
+        conv(x, weight, **more)
+    assert len(shown) == 1, "not looked up"
+    assert shown[0][0] == shows[0]
+    channels = (0, 0), (filter_shape[0] - 1, filter_shape[1] - 1)
+    taps = list(itertools.product(*map(range, filter_shape[2:])))
+    numbers = itertools.cycle((torch.inf, -torch.inf, torch.nan))
+    for channel, tap, number in zip(itertools.cycle(channels), taps, numbers, strict=False):
+        spoiled = weight.clone()
+        spoiled[(*channel, *tap)] = number
+        got, wanted = (
+            conv(x, spoiled, **more).double(),
+            convolved(x, spoiled, stride, padding, groups),
+        )
+        torch.testing.assert_close(got, wanted, rtol=0.02, atol=0.02, equal_nan=True)
+
+
+@pytest.mark.parametrize(("geometry", "format_", "dtype"), CASES)
+def test_gradients_of_numbers_that_are_not_finite(
+    geometry: tuple[Any, ...],
+    format_: torch.memory_format,
+    dtype: torch.dtype,
+    shown: list[tuple[bool, bool]],
+) -> None:
+    """A number of the weight, or of the cotangent, at the borders and within."""
+    shape, filter_shape, stride, padding, groups, shows = geometry
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    more = {"stride": stride, "padding": padding, "groups": groups}
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(dtype).contiguous(memory_format=format_).requires_grad_()
+    weight = (torch.randn(filter_shape) / 8).to(dtype).requires_grad_()
+
+    def gradients(weight: Tensor, cotangent: Tensor) -> tuple[Tensor, ...]:
+        y = conv(x, weight, **more)
+        return torch.autograd.grad(y, (x, weight), cotangent.to(dtype))
+
+    like = convolved(x.detach(), weight.detach(), stride, padding, groups)
+    cotangent = torch.randn(like.shape)
+    for _ in range(3):
+        gradients(weight, cotangent)
+    assert shows[1:] in shown
+
+    def expected(weight: Tensor, cotangent: Tensor) -> tuple[Tensor, ...]:
+        leaves = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+        y = convolved(*leaves, stride, padding, groups)
+        return torch.autograd.grad(y, leaves, cotangent.to(dtype).double())
+
+    def check(weight: Tensor, cotangent: Tensor) -> None:
+        pairs = zip(gradients(weight, cotangent), expected(weight, cotangent), strict=True)
+        for got, wanted in pairs:
+            torch.testing.assert_close(got.double(), wanted, rtol=0.02, atol=0.05, equal_nan=True)
+
+    last = tuple(size - 1 for size in like.shape)
+    middle = tuple(size // 2 for size in like.shape)
+    for place in ((0, 0, 0, 0), last, middle, (0, last[1], 0, last[3])):
+        spoiled = cotangent.clone()
+        spoiled[place] = torch.inf
+        check(weight, spoiled)
+    for tap in ((0, 0, 0, 0), (0, 0, 1, 1), (0, 0, filter_shape[2] - 1, filter_shape[3] - 1)):
+        other = weight.detach().clone()
+        other[tap] = torch.inf
+        check(other.requires_grad_(), cotangent)
