@@ -141,6 +141,14 @@ def test_dispatched_calls_are_told_apart() -> None:
         assert isinstance(result, Tensor) and trace.runs_contraction(ops) is expected
 
 
+def test_a_row_that_is_measured_again_is_still_dispatched() -> None:
+    """Calls that are looked up by then show no op of the library."""
+    row = next(each for each in every_row() if each.name.startswith("grouped 3x3, groups 16"))
+    for direction in Direction:
+        found = [measure(row, direction, CPU, shape=(1, 128, 5, 6), budget=0) for _ in range(3)]
+        assert [each.dispatched for each in found] == [True] * 3
+
+
 def test_rows_for_which_no_time_is_left_are_named() -> None:
     plan = Plan((small(double, Contender("same", double)),), (Direction.FORWARD,), CPU, minutes=0)
     (outcome,) = run(plan)
