@@ -179,6 +179,7 @@ def op() -> Any:
         for dtype in TYPES
         for step in range(4)
     ],
+    ids=str,
 )
 def test_gradients_have_the_bits_that_they_have_alone(
     dtype: torch.dtype, step: int, threads: int, op: Any
