@@ -6,6 +6,7 @@ both the same ones in every run; "explore" draws many, others each time, to look
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from collections.abc import Generator, Iterator
@@ -72,6 +73,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """What PyTorch and thousands of tests are made of stays: a collection need not look at it.
+
+    It takes 0.4 s otherwise, and tests of what is freed, and when, ask for a hundred of them.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

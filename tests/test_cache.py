@@ -125,8 +125,11 @@ def test_a_killed_compile_leaves_no_entry(
     hours_ago = time.time() - 2 * 3600
     os.utime(left, (hours_ago, hours_ago))
     assert answer(43) == 43
+    assert left.exists()  # this process has looked already
+    monkeypatch.setattr(cache, "_added", {})  # as in another one
+    assert answer(44) == 44
     assert not left.exists()
-    assert len(entries(place)) == 2
+    assert len(entries(place)) == 3
 
 
 # ---------------------------------------------------------------------------- damage
@@ -319,6 +322,37 @@ def test_what_was_not_used_for_longest_goes(place: Path, monkeypatch: pytest.Mon
         assert answer(number) == number
     assert not removed.exists()
     assert foreign.exists()
+
+
+def test_room_is_made_once_a_process_and_after_a_sixteenth_of_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    make_room = cache._shrink
+
+    def listening(directory: Path, newest: Path) -> None:
+        looked.append(newest.name)
+        make_room(directory, newest)
+
+    monkeypatch.setattr(cache, "_shrink", listening)
+    monkeypatch.setattr(cache, "LARGEST", 1600)
+    place.mkdir(mode=0o700, parents=True)
+
+    def add(size: int) -> bool:
+        """Whether room is made for a source of that size, which nothing else holds."""
+        before = len(looked)
+        cache.add_bytes(bytes([len(list(place.iterdir()))]) * size, place, "0" * 32, ".c")
+        return len(looked) > before
+
+    assert [add(size) for size in (10, 60, 40, 1, 100, 101, 0)] == [
+        *(True, False, False, True, False, True, False)
+    ]
+    for _ in range(200):
+        add(90)
+        # What there is room for, what was added since, and the newest.
+        assert sum(path.stat().st_size for path in place.iterdir()) <= 1600 + 100 + 90
+    monkeypatch.setattr(cache, "_added", {})
+    assert add(5)
 
 
 # ---------------------------------------------------------------------------- other machines

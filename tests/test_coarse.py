@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -97,8 +98,12 @@ def transposed(name: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> Op:
         monkeypatch.setattr(special, limit, value)
     monkeypatch.setenv("OPGEN_CFLAGS", FLAGS[flags])
     name = f"coarse_{name}_{flags.replace(' ', '_')}"
-    found: Op = getattr(module("conv_transpose", "conv_transpose2d", name), name)
+    found: Op = getattr(shared("conv_transpose", "conv_transpose2d", name), name)
     return found
+
+
+shared = functools.cache(module)
+"""Types and layouts have kernels of their own; what these are derived from is derived once."""
 
 
 def image(shape: tuple[int, ...], kind: str) -> Tensor:
@@ -156,7 +161,7 @@ TAPS = ("large", "small", "at the limit", "zeros")
 def test_every_number_is_rounded_as_pytorch_rounds(
     is_cast: bool, layout: str, flags: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    op = transposed(f"numbers_{is_cast}_{layout}", flags, monkeypatch)
+    op = transposed("numbers", flags, monkeypatch)
     torch.manual_seed(0)
     before = torch.get_num_threads()
     try:
@@ -194,7 +199,7 @@ def test_the_instruction_is_used_where_it_may_be(
         return library(source)
 
     monkeypatch.setattr(build, "library", changed)
-    op = transposed(f"ways_{way.replace(' ', '_')}_{layout}", "own", monkeypatch)
+    op = transposed(f"ways_{way.replace(' ', '_')}", "own", monkeypatch)
     torch.manual_seed(0)
     for pixels, taps in itertools.product(("large", "small planes"), ("large", "small")):
         x, weight = image((2, 66, 8, 8), pixels), filters(66, taps)
@@ -219,7 +224,7 @@ LAST = "channels_last"
 def test_other_types_are_as_they_were(
     layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    op = transposed(f"types_{layout}_{dtype}".replace("torch.", ""), "own", monkeypatch)
+    op = transposed("types", "own", monkeypatch)
     torch.manual_seed(0)
     for shape in (*SHAPES, (0, 40, 8, 8)):
         x = torch.randint(-99, 99, shape).to(dtype).to(memory_format=FORMATS[layout])

@@ -6,7 +6,6 @@ import copy
 import ctypes
 import gc
 import itertools
-import os
 import pickle
 import random
 import subprocess
@@ -43,6 +42,13 @@ def nothing_kept() -> Iterator[None]:
     yield
     gc.collect()
     kept_memory.release()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_to_look_at() -> None:
+    """Garbage is collected in almost every test here, from among what other files left too."""
+    gc.collect()
+    gc.freeze()
 
 
 def image(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -238,33 +244,74 @@ def test_tensors_made_in_python(shape: tuple[int, ...], dtype: torch.dtype) -> N
     assert (kept_memory.release() > 0) is is_large
 
 
-def in_process(program: str, **environment: str) -> str:
-    """What a program prints that begins with the op of this file and a call that was seen."""
-    head = (
-        "import os, sys, gc, torch, opgen\n"
-        "from opgen.runtime import kept_memory\n"
-        "torch.set_num_threads(1)\n"
-        'up = opgen.compile("op up(x[B,C,H,W]) -> y[B,C,2*H,2*W]\\n'
-        '  y[b,c,h,w] = x[b,c,h//2,w//2]\\n").up\n'
-        "x = torch.ones(1, 64, 64, 64)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", head + program],
-        env={**os.environ, **environment},
-        capture_output=True,
+HEAD = """
+import os, sys, gc, torch, opgen
+from opgen.runtime import kept_memory
+torch.set_num_threads(1)
+up = opgen.compile("op up(x[B,C,H,W]) -> y[B,C,2*H,2*W]\\n  y[b,c,h,w] = x[b,c,h//2,w//2]\\n").up
+x = torch.ones(1, 64, 64, 64)
+"""
+
+
+def started(program: str) -> subprocess.Popen[str]:
+    """A process with the op of this file, and a program in it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", HEAD + program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
     )
-    return done.stdout + done.stderr
 
 
-def test_how_much_is_kept_is_chosen() -> None:
+def in_process(program: str) -> str:
+    """What a program prints in a process of its own."""
+    return started(program).communicate()[0]
+
+
+FORKS = """
+assert not kept_memory._first  # nothing is kept yet, nor is it known how much will be
+for line in sys.stdin:
+    program, environment = eval(line)
+    sys.stdout.flush()
+    if not os.fork():
+        os.environ.update(environment)
+        exec(program)
+        break
+    os.wait()
+    print(end="\\0", flush=True)
+"""
+"""Programs, each in a child of one process that has loaded what takes long."""
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    process = started(FORKS)
+    yield process
+    assert process.communicate() == ("", None)
+    assert process.returncode == 0
+
+
+def in_fork(forks: subprocess.Popen[str], program: str, **environment: str) -> str:
+    """What a program prints whose process ran nothing but the imports before."""
+    assert forks.stdin is not None and forks.stdout is not None
+    forks.stdin.write(f"{(program, environment)!r}\n")
+    forks.stdin.flush()
+    said = ""
+    while not said.endswith("\0"):
+        more = forks.stdout.read(1)
+        assert more, said
+        said += more
+    return said[:-1]
+
+
+def test_how_much_is_kept_is_chosen(forks: subprocess.Popen[str]) -> None:
     hold = "up(x); held = [up(x) for _ in range(5)]; held.clear(); print(kept_memory.release())"
-    assert in_process(hold).split() == [str(5 * 4 * MEGABYTE)]
-    assert in_process(hold, OPGEN_KEPT_MEMORY="9").split() == [str(2 * 4 * MEGABYTE)]
-    assert in_process(hold, OPGEN_KEPT_MEMORY="0").split() == ["0"]
-    assert in_process(hold, OPGEN_KEPT_MEMORY=str(2**44)).split() == [str(5 * 4 * MEGABYTE)]
-    wrong = in_process(hold, OPGEN_KEPT_MEMORY="much")
+    assert in_fork(forks, hold).split() == [str(5 * 4 * MEGABYTE)]
+    assert in_fork(forks, hold, OPGEN_KEPT_MEMORY="9").split() == [str(2 * 4 * MEGABYTE)]
+    assert in_fork(forks, hold, OPGEN_KEPT_MEMORY="0").split() == ["0"]
+    assert in_fork(forks, hold, OPGEN_KEPT_MEMORY=str(2**44)).split() == [str(5 * 4 * MEGABYTE)]
+    wrong = in_fork(forks, hold, OPGEN_KEPT_MEMORY="much")
     assert "RuntimeError: $OPGEN_KEPT_MEMORY must be a number of megabytes, got 'much'" in wrong
 
 
@@ -278,14 +325,14 @@ def test_a_container_has_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert kept_memory._most() == MEGABYTE < whole
 
 
-def test_what_is_too_large_to_be_kept_leaves_the_rest() -> None:
+def test_what_is_too_large_to_be_kept_leaves_the_rest(forks: subprocess.Popen[str]) -> None:
     program = """
 up(x); y = up(x); del y
 large = torch.ones(1, 64, 128, 128)
 up(large); y = up(large); del y
 print(kept_memory.release())
 """
-    assert in_process(program, OPGEN_KEPT_MEMORY="9").split() == [str(4 * MEGABYTE)]
+    assert in_fork(forks, program, OPGEN_KEPT_MEMORY="9").split() == [str(4 * MEGABYTE)]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits are those of Linux")
@@ -301,7 +348,7 @@ print(bool((up(large) == 1).all()), kept_memory.release() >> 20)
     assert in_process(program).split() == ["True", "64"]
 
 
-def test_a_tensor_that_cannot_be_made() -> None:
+def test_a_tensor_that_cannot_be_made(forks: subprocess.Popen[str]) -> None:
     program = """
 import ctypes
 from opgen.runtime import lookup_library
@@ -322,7 +369,7 @@ addresses = [ctypes.cast(each, ctypes.c_void_p) for each in all_]
 first.opgen_connect_memory((ctypes.c_void_p * 4)(*addresses))
 print(bool((up(x) == 1).all()), kept_memory.release())
 """
-    assert in_process(program).split() == ["True", str(4 * MEGABYTE)]
+    assert in_fork(forks, program).split() == ["True", str(4 * MEGABYTE)]
 
 
 def test_deleters_without_a_context_are_found() -> None:
@@ -355,8 +402,7 @@ print(good, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert in_process(program).split() == ["True", "0"]
 
 
-def test_what_nobody_asks_for_goes() -> None:
-    program = """
+FORGETS = """
 up(x); y = up(x); del y
 import time
 time.sleep(12)
@@ -364,7 +410,19 @@ small = torch.ones(1, 64, 40, 40)
 up(small); y = up(small); del y
 print(kept_memory.release())
 """
-    assert in_process(program).split() == [str(64 * 80 * 80 * 4)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgetful() -> Iterator[subprocess.Popen[str]]:
+    """It waits while other tests run."""
+    process = started(FORGETS)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_what_nobody_asks_for_goes(forgetful: subprocess.Popen[str]) -> None:
+    assert forgetful.communicate()[0].split() == [str(64 * 80 * 80 * 4)]
 
 
 def test_the_end_of_a_program() -> None:

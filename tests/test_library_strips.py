@@ -12,7 +12,7 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen.runtime import compat, library_call, library_strips, lookup_library
+from opgen.runtime import compat, kept_memory, library_call, library_strips, lookup_library
 from opgen.runtime.library import Case
 
 LAST = torch.channels_last
@@ -139,6 +139,27 @@ def test_gradients(name: str, format_: Any, strips: list[int]) -> None:
         check(one, other, terms)
         assert one.is_contiguous(memory_format=format_)
     assert min(strips) < -1 or name == "one row"
+
+
+@pytest.mark.parametrize("format_", [PLAIN, LAST])
+def test_gradients_of_images_lie_in_memory_that_is_kept(
+    format_: Any, strips: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Tensor] = []
+    make = kept_memory.empty_strided
+
+    def listening(*arguments: Any) -> Tensor:
+        made.append(make(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(kept_memory, "empty_strided", listening)
+    x = torch.randn(1, 64, 96, 48).contiguous(memory_format=format_)
+    weight = torch.randn(64, 64, 3, 3).contiguous(memory_format=format_)
+    seed = torch.randn(1, 64, 96, 48).contiguous(memory_format=format_)
+    found = gradients_of(lambda *both: CONV.conv2d(*both, padding=1), x, weight, seed)
+    assert min(strips) < -1
+    assert found[0].data_ptr() == made[-1].data_ptr()
+    assert made[-1].stride() == found[0].stride() == x.stride()
 
 
 @pytest.mark.parametrize("kind", ["plain", "last", "neither"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import mmap
 import random
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
@@ -294,7 +296,18 @@ def layouts(x: torch.Tensor) -> Iterator[torch.Tensor]:
     yield x.transpose(0, -1).contiguous().transpose(0, -1)
 
 
-@pytest.mark.parametrize("are_streamed", [False, True])
+ASKED = """
+char *getenv(const char *name);
+#define will_be_written(memory, bytes) (getenv("MOVES_ARE_STREAMED") != 0)
+"""
+"""For the kernels of both: ops that are the same share them."""
+
+
+@functools.cache
+def copies() -> ModuleType:
+    return opgen.compile(OPS, "moves.op")
+
+
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -303,13 +316,16 @@ def layouts(x: torch.Tensor) -> Iterator[torch.Tensor]:
     ],
     ids=str,
 )
-def test_ops_that_only_copy(
-    dtype: torch.dtype, are_streamed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ops_that_only_copy(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     text = ALWAYS.replace("will_be_written(void", "was_to_be_written(void")
-    text += f"#define will_be_written(memory, bytes) {int(are_streamed)}\n"
-    monkeypatch.setattr(prelude, "C", text)
-    ops = opgen.compile(OPS, f"moves_{str(dtype).removeprefix('torch.')}_{are_streamed}.op")
+    monkeypatch.setattr(prelude, "C", text + ASKED)
+    for are_streamed in (False, True):
+        if are_streamed:
+            monkeypatch.setenv("MOVES_ARE_STREAMED", "1")
+        check_copies(copies(), dtype)
+
+
+def check_copies(ops: ModuleType, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(2)
 
     def numbers(*shape: int) -> torch.Tensor:

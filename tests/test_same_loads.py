@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -140,8 +141,12 @@ def transposed(
         monkeypatch.setattr(special, limit, value)
     monkeypatch.setenv("OPGEN_CFLAGS", FLAGS[flags])
     name = f"same_{name}_{flags.replace(' ', '_')}"
-    found = module("conv_transpose", "conv_transpose2d", name)
+    found = shared("conv_transpose", "conv_transpose2d", name)
     return getattr(found, name), operation(found, name)
+
+
+shared = functools.cache(module)
+"""Types have kernels of their own, which are made of the same loops: those are derived once."""
 
 
 @pytest.mark.parametrize("flags", FLAGS)
@@ -150,7 +155,7 @@ def test_compiled_products_are_rounded_once(
     dtype: torch.dtype, flags: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small integers: products are exact, and so is their sum with a bias in float32."""
-    op, _ = transposed(f"products_{dtype}".replace("torch.", ""), flags, monkeypatch)
+    op, _ = transposed("products", flags, monkeypatch)
     torch.manual_seed(0)
     before = torch.get_num_threads()
     try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import ModuleType
 
@@ -239,16 +240,22 @@ def test_strides(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---------------------------------------------------------------------------- autograd
-def graphs(name: str) -> tuple[ModuleType, list[Tensor], dict[str, int]]:
-    found = module("conv_transpose", "conv_transpose2d", name)
+def graphs() -> tuple[Callable[..., Tensor], list[Tensor], dict[str, int]]:
     torch.manual_seed(1)
     leaves = [torch.randn(2, 6, 8, 8), torch.randn(6, 1, 2, 2)]
-    return found, [x.requires_grad_() for x in leaves], {"stride": 2, "groups": 6}
+    return in_graphs(), [x.requires_grad_() for x in leaves], {"stride": 2, "groups": 6}
+
+
+@functools.cache
+def in_graphs() -> Callable[..., Tensor]:
+    """One op for the tests below: its derivatives take seconds to derive."""
+    name = "unrounded_in_graphs"
+    op: Callable[..., Tensor] = getattr(module("conv_transpose", "conv_transpose2d", name), name)
+    return op
 
 
 def test_second_derivatives_and_a_kept_graph() -> None:
-    found, leaves, attributes = graphs("unrounded_twice")
-    op = found.unrounded_twice
+    op, leaves, attributes = graphs()
     cotangent = torch.randn(2, 6, 16, 16)
 
     def derivatives(is_cast: bool) -> list[Tensor]:
@@ -273,8 +280,7 @@ def test_second_derivatives_and_a_kept_graph() -> None:
 
 
 def test_some_leaves_only_and_mixed_types() -> None:
-    found, (x, weight), attributes = graphs("unrounded_mixed")
-    op = found.unrounded_mixed
+    op, (x, weight), attributes = graphs()
     cotangent = torch.randn(2, 6, 16, 16).to(torch.bfloat16)
     for given in (
         (x, weight.detach()),
@@ -297,8 +303,7 @@ def test_some_leaves_only_and_mixed_types() -> None:
 
 
 def test_accumulated_into_leaves_within_a_net() -> None:
-    found, (x, weight), attributes = graphs("unrounded_net")
-    op = found.unrounded_net
+    op, (x, weight), attributes = graphs()
     sums = []
     for is_cast in (False, True):
         x.grad = weight.grad = None
@@ -317,8 +322,7 @@ def test_accumulated_into_leaves_within_a_net() -> None:
 
 
 def test_other_ways_through_pytorch() -> None:
-    found, leaves, attributes = graphs("unrounded_ways")
-    op = found.unrounded_ways
+    op, leaves, attributes = graphs()
     wanted = op(*(x.to(torch.bfloat16) for x in leaves), **attributes)
     with autocast():
         op(*leaves, **attributes)
@@ -367,8 +371,7 @@ def test_what_is_left_to_casts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_what_is_wrong_with_a_call_is_said_as_without_autocast(requires_grad: bool) -> None:
-    found, (x, weight), _ = graphs(f"unrounded_bad_{requires_grad}")
-    op = getattr(found, f"unrounded_bad_{requires_grad}")
+    op, (x, weight), _ = graphs()
     x, weight = (each.detach().requires_grad_(requires_grad) for each in (x, weight))
     nested = torch.nested.nested_tensor([torch.randn(6, 8, 8)] * 2, requires_grad=requires_grad)
     with autocast():

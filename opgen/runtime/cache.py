@@ -4,9 +4,11 @@ An entry is named after a key, the hash of everything it was made from, and afte
 own bytes. A file that is cut short or altered therefore does not match its name, is ignored and
 made again; files appear by renaming, so processes may make the same entry at the same time.
 
-The directory is private to the user, since its content is executed. It holds at most `LARGEST`
-bytes: when a new entry is made, those go that have not been used for longest. Directories in which
-a compiler was killed go after an hour.
+The directory is private to the user, since its content is executed. It holds about `LARGEST`
+bytes: those entries go that have not been used for longest, and directories in which a compiler
+was killed go after an hour. A process looks for them when it first adds an entry, and each time it
+has added a sixteenth of what there is room for. To look at thousands of entries takes tens of
+milliseconds, and a first call of an op adds up to ten of them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LARGEST = 2**29
-"""How many bytes the entries of a directory may have together."""
+"""How many bytes the entries of a directory may have together, beside what was added since."""
+
+_added: dict[Path, int] = {}
+"""How many bytes this process added to a directory since it last made room there."""
 
 _ENTRY = re.compile(r"([0-9a-f]{32}|host)-[0-9a-f]{32}\.(so|c|py|pyc|cubin|txt)")
 _SCRATCH = re.compile(r"[0-9a-f]{32}-[^.]*")
@@ -155,13 +160,18 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def add(built: Path, place: Path, key: str) -> Path:
-    """Make a file an entry, and make room for it; OSError if that is not possible."""
+    """Make a file an entry, and make room now and then; OSError if that is not possible."""
     entry = place / f"{key}-{_digest(built)}{built.suffix}"
     if entry.is_dir():
         _remove(entry)
     built.chmod(0o700)
+    size = built.stat().st_size
     built.replace(entry)
-    _shrink(place, entry)
+    if place in _added and _added[place] + size <= LARGEST // 16:
+        _added[place] += size
+    else:
+        _added[place] = 0
+        _shrink(place, entry)
     return entry
 
 
@@ -194,22 +204,23 @@ def scratch(place: Path, key: str) -> Iterator[Path]:
 # ---------------------------------------------------------------------------- room
 def _shrink(place: Path, newest: Path) -> None:
     """Remove what was left behind, and what was not used for longest if there is too much."""
-    entries: list[tuple[float, int, Path]] = []
-    for path in place.iterdir():
-        try:
-            status = path.stat()
-        except OSError:
-            continue  # gone by now
-        if path.is_dir() and _SCRATCH.fullmatch(path.name):
-            if time.time() - status.st_mtime > _HOUR:
-                _remove(path)
-        elif _ENTRY.fullmatch(path.name) and path != newest:
-            entries.append((status.st_mtime, status.st_size, path))
+    entries: list[tuple[float, int, str]] = []
+    with os.scandir(place) as listed:
+        for each in listed:
+            try:
+                status = each.stat()
+            except OSError:
+                continue  # gone by now
+            if stat.S_ISDIR(status.st_mode) and _SCRATCH.fullmatch(each.name):
+                if time.time() - status.st_mtime > _HOUR:
+                    _remove(place / each.name)
+            elif _ENTRY.fullmatch(each.name) and each.name != newest.name:
+                entries.append((status.st_mtime, status.st_size, each.name))
     total = sum(size for _, size, _ in entries)
-    for _, size, path in sorted(entries):
+    for _, size, name in sorted(entries):
         if total <= LARGEST:
             break
-        _remove(path)
+        _remove(place / name)
         total -= size
 
 

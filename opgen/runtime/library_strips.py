@@ -128,7 +128,8 @@ def gradients(
     case, cotangent, image = plan.case, _as_memory(cotangent), _as_memory(image)
     if plan.arrangement is not None and not _can_be_taken_apart(cotangent, plan.arrangement):
         cotangent = cotangent.contiguous()
-    target = torch.empty_like(image, memory_format=case.format)
+    like = torch.empty(image.shape, device="meta", memory_format=case.format)
+    target = kept_memory.empty_strided(like.shape, like.stride(), image.dtype)
     _expected(target)
     weight = weight.contiguous(memory_format=case.format)
     sums: torch.Tensor | None = None
