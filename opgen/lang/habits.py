@@ -171,7 +171,7 @@ def _reduction_without_brackets(context: Context) -> Hint | None:
     reducer, _, iterator = word.partition("_")
     if reducer not in syntax.REDUCERS:
         return None
-    if iterator and re.search(rf"\b{word}\s*[=:,)]", context.source.text):
+    if iterator and re.search(rf"\b{word}\s*[=:,)\[]", context.source.text):
         return None  # it is declared as what it is
     is_index = iterator in (context.token, *context.after)
     edit = (token_span(word), f"{reducer}({iterator})") if is_index else None
