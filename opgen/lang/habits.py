@@ -8,6 +8,7 @@ piece of advice; the first one that recognises its habit speaks.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -170,7 +171,10 @@ def _reduction_without_brackets(context: Context) -> Hint | None:
     reducer, _, iterator = word.partition("_")
     if reducer not in syntax.REDUCERS:
         return None
-    edit = (token_span(word), f"{reducer}({iterator})") if iterator.isidentifier() else None
+    if iterator and re.search(rf"\b{word}\s*[=:,)\[]", context.source.text):
+        return None  # it is declared as what it is
+    is_index = iterator in (context.token, *context.after)
+    edit = (token_span(word), f"{reducer}({iterator})") if is_index else None
     return f"a reduction names its iterators in brackets: {reducer}({iterator or 'k'}) ...", edit
 
 

@@ -107,8 +107,8 @@ class Obligations:
         polynomials = (condition.value, *(value for _, value in shown))
         numbers = ((what, evaluated(value, values)) for what, value in shown)
         results = ", ".join(f"{what} is {number}" for what, number in numbers if number is not None)
-        case = f"smallest case: {assignments(values, polynomials, facts)}"
-        return (case + (f"; {results}" if results else ""),)
+        parts = (assignments(values, polynomials, facts), results)
+        return ("smallest case: " + "; ".join(filter(None, parts)),)
 
 
 def evaluated(value: Poly, values: Mapping[str, int]) -> int | None:

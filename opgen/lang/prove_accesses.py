@@ -187,16 +187,17 @@ def _out_of_range(
         clamped = f"max(min({index.value}, {extent - 1}), 0)"
         advice = f"add a condition after `if`, or clamp by hand: {clamped}"
         return Fault("out-of-range", headline, span, *label, notes=notes, advice=advice)
-    if index.value.is_constant and index.value.constant < 0:
-        place = f"{extent + index.value}"
+    from_end = extent + index.value
+    is_place = not from_end.is_constant or from_end.constant >= 0
+    if index.value.is_constant and index.value.constant < 0 and is_place:
         return Fault(
             "out-of-range",
             headline,
             span,
             *label,
             notes=notes,
-            advice=f"indices count from 0: write {place} to count from the end",
-            replacement=(span, place),
+            advice=f"indices count from 0: write {from_end} to count from the end",
+            replacement=(span, f"{from_end}"),
         )
     suffix = "?drop" if role is _Role.WRITE else "?0"
     return Fault(

@@ -210,7 +210,7 @@ def _unknown_function(expression: syntax.Call, scope: Scope) -> Fault:
             advice="powers are written `**`",
             replacement=(expression.span, f"{base}**{exponent}"),
         )
-    if name in environment.ops:
+    if name in environment.ops and name not in _OTHER_NAMES:
         return Fault(
             "op-called",
             f"'{name}' is an op, and a formula does not call ops",
