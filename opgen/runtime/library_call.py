@@ -343,8 +343,8 @@ def _both(
 
 
 def _finished(for_image: Plan, for_weight: Plan, found: Pair) -> Pair | None:
-    """Both gradients as those of the ops; None where padding may have met what is not finite."""
-    if any(for_weight.case.padding) and not _is_finite(found[1]):
+    """Both gradients as those of the ops; None where zeros may have met what is not finite."""
+    if meets_zeros(for_weight.case, found[1].dtype) and not _is_finite(found[1]):
         return None
     return for_image.output(found[0]), for_weight.output(found[1])
 
@@ -387,8 +387,17 @@ def _image(
 
 def _weight(case: Case, result: torch.Tensor, image: torch.Tensor) -> torch.Tensor | None:
     found = gradients(case, result, image, unread(case.weight, result), (False, True))[1]
-    # A number that is not finite may come from a zero of the padding.
-    return None if any(case.padding) and not _is_finite(found) else found
+    return None if meets_zeros(case, found.dtype) and not _is_finite(found) else found
+
+
+def meets_zeros(case: Case, dtype: torch.dtype) -> bool:
+    """Whether the gradient of a filter may have products with zeros that are no terms, so that
+    numbers of it that are not finite may come from these.
+
+    They are those of the padding, and in 16 bits those with which the library fills up pixels that
+    it multiplies some at a time.
+    """
+    return any(case.padding) or dtype != torch.float32
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
