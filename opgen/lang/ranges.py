@@ -171,13 +171,24 @@ def _suffixed(name: str, access: syntax.Subscript, environment: Environment) -> 
 
 
 def _containing(name: str, access: syntax.Subscript, environment: Environment) -> Iterator[Poly]:
-    """The extents of dims in whose index a name occurs."""
+    """The extents of dims in whose index a name is a term: `2*n` has half of the dim."""
     tensor = environment.tensors.get(access.name.text)
     for axis, item in enumerate(access.indices):
-        if not isinstance(item, syntax.PlainIndex) or tensor is None:
-            continue
-        if any(used == name for used, _ in free_names(item.value, environment)):
+        if isinstance(item, syntax.PlainIndex) and tensor and _is_term(name, item.value):
             yield _extent(tensor, axis)
+
+
+def _is_term(name: str, index: syntax.Expression) -> bool:
+    """Whether an index is a sum in which a name stands bare."""
+    match index:
+        case syntax.NameUse(name=used):
+            return used == name
+        case syntax.Binary(operator="+", left=left, right=right):
+            return _is_term(name, left) or _is_term(name, right)
+        case syntax.Binary(operator="-", left=left):
+            return _is_term(name, left)
+        case _:
+            return False
 
 
 def _range_conflict(
