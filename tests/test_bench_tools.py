@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -45,9 +46,19 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+Loops = Callable[[str], Callable[..., object]]
+
+
+@pytest.fixture(scope="module")
+def loop_of(tmp_path_factory: pytest.TempPathFactory) -> Loops:
+    """The loop of a name, compiled once."""
+    folder = tmp_path_factory.mktemp("loops")
+    return functools.cache(lambda name: bounds.compiled(name, folder))
+
+
 @pytest.mark.usefixtures("threads")
-def test_loops_compute_what_pytorch_does(tmp_path: Path) -> None:
-    unfold, fold = (bounds.compiled(name, tmp_path) for name in ("unfold", "fold"))
+def test_loops_compute_what_pytorch_does(loop_of: Loops) -> None:
+    unfold, fold = (loop_of(name) for name in ("unfold", "fold"))
     sizes = ((6, 5, 7), (1, 1, 1), (3, 1, 8), (2, 9, 1), (2, 2, 2), (4, 3, 35))
     for planes, height, width in sizes:
         x = torch.randn(1, planes, height, width)
@@ -61,30 +72,30 @@ def test_loops_compute_what_pytorch_does(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("shape", [(2, 35, 8, 8), (1, 8, 8, 8), (3, 9, 5, 7), (1, 1, 1, 1)])
-def test_loops_of_gradients(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_loops_of_gradients(shape: tuple[int, ...], loop_of: Loops) -> None:
     batch, channels, height, width = shape
     x, weight = torch.randn(shape), torch.randn(channels, 1, 2, 2)
     cotangent = torch.randn(batch, channels, 2 * height, 2 * width)
     leaves = [x.double().requires_grad_(), weight.double().requires_grad_()]
     y = F.conv_transpose2d(*leaves, stride=2, groups=channels)
     found = [torch.full_like(each, 7) for each in (x, weight)]
-    loop = bounds.compiled("transposed_gradients", tmp_path)
+    loop = loop_of("transposed_gradients")
     bounds.loop_call(loop, [cotangent, x, weight], found, shape)()
     for one, other in zip(found, torch.autograd.grad(y, leaves, cotangent.double()), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-4)
     image = torch.full((batch, height, width, channels), 7.0)
     pixels = cotangent.permute(0, 2, 3, 1).contiguous()
-    loop = bounds.compiled("nearest_gradient", tmp_path)
+    loop = loop_of("nearest_gradient")
     bounds.loop_call(loop, [pixels], [image], image.shape)()
     wanted = F.avg_pool2d(cotangent.double(), 2, divisor_override=1)
     torch.testing.assert_close(image.permute(0, 3, 1, 2).double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("threads")
-def test_loops_round_as_pytorch_does(tmp_path: Path) -> None:
+def test_loops_round_as_pytorch_does(loop_of: Loops) -> None:
     """Ties, subnormal numbers, and those that are not finite, in whole vectors and beyond."""
-    loop = bounds.compiled("nearest_autocast", tmp_path)
-    gradient = bounds.compiled("nearest_autocast_gradient", tmp_path)
+    loop = loop_of("nearest_autocast")
+    gradient = loop_of("nearest_autocast_gradient")
     inf, nan = float("inf"), float("nan")
     special = torch.tensor([0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, 1e-40, -3e-39, 3.4e38, -inf, nan])
     for batch, channels, height, width in (
@@ -113,47 +124,47 @@ def test_loops_round_as_pytorch_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "shape", [(70, 8, 8), (3, 5, 8), (1, 1, 8), (5, 3, 7), (2, 4, 1), (0, 8, 8)]
 )
-def test_loops_of_planes(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_loops_of_planes(shape: tuple[int, ...], loop_of: Loops) -> None:
     """Rows of eight are vectors, two at a time; others, and a last one, go pixel by pixel."""
     planes, height, width = shape
     inf, nan = float("inf"), float("nan")
     special = torch.tensor([0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, 1e-40, -3e-39, 3.4e38, -inf, nan])
     x, cotangent = torch.randn(shape), torch.randn(planes, 2 * height, 2 * width)
     large = torch.full_like(cotangent, 7)
-    bounds.loop_call(bounds.compiled("nearest_planes", tmp_path), [x], [large], shape)()
+    bounds.loop_call(loop_of("nearest_planes"), [x], [large], shape)()
     assert torch.equal(large, x.repeat_interleave(2, 1).repeat_interleave(2, 2))
     image = torch.full_like(x, 7)
-    gradient = bounds.compiled("nearest_planes_gradient", tmp_path)
+    gradient = loop_of("nearest_planes_gradient")
     bounds.loop_call(gradient, [cotangent], [image], shape)()
     a, b, c, d = (cotangent[:, i::2, j::2] for i in range(2) for j in range(2))
     torch.testing.assert_close(image.double(), a.double() + b + c + d, rtol=1e-5, atol=1e-5)
     for numbers in (x, cotangent):
         numbers.view(-1)[: special.numel()] = special[: numbers.numel()]
     narrow, cells = large.bfloat16(), cotangent.bfloat16()
-    rounded = bounds.compiled("nearest_planes_autocast", tmp_path)
+    rounded = loop_of("nearest_planes_autocast")
     bounds.loop_call(rounded, [x], [narrow], shape)()
     assert same(narrow, x.bfloat16().repeat_interleave(2, 1).repeat_interleave(2, 2))
-    gradient = bounds.compiled("nearest_planes_autocast_gradient", tmp_path)
+    gradient = loop_of("nearest_planes_autocast_gradient")
     bounds.loop_call(gradient, [cells], [image], shape)()
     a, b, c, d = (cells.float()[:, i::2, j::2] for i in range(2) for j in range(2))
     assert same(image, (a + b + c + d).bfloat16().float())
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 8, 2048), (1, 3, 5, 1100), (3, 1, 1, 7), (0, 2, 2, 4)])
-def test_loops_of_pixels(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_loops_of_pixels(shape: tuple[int, ...], loop_of: Loops) -> None:
     """Two pixels at a time and a last one; parts of the channels, the last one shorter."""
     batch, height, width, channels = shape
     x, weight = torch.randn(batch, channels, height, width), torch.randn(channels, 1, 2, 2)
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
     weight.requires_grad_()
     y = torch.full((batch, 2 * height, 2 * width, channels), 7.0)
-    forward = bounds.compiled("transposed_pixels", tmp_path)
+    forward = loop_of("transposed_pixels")
     bounds.loop_call(forward, [x, weight], [y], shape)()
     expected = torch.nn.functional.conv_transpose2d(x, weight, stride=2, groups=channels)
     torch.testing.assert_close(y.permute(0, 3, 1, 2), expected)
     cotangent = torch.randn_like(y)
     written = [torch.full((batch, height, width, channels), 7.0), torch.full_like(weight, 7)]
-    both = bounds.compiled("transposed_pixels_gradients", tmp_path)
+    both = loop_of("transposed_pixels_gradients")
     bounds.loop_call(both, [cotangent, x, weight], written, shape)()
     found = torch.autograd.grad(expected, [x, weight], cotangent.permute(0, 3, 1, 2))
     torch.testing.assert_close(written[0].permute(0, 3, 1, 2), found[0])

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,8 @@ from opgen.passes.gather import gather
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.runtime import build, prelude
-from test_moves import TYPES, guarded
+from test_moves import ASKED, TYPES, guarded
+from test_planes import under_other_names
 
 ALWAYS = f"{prelude.C}\n#define FRAMED_FEWEST 1\n#define FRAMED_SMALL 0\n"
 FLAGS = ["", "-mno-avx512f", "-march=x86-64"]
@@ -264,18 +266,22 @@ def layouts(x: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 @pytest.mark.parametrize("special", ["0", "1"])
-@pytest.mark.parametrize("are_streamed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_windows_are_those_of_pytorch(
-    dtype: torch.dtype, are_streamed: bool, special: str, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, special: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one thread and with two, with kernels for all values and with those for one."""
+    """With kernels for all values and with those for one, past the caches or not."""
     text = ALWAYS.replace("will_be_written(void", "was_to_be_written(void")
-    text += f"#define will_be_written(memory, bytes) {int(are_streamed)}\n"
-    monkeypatch.setattr(prelude, "C", text)
+    monkeypatch.setattr(prelude, "C", text + ASKED)
     monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", special)
-    name = f"frames_{str(dtype).removeprefix('torch.')}_{are_streamed}_{special}.op"
-    ops = opgen.compile(UNFOLD, name)
+    ops = under_other_names(UNFOLD, f"with_{special}_kernels")
+    check_windows(ops, dtype, special)
+    monkeypatch.setenv("MOVES_ARE_STREAMED", "1")
+    check_windows(ops, dtype, special)
+
+
+def check_windows(ops: SimpleNamespace, dtype: torch.dtype, special: str) -> None:
+    """With one thread and with two."""
     torch.manual_seed(1)
     threads = torch.get_num_threads()
     try:

@@ -222,10 +222,17 @@ MEANINGS = (
 """Names that mean something in generated Python, C or CUDA, or in what these include."""
 
 
-@pytest.mark.parametrize("place", range(len(MEANINGS)), ids=MEANINGS.__getitem__)
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(at, id=name, marks=[] if at % 3 == 0 else [pytest.mark.slow])
+        for at, name in enumerate(MEANINGS)
+    ],
+)
 def test_names_with_a_meaning_elsewhere(place: int) -> None:
     """As op, input and iterator; beside it, one of the others each as size, attribute that a like
-    output stands beside, and temporary: over all cases every name is everything."""
+    output stands beside, and temporary: over all cases every name is everything, and something in
+    the third of them that does not wait for the longer tiers."""
     name, size, attribute, temporary = (MEANINGS[(place + k) % len(MEANINGS)] for k in range(4))
     module = opgen.compile(
         f"op {name}({name}[{size}]; {attribute} = 2) -> {attribute}_[{size}]\n"

@@ -166,7 +166,9 @@ def test_other_instructions(flags: str, monkeypatch: pytest.MonkeyPatch, threads
 
 
 @pytest.mark.parametrize("size", [4, 8, 16])
-@pytest.mark.parametrize("channels", [1, 7, 8, 9, 40])
+@pytest.mark.parametrize(
+    "channels", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in (7, 40)), 8, 9]
+)
 def test_planes_are_parts_of_their_hosts(size: int, channels: int) -> None:
     """Each cell of a group has its plane at each image, and all of them have one."""
     known = {f"{name}[{at}]": 2 * (name == "stride") for name in ATTRIBUTES for at in (0, 1)}

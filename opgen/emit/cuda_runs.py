@@ -238,10 +238,7 @@ def values_of_cell(kernel: Kernel) -> int:
 
 def _step(index: Poly, name: str) -> int:
     """How many elements of a row one cell takes, those that it skips included."""
-    linear = index.linear_in(symbol_atom(name))
-    if linear is None or not linear[0].is_constant:
-        return 1
-    return max(1, min(abs(linear[0].constant), LARGEST_STEP))
+    return max(1, min(abs(index.step_in(name) or 1), LARGEST_STEP))
 
 
 def is_window(kernel: Kernel, name: str) -> bool:

@@ -369,8 +369,7 @@ class LaneEmitter(AccumulatorEmitter):
         if self.printer.behind:
             self.store_pair(node, values)
             return
-        *rows, last = node.indices
-        if not any(lane in index.symbols for index in rows) and is_next(last, lane):
+        if _are_consecutive(node.indices, lane):
             operand = self.printer.program.operand(node.tensor)
             kind = type_name(operand) if operand.widened or operand.unrounded else "T"
             if self.printer.within:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.condition import Condition, Relation
-from opgen.algebra.poly import Poly, maximum, minimum, poly, symbol, symbol_atom
+from opgen.algebra.poly import Poly, maximum, minimum, poly, symbol
 from opgen.ir.loop_parts import loads_of, visit
 from opgen.ir.loops import Axis, Define, For, If, Kernel, Load, Node, Scalar, Store, walk
 from opgen.ir.map_loops import map_nodes, polynomials, renamed
@@ -138,10 +138,10 @@ def _interleaved(kernel: Kernel, bodies: Sequence[Body], name: str) -> tuple[Axi
 
 def _filling(value: Poly, name: str, short: Mapping[str, Axis]) -> tuple[Axis, ...]:
     """The axes whose values lie between two neighbours along `name`: they fill the gap exactly."""
-    step = _coefficient(value, name)
+    step = value.step_in(name)
     filled, found = 1, []
     while step is not None and filled < step <= WIDEST:
-        axis = next((a for n, a in short.items() if _coefficient(value, n) == filled), None)
+        axis = next((a for n, a in short.items() if value.step_in(n) == filled), None)
         if axis is None:
             return ()
         filled *= axis.extent.constant
@@ -163,15 +163,8 @@ def _moving(kernel: Kernel, bodies: Sequence[Body], name: str) -> Iterator[Axis]
         if axis.name == name or not axis.extent.is_constant:
             continue
         is_short = 1 < axis.extent.constant <= LARGEST
-        if is_short and any(_coefficient(index, axis.name) for index in found):
+        if is_short and any(index.step_in(axis.name) for index in found):
             yield axis
-
-
-def _coefficient(value: Poly, name: str) -> int | None:
-    linear = value.linear_in(symbol_atom(name))
-    if linear is None or not linear[0].is_constant or name in linear[1].symbols:
-        return None
-    return linear[0].constant
 
 
 # ---------------------------------------------------------------------------- copies

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from opgen.algebra.poly import ZERO, Poly, symbol, symbol_atom
+from opgen.algebra.poly import ZERO, Poly, symbol
 from opgen.ir.loop_parts import accumulators_of, loads_of, read_by, uses
 from opgen.ir.loops import Blocks, Define, For, Kernel, Lanes, Load, Node, Program, walk
 from opgen.ir.map_loops import map_nodes, renamed
@@ -196,15 +196,10 @@ def _alike(mine: Load, theirs: Load, axes: Sequence[str], loops: Sequence[str]) 
     """The loop that goes in the same steps through the same dim, by axis."""
     found = {}
     for one, other in zip(mine.indices, theirs.indices, strict=True):
-        moving = [_step(one, name) for name in axes if name in one.symbols]
-        counted = [_step(other, name) for name in loops if name in other.symbols]
-        if len(moving) == 1 and len(counted) == 1 and moving[0][1] == counted[0][1] != 0:
-            found[moving[0][0]] = counted[0][0]
+        moving = [(name, one.step_in(name)) for name in axes if name in one.symbols]
+        counted = [(name, other.step_in(name)) for name in loops if name in other.symbols]
+        if len(moving) == 1 and len(counted) == 1:
+            (axis, step), (loop, counted_step) = *moving, *counted
+            if step and step == counted_step:
+                found[axis] = loop
     return found
-
-
-def _step(index: Poly, name: str) -> tuple[str, int]:
-    """How far a step of a symbol goes in an index; 0 where it is not the same everywhere."""
-    linear = index.linear_in(symbol_atom(name))
-    is_known = linear is not None and linear[0].is_constant and name not in linear[1].symbols
-    return name, linear[0].constant if linear is not None and is_known else 0
