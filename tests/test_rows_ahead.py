@@ -43,6 +43,9 @@ op overlapping(x[N,2*H + 1,2*W,C]) -> y[N,H,W,C]
 
 op with_gaps(x[N,2*H,2*W,C]) -> y[N,H,W,C]
   y[n,h,w,c] = sum(j in 2) x[n, 2*h, 2*w + j, c]
+
+op weighted(x[N,2*H,2*W,C], weight[2,2,C]) -> y[N,H,W,C]
+  y[n,h,w,c] = sum(i in 2, j in 2) x[n, 2*h + i, 2*w + j, c] * weight[i,j,c]
 """
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 ASKED = "#define FETCH_NEAR(place) __builtin_prefetch(place, 0, 3)"
@@ -65,9 +68,11 @@ def test_rows_of_one_piece(name: str, dim: int, step: int) -> None:
     assert (found.tensor, found.dim, found.step, found.inner) == ("x", dim, step, 1)
 
 
-@pytest.mark.parametrize("name", ["copied", "one_row", "overlapping", "with_gaps", "halved"])
+@pytest.mark.parametrize(
+    "name", ["copied", "one_row", "overlapping", "with_gaps", "halved", "weighted"]
+)
 def test_others_ask_for_nothing(name: str) -> None:
-    """Rows in the order of memory, rows that are read twice, and pieces that are not all read."""
+    """Rows in the order of memory or read twice, pieces that are not all read, two tensors."""
     assert piece_of(name) is None
 
 
@@ -177,7 +182,7 @@ void set_cache(int64_t bytes) { largest_cache = bytes; }
     assert asked((1 << 20) - 1, 1000, 10) == 0
     assert asked(1 << 20, 1000, 10) == 100
     assert asked(1 << 20, 1001, 10) == 101
-    assert asked(1 << 30, (256 << 10) + 1, 10) == 0  # a piece that is gone before it is read
+    assert asked(1 << 30, (96 << 10) + 1, 10) == 0  # a piece that is gone before it is read
     assert asked(1 << 30, 1000, 0) == 0
     assert asked(1 << 30, 0, 10) == 0
 

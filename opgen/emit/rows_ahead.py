@@ -7,13 +7,14 @@ once. So every point asks for its share of the next such piece, which is then re
 The same holds for sums over windows of columns, `x[n, 9*c + 3*k + l, 50*h + w + ...]`, where the
 points of a plane read nine rows at a time of what nine channels have in one piece.
 
-On one thread, with results in memory that was written before, the kernel of the gradient of an
-upsampling of [8,2048,16,16] in channels-last format under autocast then takes 0.75 of the time, and
-fold of [512,10,50,50] 0.75. To ask for the rows of the next point gains half as much in a loop
-written by hand, and nothing for fold: as many streams are begun as before. What the caches hold
-needs no asking, a loop over it took a sixth longer, and pieces of half a megabyte are gone before
-they are read: with those of float32 the upsampling took a fifth longer. So each call decides by the
-sizes of the tensor and of a piece (`asked_ahead` in `opgen.runtime.streams`).
+On one thread, with results in memory that was written before, fold of [512,10,50,50] takes 0.75 of
+the time, and the gradient of an upsampling of [32,512,16,16] in channels-last format under autocast
+0.6. To ask for the rows of the next point gains half as much in a loop written by hand, and nothing
+for fold: as many streams are begun as before. What the caches hold needs no asking: a loop over it
+took a sixth longer. Pieces of 256 KB are gone, or not there yet, when they are read: with 2048
+channels it is 0.9 to 1 of the time, and a fifth more with pieces of half a megabyte. So each call
+decides by the sizes of the tensor and of a piece (`asked_ahead` in `opgen.runtime.streams`). A
+kernel that reads other tensors beside it took a twentieth to a sixth longer, and does not ask.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Piece:
 
 
 def piece(kernel: Kernel, program: Program) -> Piece | None:
-    """The piece of the largest share of what a kernel reads; None where there is none.
+    """The piece of the tensor that a kernel reads; None where there is none, or it reads another.
 
     Its rows are those of several values of a dim, and several points take turns with them.
     """
@@ -73,14 +74,12 @@ def piece(kernel: Kernel, program: Program) -> Piece | None:
         return None
     if is_other or kernel.plane is not None or kernel.sums is not None:
         return None
+    read = _accesses(kernel)
     inputs = {each.name for each in program.operands}
-    found = [
-        each
-        for tensor, accesses in _accesses(kernel).items()
-        if tensor in inputs and tensor not in kernel.local
-        for each in _pieces(kernel, program, tensor, accesses)
-    ]
-    return max(found, key=lambda each: each.step, default=None)
+    if len(read) != 1 or not inputs.issuperset(read):
+        return None
+    ((tensor, accesses),) = read.items()
+    return max(_pieces(kernel, program, tensor, accesses), key=lambda e: e.step, default=None)
 
 
 def _accesses(kernel: Kernel) -> dict[str, list[tuple[Poly, ...]]]:

@@ -122,7 +122,7 @@ static int will_be_written(void *memory, int64_t bytes)
    together. None where the caches hold the tensor, nor where one does not hold a piece of it. */
 FUNCTION int64_t asked_ahead(int64_t bytes, int64_t piece, int64_t points)
 {
-    const int64_t most = (int64_t)256 << 10;
+    const int64_t most = (int64_t)96 << 10;
     return bytes < largest_cache || piece > most || points < 1 ? 0 : (piece + points - 1) / points;
 }
 """
