@@ -129,6 +129,7 @@ def _task(
         faults = ["call->fault"] if signature.faults else []
         streaming = [streams] if signature.streams else []
         streaming += ["call->coarse"] if signature.coarse else []
+        streaming += ["call->ahead"] if signature.ahead else []
         guest = ["call->guest"] if kernel.guest is not None else []
         return (*lines, *wrapped([*integers, *numbers, *faults, *streaming, *guest]), "begin, end")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from opgen.algebra.poly import Poly, poly
-from opgen.emit import frames, moves
+from opgen.emit import frames, moves, rows_ahead
 from opgen.emit.c_layout import broken, wrapped
 from opgen.emit.coarse import coarse
 from opgen.emit.entry_helpers import Orders, copied_inputs
@@ -154,6 +154,9 @@ class _Writer:
                 yield from moves.sizes(kernel)
             if frames.has_frames(kernel):
                 yield from frames.sizes(kernel)
+            ahead = rows_ahead.piece(kernel, self.program)
+            if ahead is not None:
+                yield from rows_ahead.sizes(ahead, self.program)
             for name in self.coarse.get(kernel.name, ()):
                 yield from self.program.operand(name).extents
             match kernel.only:
@@ -315,6 +318,7 @@ class _Writer:
         self.look_before(kernel)
         if _may_stream(kernel, function):
             self.lines.append(f"{self.arguments}.streams = {self.streams[kernel.written]};")
+        self.ask_ahead(kernel)
         if kernel.name in self.guests:
             self.lines.append(f"const struct call {self.guests[kernel.name].call} = *call;")
         if kernel.unless is not None:
@@ -354,6 +358,18 @@ class _Writer:
             )
         if kernel.unless is not None:
             self.lines.append("}")
+
+    def ask_ahead(self, kernel: Kernel) -> None:
+        """Decide how many bytes points ask for of what the next ones read."""
+        found = rows_ahead.piece(kernel, self.program)
+        if found is not None:
+            value = rows_ahead.decision(
+                found,
+                self.program,
+                lambda each: self.printer.poly(each).at(Level.MULTIPLICATIVE),
+                lambda dim: self.stride(found.tensor, dim),
+            )
+            self.lines += broken(f"{self.arguments}.ahead = {value};")
 
     def look_before(self, kernel: Kernel) -> None:
         """Find out whether tensors that all points of a kernel read are coarse."""

@@ -16,6 +16,7 @@ from opgen.ir.loops import Kernel, Load, Node
 
 if TYPE_CHECKING:
     from opgen.emit.coarse import Coarse
+    from opgen.emit.rows_ahead import Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class ScopeEmitter(ABC):
     guest: str = ""  # the parameter for the call of a guest, 0 where none runs within
     coarse: Coarse | None = None  # what is to be coarse where numbers are rounded at once,
     is_coarse: str = ""  # and the variable that says whether all of it is, seen from here
+    ahead: Piece | None = None  # the piece of memory of which points ask for the next one,
+    asked: str = ""  # and the parameter that says how many bytes of it
     places: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # cells of lines
     halves: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # of pairs
     copied: dict[Load, str] = field(default_factory=dict)  # names of vectors as they are stored

@@ -10,6 +10,7 @@ from opgen.emit.coarse import coarse
 from opgen.emit.expression import Names, Printer, type_name
 from opgen.emit.names import CNames, function_name
 from opgen.emit.planes import HAVE
+from opgen.emit.rows_ahead import piece
 from opgen.emit.statements import Emitter
 from opgen.emit.streams import streams
 from opgen.emit.types import Type, Types
@@ -23,7 +24,7 @@ class Signature:
     """What a kernel is called with, in this order.
 
     After them stand where it reports a fault, whether its result goes past the caches, if it can,
-    and whether tensors are coarse, if it has another way for these.
+    whether tensors are coarse, if it has another way for these, and how much it asks for ahead.
     """
 
     tensors: tuple[str, ...]
@@ -32,6 +33,7 @@ class Signature:
     faults: bool
     streams: bool = False
     coarse: bool = False
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,12 @@ def print_function(
     helpers: dict[tuple[str, Type], None],
 ) -> Function:
     """The C function of a kernel. The helper functions that it calls join `helpers`."""
-    found = coarse(kernel, program)
+    found, ahead = coarse(kernel, program), piece(kernel, program)
     signature = replace(
-        signature_of(kernel, program), streams=streams(kernel, program), coarse=found is not None
+        signature_of(kernel, program),
+        streams=streams(kernel, program),
+        coarse=found is not None,
+        ahead=ahead is not None,
     )
     scope = CNames({function_name(k.name) for k in program.kernels})
     parameters, names = declare_parameters(signature, kernel, program, scope)
@@ -72,6 +77,9 @@ def print_function(
     if found is not None:
         emitter.coarse, emitter.is_coarse = found, scope.fresh("coarse")
         parameters = (*parameters, f"int {emitter.is_coarse}")
+    if ahead is not None:
+        emitter.ahead, emitter.asked = ahead, scope.fresh("ahead")
+        parameters = (*parameters, f"int64_t {emitter.asked}")
     if kernel.guest is not None:
         emitter.guest = scope.fresh("guest")
         parameters = (*parameters, f"const struct call *{emitter.guest}")

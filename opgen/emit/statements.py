@@ -15,6 +15,7 @@ from opgen.emit.names import function_name
 from opgen.emit.planes import print_guest, print_plane, print_sums
 from opgen.emit.planes_ahead import fetch_planes
 from opgen.emit.polynomial import Text
+from opgen.emit.rows_ahead import fetch_piece
 from opgen.emit.vectors import VectorSum, vector_sum
 from opgen.ir.loops import (
     Accumulate,
@@ -103,6 +104,10 @@ class Emitter(LaneEmitter):
             self.write("}")
             return
         self.write(f"for (int64_t {point} = {begin}; {point} < {end}; {point}++) {{")
+        if self.ahead is not None:
+            own = digits[-self.ahead.inner - len(self.parts) :]
+            counters = {digit.name: digit.extent.at(Level.UNARY) for digit in own}
+            fetch_piece(emitter, self.ahead, self.asked, counters)
         emitter.inner_body()
         for digit in reversed(digits[1:]):
             emitter.write(f"if (++{digit.name} < {digit.extent.at(Level.ADDITIVE)}) continue;")

@@ -6,8 +6,9 @@ from typing import Final
 
 CALL: Final = r"""
 /* What a call is made with, whether the kernel that runs writes past the caches, the copy that is
-   made instead of one, if any: one of two kinds, and whether what all points read of tensors is
-   coarse. A task runs the points [begin, end). */
+   made instead of one, if any: one of two kinds, whether what all points read of tensors is
+   coarse, and how many bytes each point asks for of what the next ones read. A task runs the points
+   [begin, end). */
 struct move;
 struct framed;
 struct call {
@@ -20,6 +21,7 @@ struct call {
     const struct call *guest;
     const struct framed *framed;
     int coarse;
+    int64_t ahead;
 };
 typedef void (*task)(int64_t begin, int64_t end, const struct call *call);
 """

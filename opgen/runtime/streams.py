@@ -1,4 +1,4 @@
-"""C functions for the memory that a call writes its results to.
+"""C functions for the memory of a call: where its results go, and what it asks for ahead.
 
 What is best depends on whether the pages are there already. The allocator has just got new ones
 from the system: each is mapped when it is first written, which takes several times longer than
@@ -117,7 +117,15 @@ static int will_be_written(void *memory, int64_t bytes)
     return 0;
 #endif
 }
-"""
-"""`will_be_written` before a call's kernels run, `stream` within them; see `opgen.emit.streams`.
 
-`PAGES` stand before it."""
+/* How many bytes each of some points asks for of the next piece of a tensor, which as many read
+   together. None where the caches hold the tensor, nor where one does not hold a piece of it. */
+FUNCTION int64_t asked_ahead(int64_t bytes, int64_t piece, int64_t points)
+{
+    const int64_t most = (int64_t)96 << 10;
+    return bytes < largest_cache || piece > most || points < 1 ? 0 : (piece + points - 1) / points;
+}
+"""
+"""`will_be_written` and `asked_ahead` before a call's kernels run, `stream` within them.
+
+See `opgen.emit.streams` and `opgen.emit.rows_ahead`. `PAGES` stand before it."""
