@@ -13,12 +13,13 @@ import torch.nn.functional as F
 import opgen
 from catalogue import SPECS
 from opgen.compiler import check_source, read_source
+from opgen.emit import lane_pairs
 from opgen.emit.c import c_source
 from opgen.errors import Source
 from opgen.ir.cells import to_array
 from opgen.ir.context import facts_of
 from opgen.ir.loop_parts import loads_of
-from opgen.ir.loops import Blocks, For, Lanes, Load, Program, walk
+from opgen.ir.loops import Accumulate, Blocks, For, Lanes, Load, Program, walk
 from opgen.ir.map_loops import map_loads
 from opgen.ir.notation import Op
 from opgen.ir.show_loops import show_program
@@ -58,6 +59,8 @@ GEOMETRIES = {
     "mostly borders": geometry(5, 3, 4, 4),
     "a row in parts": geometry(3, 4, 22, 1),
     "parts of unequal length": geometry(3, 2, 17, 1),
+    "one cell more than a part": geometry(3, 5, 9, 1),
+    "two parts in pairs of rows": geometry(3, 6, 12, 1),
     "a stride": geometry(3, 7, 9, 1, 2),
     "no padding": geometry(2, 5, 4, 0),
 }
@@ -332,6 +335,12 @@ CALLS = [
     (torch.float32, 272, 8, 3),  # a last stretch that takes the rest
     (torch.bfloat16, 530, 9, 3),
     (torch.float16, 260, 7, 3),
+    (torch.bfloat16, 272, 12, 3),  # rows in two parts
+    pytest.param((torch.float32, 272, 9, 3), marks=pytest.mark.slow),
+    (torch.bfloat16, 260, 10, 3),  # the same, and one by one at the border
+    pytest.param((torch.float16, 300, 10, 3), marks=pytest.mark.slow),
+    pytest.param((torch.float64, 264, 11, 3), marks=pytest.mark.slow),
+    pytest.param((torch.bfloat16, 260, 13, 3), marks=pytest.mark.slow),
     # A row has too many terms to go in pairs.
     pytest.param((torch.float32, 300, 20, 3), marks=pytest.mark.slow),
     pytest.param((torch.float32, 600, 13, 5), marks=pytest.mark.slow),
@@ -359,6 +368,17 @@ def test_compiled_blocks_give_what_torch_gives(call: tuple[torch.dtype, int, int
         bits = torch.finfo(dtype).eps
         for own, exact in zip(found, wanted, strict=True):
             assert (own.double() - exact).abs().max() <= 64 * bits * exact.abs().max()
+
+
+@pytest.mark.parametrize("size", [*range(8, 13), 14, 16, 20])
+def test_short_rows_of_16_bits_go_two_vectors_at_a_time(size: int) -> None:
+    """Not in more bodies than are worth being compiled twice."""
+    values = geometry(3, size, size, 1)
+    _, blocks = programs(CONV["conv2d"], values, 9)
+    source = c_source(blocks, blocks, channels_last(CONV["conv2d"], 9))
+    assert "first_of_pair(&x[" in source
+    terms = sum(isinstance(node, Accumulate) for node in walk(blocks.kernels[0].body))
+    assert terms <= lane_pairs.MOST_TERMS
 
 
 def test_zeros_of_padding_are_not_multiplied() -> None:

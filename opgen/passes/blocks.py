@@ -69,11 +69,13 @@ from opgen.passes.tile import shares_loads
 WIDTH: Final = 256
 """How many cells of a row a parallel point has, if there are as many."""
 
-MOST_IN_ROW: Final = 10
+MOST_IN_ROW: Final = 8
 """The most cells along the inner one of two axes that share a body: with two rows of them their
-accumulators, and what they load, are in registers."""
+accumulators, and what they load, are in registers. With 10 of them, and 13 where a row is one body,
+filters of 3 by 3 take 1.2 times as long on rows of 10 and of 12 pixels; on 9, 11, 13, 17, 19, 28
+and 56 as long or a little longer."""
 
-WHOLE: Final = 13
+WHOLE: Final = 8
 """The most cells of an axis that is not cut."""
 
 MOST_CELLS: Final = 25
@@ -82,8 +84,10 @@ MOST_CELLS: Final = 25
 MOST_TERMS: Final = 700
 """The most terms of a kernel that are written out: compiling one takes about a millisecond."""
 
-MOST_PAIRED: Final = 450
-"""The most terms with which pairs of cells at the border have bodies of their own as well."""
+MOST_PAIRED: Final = 420
+"""The most terms with which pairs of cells at the border have bodies of their own as well. With
+more of them 16-bit numbers would go one vector at a time, see `emit.lane_pairs`: on rows of 10
+pixels these take 0.8 of the time so, and float32 1.04 of it."""
 
 LONGEST_ROW: Final = 16
 """The longest row of cells whose planes are worth being gathered."""

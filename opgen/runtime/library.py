@@ -54,8 +54,9 @@ _STREAMED = 2**20
 _WHOLE_ROWS = (*range(1, 12), *range(14, 17))
 """From how many cells of a result on the library is faster for single channels of bfloat16 through
 windows of 3 by 3, where rows have other lengths. Such rows go a vector at a time, or their borders
-do, as pairs of vectors would be too many terms: images of 12 by 12, 24 by 24 or 56 by 56 take 1.15
-to 2 times as long as the library does. With fewer cells what it takes for every call is more."""
+do, as pairs of vectors would be too many terms: images of 24 by 24, 28 by 28 or 56 by 56 take 1.15
+to 1.6 times as long as the library does, those of 12 by 12 about as long. With fewer cells what it
+takes for every call is more."""
 
 _BYTES = 4
 _NEW_PAGES = 2**26
