@@ -59,7 +59,7 @@ GEOMETRIES = {
     "mostly borders": geometry(5, 3, 4, 4),
     "a row in parts": geometry(3, 4, 22, 1),
     "parts of unequal length": geometry(3, 2, 17, 1),
-    "one cell more than a part": geometry(3, 5, 9, 1),
+    "a row that is just cut": geometry(3, 5, 10, 1),
     "two parts in pairs of rows": geometry(3, 6, 12, 1),
     "a stride": geometry(3, 7, 9, 1, 2),
     "no padding": geometry(2, 5, 4, 0),
