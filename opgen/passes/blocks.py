@@ -69,15 +69,19 @@ from opgen.passes.tile import shares_loads
 WIDTH: Final = 256
 """How many cells of a row a parallel point has, if there are as many."""
 
-MOST_IN_ROW: Final = 8
+MOST_IN_ROW: Final = 10
 """The most cells along the inner one of two axes that share a body: with two rows of them their
-accumulators, and what they load, are in registers. With 10 of them, and 13 where a row is one body,
-filters of 3 by 3 take 1.2 times as long on rows of 10 and of 12 pixels; on 11, 13, 17, 19, 28 and
-56 as long or a little longer."""
+accumulators, and what they load, are in registers."""
 
-WHOLE: Final = 9
-"""The most cells of an axis that is not cut: filters of 5 by 5 take 1.25 times as long on rows of 9
-pixels in two parts."""
+WHOLE: Final = 13
+"""The most cells of an axis that is not cut."""
+
+FEW_TERMS: Final = 9
+FEW_IN_ROW: Final = 8
+FEW_WHOLE: Final = 9
+"""The same for cells of so few terms. With 10 of them, and 13 where a row is one body, filters of
+3 by 3 take 1.2 times as long on rows of 10 and of 12 pixels; on 11, 13, 17, 19, 28 and 56 as long
+or a little longer. Filters of 5 by 5 take 1.25 times as long on rows of 9 pixels in two parts."""
 
 MOST_CELLS: Final = 25
 """The most cells that share a body."""
@@ -346,14 +350,17 @@ class Tiling:
             return None
         inner, outer = axes[-1], axes[-2] if len(axes) > 1 else None
         extent = inner.extent.constant
-        count = 1 if extent <= WHOLE else -(-extent // MOST_IN_ROW)
+        free = _freed(kernel.body, inner.name)
+        terms = terms_of(free if outer is None else _freed(free, outer.name))
+        is_small = terms is not None and terms <= FEW_TERMS
+        whole, most = (FEW_WHOLE, FEW_IN_ROW) if is_small else (WHOLE, MOST_IN_ROW)
+        count = 1 if extent <= whole else -(-extent // most)
         size = -(-extent // count)
         block = None if count == 1 else Axis(fresh_name(f"{inner.name}_block", taken), poly(count))
         parts = _parts(kernel.body, inner, block, size)
         pairs, outer_block = None, None
         if outer is not None and (size * outer.extent.constant > MOST_CELLS):
             pairs = _free_pairs(kernel.body, outer)
-            terms = terms_of(_freed(_freed(kernel.body, outer.name), inner.name))
             # What two rows have in common is loaded once only if all of it is written out.
             if pairs is None or terms is None or 2 * size * terms > MERGED_TERMS:
                 outer = None
