@@ -66,13 +66,29 @@ def missing_gpu() -> str:
     return ""
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        _sample(item)
     reason = missing_gpu()
     if not reason or config.getoption("--require-gpu"):
         return
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _sample(item: pytest.Item) -> None:
+    """Leave all but each n-th case of a test that is marked `sampled(n)` to the longer tiers.
+
+    Cases are counted along all parameters at once: with two of two values each, every value meets
+    one of the other's, and with three every pair of values is met by some case.
+    """
+    marker = item.get_closest_marker("sampled")
+    if marker is not None and isinstance(item, pytest.Function):
+        (every,) = marker.args
+        if sum(item.callspec.indices.values()) % every:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -49,6 +49,7 @@ def surrounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 # ---------------------------------------------------------------------------- torch.compile
+@pytest.mark.sampled(2)
 @every_op
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_forward_and_backward_in_one_graph(op: Op, dynamic: bool) -> None:
@@ -76,6 +77,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("op", [cases.op(n) for n in ("shift_sum", "conv2d", "softmax")], ids=repr)
 @pytest.mark.parametrize("transform", COMPILED)
 def test_compiled_transforms(op: Op, transform: str) -> None:

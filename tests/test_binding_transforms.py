@@ -81,6 +81,7 @@ LONG = ("hessian", "jacfwd of jacfwd", "jacrev of jacrev")
 """They take half of the time of all; those beside them go the same ways."""
 
 
+@pytest.mark.sampled(3)
 @every_op
 @pytest.mark.parametrize(
     "transform",

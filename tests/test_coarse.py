@@ -155,6 +155,7 @@ PIXELS = ("large", "small planes", "small pixels", "at the limit", "special", "z
 TAPS = ("large", "small", "at the limit", "zeros")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("flags", PROCESSORS)
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize("is_cast", [False, True])
@@ -219,6 +220,7 @@ def test_the_instruction_is_used_where_it_may_be(
 LAST = "channels_last"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("layout", FORMATS)
 def test_other_types_are_as_they_were(

@@ -171,6 +171,7 @@ def can_shuffle(compiled: ctypes.CDLL) -> bool:
     return Copy((100, 4, 8), (32, 8, 1), (32, 1, 4)).is_right(compiled, "f32")[1] == SHUFFLED
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("flags", ["", "-mno-avx512f", "-march=x86-64"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_blocks_of_rows_in_turn(kind: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,6 +309,7 @@ def copies() -> ModuleType:
     return opgen.compile(OPS, "moves.op")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "dtype",
     [

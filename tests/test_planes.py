@@ -203,6 +203,7 @@ def slow(value: Any) -> Any:
     return pytest.param(value, marks=pytest.mark.slow)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "size", [(8, 8), (4, 4), (5, 7), (7, 3), (2, 16), *(slow(each) for each in [(16, 16), (12, 9)])]
 )
@@ -406,6 +407,7 @@ def test_calls_with_dense_planes_run_them(monkeypatch: pytest.MonkeyPatch) -> No
         assert is_right == (not is_dense or not has_planes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", FEW_DTYPES)
 @pytest.mark.parametrize("size", [(8, 8), slow((5, 7)), slow((16, 16))])
 @pytest.mark.usefixtures("processor", "threads")
@@ -432,6 +434,7 @@ def test_upsampling_gives_what_pytorch_gives(size: tuple[int, int], dtype: torch
                     agree(gradient, other, dtype, 16)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", FEW_DTYPES)
 @pytest.mark.parametrize("size", [(8, 8), slow((7, 5))])
 @pytest.mark.usefixtures("processor", "threads")

@@ -74,6 +74,7 @@ def test_rows_of_many_ops_mean_what_the_notation_means(data: st.DataObject) -> N
     assert not differences(op, call, scheduled(op))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("special", ["nothing", "attributes", "sizes"])
 @pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
 @settings(max_examples=2)
@@ -101,6 +102,7 @@ IMAGES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("special", [False, True], ids=["generic", "special"])
 @pytest.mark.parametrize("subject", IMAGES, ids=repr)
 @settings(max_examples=2)

@@ -109,6 +109,7 @@ def compared(
     return one, other
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("few_terms")
 @pytest.mark.parametrize("is_last", [False, True], ids=["rows", "channels last"])
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -272,6 +273,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_compiled_planes_give_what_torch_gives(

@@ -22,10 +22,10 @@ windows of two blocks.
 Of runs of kilobytes, a loop along the row loads and stores one vector at a time, which takes a
 sixth longer than four.
 
-Results of half the last cache come to lie in two places by turns, of which neither is in it. To ask
-for the lines of a block while the one before is written would take 0.8 of the time then, and to
-write past the caches 0.7. In memory that is used again at once, on two threads, the one takes 1.2
-times as long and the other twice, and a call does not know which it is given: so neither is done.
+The C library gives results of half the last cache two places by turns, of which neither is in it.
+To ask for the lines of a block while the one before is written would take 0.8 of the time then, and
+to write past the caches 0.7. In memory that is used again at once, as that of `runtime.kept_memory`
+is, on two threads, the one takes 1.2 times as long and the other twice: so neither is done.
 """
 
 from __future__ import annotations

@@ -192,6 +192,9 @@ class Case:
     def is_many(self) -> bool:
         """Whether the result too is worth copies of so few channels: beyond these sizes PyTorch's
         own memory for each call is new pages, and that of the copies is not.
+
+        For fewer images it is a matter of sizes in no order that we see: with 10 channels copies
+        take 0.95 to 2.2 of the time, with 20 and 24 0.6 to 0.9, on two threads.
         """
         return self.is_uneven and _BYTES * self.image[0] * self._cells >= _NEW_PAGES
 
