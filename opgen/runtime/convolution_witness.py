@@ -1,4 +1,4 @@
-"""Places of a convolution's results that show whether what they are summed from is finite.
+"""Pixels of a convolution's results that show whether the filter is finite.
 
 A product with infinity or NaN is infinite or NaN, and so is every sum with such a term, in whatever
 order it is computed (IEEE 754, 6.1 and 6.2). A cell for which no tap of the window lies in the
@@ -44,19 +44,6 @@ def pixel_of_image(case: Case) -> Place | None:
         if stride != 1 or pixel >= image or pixel + padding >= result:
             return None
         found.append(pixel)
-    return tuple(found)
-
-
-def tap_of_weight(case: Case) -> Place | None:
-    """The first tap that lies in no window's padding, so that its gradient is a sum over all pixels
-    of the result; None without one.
-    """
-    found = []
-    for image, result, taps, stride, padding, dilation in _dims(case):
-        tap = -(-padding // dilation)
-        if tap >= taps or (result - 1) * stride - padding + tap * dilation >= image:
-            return None
-        found.append(tap)
     return tuple(found)
 
 

@@ -156,17 +156,13 @@ def _described(
     source, image, weight_at, bias = places
     is_of_image = is_transposed or image != _ABSENT
     is_plain = _is_direct(plan) and plan.repeats == 1
-    nowhere = (_ABSENT,) * len(case.stride)
-    pixel = tap = None
+    pixel = None
     if is_plain and checks_weight:
         of_image, of_result = (
             convolution_witness.pixel_of_image,
             convolution_witness.pixel_of_result,
         )
         pixel = of_image(case) if is_of_image else of_result(case)
-    if is_plain and checks_gradient and weight.dtype == torch.float32:
-        # In 16 bits numbers of the image may have met zeros too, which one tap does not show.
-        tap = convolution_witness.tap_of_weight(case)
     convolved = Convolved(
         source=source,
         image=image,
@@ -182,11 +178,10 @@ def _described(
         checks_weight=int(checks_weight),
         checks_gradient=int(checks_gradient),
         shows_weight=int(pixel is not None),
-        shows_gradient=int(tap is not None),
         at_once=at_once,
         repeats=plan.repeats,
         is_moved=int(not _is_direct(plan)),
     )
     more = case.output_padding if is_transposed else (0,) * len(case.stride)
-    shown = (*(pixel or nowhere), *(tap or nowhere))
+    shown = pixel or (_ABSENT,) * len(case.stride)
     return [*convolved, *case.stride, *case.padding, *case.dilation, *more, *shown]

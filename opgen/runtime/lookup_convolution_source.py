@@ -6,9 +6,8 @@ and lie in memory by the time they are read; those of a few are written over and
 Both gradients of a 3x3 filter for 256 images of 10 channels take 40 % of the time so.
 
 The zeros of padding are no terms of the op, but the library multiplies with them, so that the
-other factors must be finite. To look at all of them takes 0.5 % of what ten layers of 256 channels
-take. Where a place of the result has terms of all of them (`convolution_witness`), it is enough to
-look at that place afterwards.
+filter must be finite. Where a place of the result has terms of all its numbers
+(`convolution_witness`), it is enough to look at that place afterwards.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class Convolved(NamedTuple):
     """The integers of an entry without a kernel, in this order; places are -1 for what is absent.
 
     Strides, paddings, dilations and output paddings follow, one of each for every spatial dim,
-    and the pixel of the result, or of the gradient of the image, and the tap of the gradient of the
-    weight, that show whether numbers are finite.
+    and the pixel of the result, or of the gradient of the image, that shows whether the weight is
+    finite.
     Where dims are those of other tensors, there are after these the moves of `lookup_moves` for
     what is convolved, for the weight and the bias, as far as they are there, and for the result;
     and the rank, the sizes and the strides of what the library is to give.
@@ -65,9 +64,7 @@ class Convolved(NamedTuple):
     checks_gradient: int
     """and whether its gradient must be."""
     shows_weight: int
-    """Whether channels of the result have, at a pixel, terms of all the numbers of the weight,"""
-    shows_gradient: int
-    """and the gradient of the weight, at a tap, terms of all pixels that it is from."""
+    """Whether channels of the result have, at a pixel, terms of all the numbers of the weight."""
     at_once: int
     """How many images go through channels-last format at a time, with gradients of weights in
     float32; 0 where all go as they are."""
@@ -150,21 +147,19 @@ static int is_finite(Tensor tensor, int64_t count, const Convolved *about)
     return !all.found;
 }
 
-/* Whether a result that is as promised is finite at one place of its batch, or its input channels,
-   for all of dim `dim`. */
+/* Whether all channels of the first image of a result that is as promised are finite at a pixel. */
 static int is_finite_at(
-    const int64_t *expected, Tensor result, int64_t dim, const int64_t *place,
-    const Convolved *about)
+    const int64_t *expected, Tensor result, const int64_t *pixel, const Convolved *about)
 {
     const int64_t *sizes = expected + 2, *strides = sizes + expected[1];
     const void *data;
     if (get_const_data(result, &data)) return 0;
     const char *first = data;
     for (int64_t i = 0; i < about->spatial; i++)
-        first += place[i] * strides[2 + i] * about->bytes;
+        first += pixel[i] * strides[2 + i] * about->bytes;
     int found = 0;
-    for (int64_t i = 0; i < sizes[dim]; i++) {
-        const char *at = first + i * strides[dim] * about->bytes;
+    for (int64_t i = 0; i < sizes[1]; i++) {
+        const char *at = first + i * strides[1] * about->bytes;
         uint32_t bits = 0;
         memcpy(&bits, at, about->bytes == 4 ? 4 : 2);
         found |= (bits & about->exponent) == about->exponent;
@@ -352,7 +347,7 @@ static int by_repeats(const Entry *entry, const Tensor *inputs, Tensor *outputs)
 static int by_moves(const Entry *entry, const Tensor *inputs, Tensor *outputs)
 {
     const Convolved *about = (const Convolved *)entry->integers;
-    const int64_t *next = about->geometry + 6 * about->spatial;
+    const int64_t *next = about->geometry + 5 * about->spatial;
     const int64_t places[3] = {about->source, about->weight, about->bias};
     int64_t known[2 * MAX_RANK + 2], words = 0;
     Tensor made[3] = {NULL, NULL, NULL}, given[3] = {NULL, NULL, NULL}, found = NULL, moved = NULL;
@@ -375,20 +370,17 @@ static int by_moves(const Entry *entry, const Tensor *inputs, Tensor *outputs)
     return is_found;
 }
 
-/* Whether nothing that is not finite met a zero of the padding, as results show that are as
-   promised, or all numbers of the weight and of its gradient. */
+/* Whether nothing that is not finite met a zero of the padding, as results that are as promised
+   show, or all numbers of the weight. */
 static int are_unspoiled(
     const Entry *entry, const Convolved *about, const Tensor *inputs, const Tensor *outputs)
 {
-    const int64_t n = about->spatial, *pixel = about->geometry + 4 * n, *tap = pixel + n;
-    const int64_t *first = entry->outputs, *second = first + 2 + 2 * first[1];
+    const int64_t *pixel = about->geometry + 4 * about->spatial;
     if (about->checks_weight && about->shows_weight
-        && !is_finite_at(first, outputs[0], 1, pixel, about)
+        && !is_finite_at(entry->outputs, outputs[0], pixel, about)
         && !is_finite(inputs[about->weight], about->held, about))
         return 0;
-    if (!about->checks_gradient) return 1;
-    return (about->shows_gradient && is_finite_at(second, outputs[1], 0, tap, about))
-        || is_finite(outputs[1], about->elements, about);
+    return !about->checks_gradient || is_finite(outputs[1], about->elements, about);
 }
 
 /* Apart, so that calls of kernels do not pay for its variables. */
