@@ -244,6 +244,54 @@ def test_tensors_made_in_python(shape: tuple[int, ...], dtype: torch.dtype) -> N
     assert (kept_memory.release() > 0) is is_large
 
 
+CASTS = [
+    image(4, 64, 48, 48),
+    image(4, 64, 48, 48).contiguous(memory_format=torch.channels_last),
+    image(4, 64, 48, 96)[..., ::2],
+    image(4, 64, 48, 48).transpose(1, 2),
+    image(64, 1, 96, 96).expand(64, 3, 96, 96),
+    image(2, 3, 4),
+    image(0, 3, 4),
+]
+
+
+@pytest.mark.parametrize("x", CASTS, ids=lambda x: f"{tuple(x.shape)}, {x.stride()}")
+def test_casts_are_those_of_pytorch(x: Tensor) -> None:
+    wanted = x.to(torch.bfloat16)
+    made = kept_memory.cast(x, torch.bfloat16)
+    assert made.stride() == wanted.stride() and torch.equal(made, wanted)
+    assert kept_memory.cast(x, torch.float32) is x
+
+
+def test_casts_of_autocast_are_kept_and_differentiated() -> None:
+    conv = opgen.load(SPECS / "conv.op").conv2d
+    x, weight = image(2, 64, 96, 96), image(64, 1, 3, 3)
+    arguments = {"padding": 1, "groups": 64}
+
+    def results() -> list[Tensor]:
+        with torch.autocast("cpu"):
+            still = conv(x, weight, **arguments)
+            leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+            y = conv(*leaves, **arguments)
+        (first,) = torch.autograd.grad(y, leaves[0], torch.ones_like(y), retain_graph=True)
+        both = torch.autograd.grad(y.float().square().sum(), leaves, create_graph=True)
+        (second,) = torch.autograd.grad(both[0].square().sum(), leaves[0])
+        return [still, y.detach(), first, *(each.detach() for each in both), second]
+
+    wanted = results()
+    kept_memory.release()
+    for _ in range(2):
+        for got, expected_ in zip(results(), wanted, strict=True):
+            torch.testing.assert_close(got, expected_)
+    gc.collect()
+    kept_memory.release()
+    with torch.autocast("cpu"):
+        y = conv(x, weight, **arguments)
+    assert kept_memory.release() == x.numel() * 2, "the cast of the image is kept"
+    reference = F.conv2d(x.bfloat16(), weight.bfloat16(), **arguments)  # type: ignore[arg-type]
+    torch.testing.assert_close(y, reference, atol=0.05, rtol=0.05)
+
+
 HEAD = """
 import os, sys, gc, torch, opgen
 from opgen.runtime import kept_memory

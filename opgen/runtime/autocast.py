@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import compat
+from opgen.runtime import compat, kept_memory
 
 if TYPE_CHECKING:
     from opgen.runtime.description import Input
@@ -25,7 +25,7 @@ def kernel(
     """The kernel of an op for the autocast key of a device."""
 
     def cast_and_call(*arguments: Any) -> Any:
-        given = _cast(current().inputs, arguments, device_type)
+        given = _cast(current().inputs, arguments, device_type, torch.Tensor.to)
         with compat.without_autocast(device_type):
             return overload(*given)
 
@@ -35,11 +35,12 @@ def kernel(
 def eager(operation: Operation, function: Callable[..., Any]) -> Callable[..., Any]:
     """What a function of an op's arguments computes on the CPU under autocast.
 
-    The same casts as `kernel` makes, without the dispatcher: `function` finds autocast off.
+    The same casts as `kernel` makes, without the dispatcher: `function` finds autocast off. It is
+    for plain tensors, and where no mode or transform is active.
     """
 
     def call(*arguments: Any) -> Any:
-        given = _cast(operation.inputs, arguments, "cpu")
+        given = _cast(operation.inputs, arguments, "cpu", kept_memory.cast)
         torch.set_autocast_enabled("cpu", False)
         try:
             return function(*given)
@@ -49,7 +50,12 @@ def eager(operation: Operation, function: Callable[..., Any]) -> Callable[..., A
     return call
 
 
-def _cast(inputs: Sequence[Input], arguments: Sequence[Any], device_type: str) -> list[Any]:
+def _cast(
+    inputs: Sequence[Input],
+    arguments: Sequence[Any],
+    device_type: str,
+    cast: Callable[[torch.Tensor, torch.dtype], torch.Tensor],
+) -> list[Any]:
     """The arguments of an op, of which tensors are cast if all that share a type may be."""
     shared = [
         (at, tensor)
@@ -60,7 +66,7 @@ def _cast(inputs: Sequence[Input], arguments: Sequence[Any], device_type: str) -
     if all(_is_eligible(tensor, device_type) for _, tensor in shared):
         dtype = torch.get_autocast_dtype(device_type)
         for at, tensor in shared:
-            given[at] = tensor.to(dtype)
+            given[at] = cast(tensor, dtype)
     return given
 
 

@@ -6,13 +6,13 @@ than writing them: without this, images of twice the size took 3.2 ms in place o
 have 34 MB, and 13 in place of 4.3 where they have 134. Smaller pieces come back, but from anywhere;
 the one that was freed last is what the caches still hold.
 
-So a result of 1 MB and more, of a call that was seen before, is made in memory of opgen's own. When
-its last tensor is gone that memory is kept, as PyTorch does on GPUs, until a tensor asks for it
-that fills at least eight ninths of it, or nobody did for ten seconds, or too much is kept. At most
-`$OPGEN_KEPT_MEMORY` megabytes are: 1024 where it is not set, but no more than an eighth of the
-machine's memory, or of its container's; 0 for none, and PyTorch makes all results. Every process
-keeps its own, and looks at what is too old when it frees a large result: one that makes no more of
-them has `release`.
+So a result of 1 MB and more, of a call that was seen before, is made in memory of opgen's own, and
+so are casts of inputs that large under autocast. When its last tensor is gone that memory is kept,
+as PyTorch does on GPUs, until a tensor asks for it that fills at least eight ninths of it, or
+nobody did for ten seconds, or too much is kept. At most `$OPGEN_KEPT_MEMORY` megabytes are: 1024
+where it is not set, but no more than an eighth of the machine's memory, or of its container's; 0
+for none, and PyTorch makes all results. Every process keeps its own, and looks at what is too old
+when it frees a large result: one that makes no more of them has `release`.
 
 Such tensors are as all others, but that `resize_` cannot make them larger, nor change the size of
 their storage, which raises an error of PyTorch, as it does for tensors of NumPy's memory; and that
@@ -108,6 +108,23 @@ def empty_strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dty
     weakref.finalize(buffer, _first[0].opgen_give, memory, capacity.value).atexit = False
     storage = torch.frombuffer(buffer, dtype=dtype).untyped_storage()
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, strides)  # no view
+
+
+def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What `tensor.to(dtype)` is for a plain tensor on the CPU, in memory that is kept.
+
+    It is for callers that know that no mode and no transform of PyTorch is active.
+    """
+    if tensor.dtype is dtype or tensor.numel() * dtype.itemsize < _LEAST or not _is_dense(tensor):
+        return tensor.to(dtype)
+    return empty_strided(tensor.shape, tensor.stride(), dtype).copy_(tensor)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is consecutive in memory, so that its cast has the strides that it has."""
+    if tensor.is_contiguous():
+        return True
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def release() -> int:

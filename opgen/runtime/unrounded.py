@@ -23,6 +23,7 @@ from opgen.runtime import (
     autograd,
     compat,
     evaluation,
+    kept_memory,
     library,
     lookup,
     lookup_autograd,
@@ -234,7 +235,7 @@ def _recorded(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
             if tensor is None or not generic[at] or tensor.dtype is not _WIDE:
                 continue
             if at in kept or tensor.numel() < special.LARGE:
-                before[at], given[at] = tensor, tensor.to(_NARROW)
+                before[at], given[at] = tensor, kept_memory.cast(tensor, _NARROW)
         about = _About(
             numbers,
             tuple([None if x is None else x.shape for x in tensors]),
@@ -263,7 +264,7 @@ def _function(operation: Operation) -> Callable[..., Any]:
             if outputs is not None:
                 return outputs[0]
             pairs = zip(given, about.wide, strict=True)
-            given = tuple([x.to(_NARROW) if is_wide else x for x, is_wide in pairs])
+            given = tuple([kept_memory.cast(x, _NARROW) if is_wide else x for x, is_wide in pairs])
         torch.set_autocast_enabled("cpu", False)
         try:
             return operation.derived_call(given, about.numbers)
@@ -288,7 +289,8 @@ def _function(operation: Operation) -> Callable[..., Any]:
             point = lookup_autograd.point_of(operation, *call, saved, (Kind.of(cotangent),))
             found = autograd.gradients(point, about.wanted, (cotangent,))
             pairs = zip(found, about.wide, strict=True)
-            return (None, *before, *[_widened(x) if is_wide else x for x, is_wide in pairs])
+            wide = [x.to(_WIDE) if is_wide and x is not None else x for x, is_wide in pairs]
+            return (None, *before, *wide)
 
         def instead(step: Step, given: list[Any]) -> tuple[torch.Tensor, ...] | None:
             if not all(about.cast[at] or about.wide[at] for at in step.together or (step.at,)):
@@ -316,4 +318,4 @@ def _is_quick(cotangent: Any) -> bool:
 
 
 def _widened(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    return None if gradient is None else gradient.to(_WIDE)
+    return None if gradient is None else kept_memory.cast(gradient, _WIDE)
