@@ -22,6 +22,7 @@ from opgen.runtime.schema import flatten
 
 if TYPE_CHECKING:
     from opgen.runtime.library_call import Plan
+    from opgen.runtime.lookup_casts_source import Cast
     from opgen.runtime.operation import Operation
 
 
@@ -82,12 +83,38 @@ class Twin:
         self, call: Call, outputs: Sequence[torch.Tensor], operands: dict[str, torch.Tensor]
     ) -> None:
         """Let the next call like this one be looked up, if it is of a kind that can be."""
+        self._enter(call, call.tensors, outputs, outputs, operands, ())
+
+    def enter_cast(
+        self,
+        call: Call,
+        given: Sequence[torch.Tensor | None],
+        output: torch.Tensor,
+        operands: dict[str, torch.Tensor],
+        cast: Cast,
+    ) -> bool:
+        """Let a call with these tensors be looked up that goes in pieces; whether it can be.
+
+        `call` and its operands are those of a piece after its cast, and `output` is the whole one.
+        """
+        part = operands[call.operation.outputs[0].name]
+        return self._enter(call, given, (part,), (output,), operands, cast)
+
+    def _enter(
+        self,
+        call: Call,
+        given: Sequence[torch.Tensor | None],
+        parts: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        operands: dict[str, torch.Tensor],
+        cast: Sequence[int],
+    ) -> bool:
         ranks = [x.dim() for x in (*call.tensors, *outputs) if x is not None]
         if max(ranks, default=0) > MAX_RANK or len(operands) > 4 * MAX_TENSORS:
-            return
-        layout = _layout(call, outputs, operands)
+            return False
+        layout = _layout(call, parts, operands)
         if layout is None:
-            return
+            return False
         addresses, workspace, constants = layout
         integers = [*call.shapes.integers.values()]
         for operand in operands.values():
@@ -95,7 +122,8 @@ class Twin:
         kernel = ctypes.cast(compiled(call, operands).function, ctypes.c_void_p)
         numbers = flatten(call.values)
         memory = addresses, workspace, constants
-        self.table.enter(call.tensors, numbers, outputs, kernel, integers, *memory)
+        self.table.enter(given, numbers, outputs, kernel, integers, *memory, cast)
+        return True
 
     def enter_convolution(self, call: Call, plan: Plan, output: torch.Tensor) -> None:
         """The same for a call that PyTorch's library computed, with this output."""

@@ -156,6 +156,7 @@ def _connected(block: int) -> _Library | None:
         *(ctypes.c_void_p, ctypes.c_void_p),
         *(ctypes.c_void_p, ctypes.c_int64) * 4,
         ctypes.c_int64,
+        *(ctypes.c_void_p, ctypes.c_int64),
         *(ctypes.c_char_p, ctypes.c_int64),
     ]
     library.opgen_move.restype = None
@@ -227,10 +228,12 @@ class Table:
         addresses: Sequence[int] = (),
         workspace: int = 0,
         constants: bytes = b"",
+        cast: Sequence[int] = (),
     ) -> None:
         """Let calls like one with these outputs be looked up.
 
-        Without a kernel, integers say which convolution it is, see `lookup_convolution`.
+        Without a kernel, integers say which convolution it is, see `lookup_convolution`; `cast`
+        are those of a `lookup_casts_source.Cast`.
         """
         key = [word for x in tensors for word in self._described(x)]
         key += [number for number in numbers if not isinstance(number, float)]
@@ -244,6 +247,7 @@ class Table:
             _array(addresses)[0],
             len(addresses) // 2,
             workspace,
+            *_array(cast),
             constants,
             len(constants),
         )

@@ -17,7 +17,7 @@ are given as addresses: the library is compiled without any header or library of
 
 from __future__ import annotations
 
-from opgen.runtime import kept_memory_source, lookup_convolution_source
+from opgen.runtime import kept_memory_source, lookup_casts_source, lookup_convolution_source
 from opgen.runtime.lookup_convolution_source import AS_BEFORE, PLAIN_CODE
 
 SLOTS = 64
@@ -85,6 +85,7 @@ void opgen_connect(void *const *functions)
 """
 
 _TABLE = r"""
+CAST
 enum { MAX_TENSORS = 16, MAX_RANK = 16, MAX_NUMBERS = 64, BUCKETS = 1024, MAX_ENTRIES = 512 };
 enum { MAX_KEY = MAX_TENSORS * (2 * MAX_RANK + 2) + MAX_NUMBERS, STACK_BYTES = 4096 };
 
@@ -106,6 +107,7 @@ typedef struct {
     const int64_t *key, *integers, *outputs; /* outputs: type, rank, sizes, strides; each in turn */
     const Address *address;
     const char *constants;
+    const Cast *cast;         /* NULL where no input is cast before the kernel runs */
 } Entry;
 
 typedef struct { Entry *buckets[BUCKETS]; int64_t entries; } Table;
@@ -143,11 +145,13 @@ static Entry *find(Table *table, const int64_t *key, int64_t words)
 int64_t opgen_enter(
     Table *table, Kernel kernel, const int64_t *key, int64_t words, const int64_t *integers,
     int64_t count, const int64_t *outputs, int64_t output_words, const Address *address,
-    int64_t addresses, int64_t workspace, const char *constants, int64_t constant_bytes)
+    int64_t addresses, int64_t workspace, const int64_t *cast, int64_t cast_words,
+    const char *constants, int64_t constant_bytes)
 {
     if (__atomic_add_fetch(&table->entries, 1, __ATOMIC_RELAXED) > MAX_ENTRIES) return 0;
     const size_t word = sizeof(int64_t);
-    const size_t bytes = (size_t)(words + count + output_words + 2 * addresses) * word;
+    const size_t bytes =
+        (size_t)(words + count + output_words + 2 * addresses + cast_words) * word;
     Entry *entry = malloc(sizeof *entry + bytes + (size_t)constant_bytes);
     if (!entry) return 0;
     char *rest = (char *)(entry + 1);
@@ -156,6 +160,8 @@ int64_t opgen_enter(
     entry->integers = COPY(integers, (size_t)count * word);
     entry->outputs = COPY(outputs, (size_t)output_words * word);
     entry->address = COPY(address, (size_t)addresses * sizeof *address);
+    entry->cast = COPY(cast, (size_t)cast_words * word);
+    if (!cast_words) entry->cast = NULL;
     entry->constants = COPY(constants, (size_t)constant_bytes);
 #undef COPY
     entry->words = words;
@@ -188,6 +194,9 @@ static int describe(Tensor tensor, int64_t *key, int64_t *words)
     *words = next - key;
     return 1;
 }
+
+static int run_pieces(
+    const Entry *entry, void **addresses, const double *numbers, int64_t *fault);
 
 static int run(
     const Entry *entry, Tensor *inputs, Tensor *outputs, int64_t count, const double *numbers)
@@ -223,7 +232,8 @@ static int run(
             addresses[i] = (void *)(entry->constants + address->at);
         if (failed) goto end;
     }
-    done = entry->kernel(addresses, entry->integers, numbers, fault) == 0;
+    done = entry->cast ? run_pieces(entry, addresses, numbers, fault)
+        : entry->kernel(addresses, entry->integers, numbers, fault) == 0;
 end:
     if (large) delete_tensor(large);
     if (!done)
@@ -368,9 +378,11 @@ def source(block: int, owner: str, bytes_type: int) -> str:
         for at in range(SLOTS)
     )
     listed = _array("kernels", "call") + _array("refusals", "refuse")
-    before = f"{_CONNECTION}{PLAIN_CODE}{kept_memory_source.SOURCE}{_TABLE}{AS_BEFORE}"
+    table = _TABLE.replace("CAST\n", lookup_casts_source.declaration())
+    before = f"{_CONNECTION}{PLAIN_CODE}{kept_memory_source.SOURCE}{table}{AS_BEFORE}"
     after = f"{PLAIN_CODE}{_CALLS}{kernels}{listed}{_REGISTRATION}"
-    return f"{head}{before}{lookup_convolution_source.source()}{after}"
+    loops = lookup_convolution_source.source() + lookup_casts_source.SOURCE
+    return f"{head}{before}{loops}{after}"
 
 
 def _array(name: str, function: str) -> str:

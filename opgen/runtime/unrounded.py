@@ -2,9 +2,10 @@
 
 A cast is a pass over memory and a new tensor, which takes as long as half of what an op that moves
 data does. So a large input is given to kernels as it is, where these load every element about once
-(`opgen.passes.unrounded`), and gradients come from kernels in the type that is wanted. Inputs that
-a backward pass reads are cast and kept, as are small ones: that costs little, and what is kept
-takes half of the memory. Everything else, such as what a library computes, is cast as ever.
+(`opgen.passes.unrounded`), and gradients come from kernels in the type that is wanted. Where they
+load it more often it is cast piece by piece, see `lookup_casts`. Inputs that a backward pass reads
+are cast and kept, as are small ones: that costs little, and what is kept takes half of the memory.
+Everything else, such as what a library computes, is cast as ever.
 
 Autograd sees a cast input and its cast both: the gradient of the last order goes to the input
 itself, and where it is to be differentiated again it goes to the cast, of which PyTorch knows the
@@ -28,6 +29,7 @@ from opgen.runtime import (
     lookup,
     lookup_autograd,
     lookup_caller,
+    lookup_casts,
     lookup_library,
     primals,
     special,
@@ -75,16 +77,35 @@ class _Kernels:
         result = self.twin.call(*tensors, *numbers)
         if lookup_library.is_answered(result):
             return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+        found: tuple[torch.Tensor, ...] | None = None
         call = self.checked(tensors, numbers)
         if call is not None:
             try:
                 return evaluation.computed(call, self.twin)
             except NotMadeError:
-                pass
+                found, is_entered = self.cast(tensors, numbers)
+                if is_entered:
+                    return found
         if len(self.refused) >= _MOST:
             self.refused.clear()
         self.refused.add(key or _key(tensors, numbers))
-        return None
+        return found
+
+    def cast(
+        self, tensors: Tensors, numbers: Numbers
+    ) -> tuple[tuple[torch.Tensor, ...] | None, bool]:
+        """The outputs by kernels that need casts, and whether the next such call is looked up."""
+        if not self.operation.is_public or len(self.operation.outputs) != 1:
+            return None, False
+        assert self.twin is not None
+        narrow = [
+            x if x is None or declared.dtype not in _GENERIC else kept_memory.cast(x, _NARROW)
+            for declared, x in zip(self.operation.inputs, tensors, strict=True)
+        ]
+        attributes = unflatten(self.operation.attributes, numbers)
+        call = evaluation.prepare(self.operation, narrow, attributes)
+        outputs = evaluation.computed(call)
+        return outputs, lookup_casts.enter(self.twin, call, tensors, outputs[0])
 
     def checked(self, tensors: Tensors, numbers: Numbers) -> Call | None:
         """The call, if it may be one; raises what is wrong with it."""
