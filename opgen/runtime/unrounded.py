@@ -63,6 +63,7 @@ class _Kernels:
     operation: Operation
     twin: lookup.Twin | None
     refused: set[Any] = field(default_factory=set)
+    fixed: dict[Numbers, Callable[..., Any]] = field(default_factory=dict)
 
     def __call__(self, tensors: Tensors, numbers: Numbers) -> tuple[torch.Tensor, ...] | None:
         """The outputs, of which large ones of a gradient are float32; None where casts are needed.
@@ -74,7 +75,8 @@ class _Kernels:
         key = _key(tensors, numbers) if self.refused else None
         if key in self.refused:
             return None
-        result = self.twin.call(*tensors, *numbers)
+        call_fixed = self.fixed.get(numbers)
+        result = (call_fixed or self._fixed(numbers))(*tensors)
         if lookup_library.is_answered(result):
             return (result,) if isinstance(result, torch.Tensor) else tuple(result)
         found: tuple[torch.Tensor, ...] | None = None
@@ -106,6 +108,18 @@ class _Kernels:
         call = evaluation.prepare(self.operation, narrow, attributes)
         outputs = evaluation.computed(call)
         return outputs, lookup_casts.enter(self.twin, call, tensors, outputs[0])
+
+    def _fixed(self, numbers: Numbers) -> Callable[..., Any]:
+        """The twin with these numbers: fewer arguments are faster to hand over."""
+        assert self.twin is not None
+        integers = tuple(number for number in numbers if isinstance(number, int))
+        found, general = None, self.twin.call
+        if len(integers) == len(numbers):
+            found = self.twin.for_integers(integers)
+        if found is None:
+            return lambda *tensors: general(*tensors, *numbers)
+        self.fixed[numbers] = found
+        return found
 
     def checked(self, tensors: Tensors, numbers: Numbers) -> Call | None:
         """The call, if it may be one; raises what is wrong with it."""
