@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly
-from opgen.emit.types import GENERIC
 from opgen.ir.loop_parts import visit
 from opgen.ir.loops import (
     Accumulate,
@@ -100,12 +99,12 @@ def _walked(term: Accumulate, name: str, program: Program) -> dict[str, None] | 
         return None
     walked: dict[str, None] = {}
     for load in _loads(term.value):
-        if load is None or load.tensor not in {operand.name for operand in program.operands}:
+        operand = None if load is None else program.stored(load.tensor)
+        if load is None or operand is None:
             return None
         if not any(name in index.symbols for index in load.indices):
             continue
-        operand = program.operand(load.tensor)
-        if operand.dtype not in GENERIC or operand.widened:
+        if not operand.is_generic:
             return None
         if any(name in index.symbols for index in load.indices[:-1]):
             return None

@@ -51,7 +51,7 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import symbols_of, test_symbols
-from opgen.ir.notation import DType, Reducer
+from opgen.ir.notation import Reducer
 from opgen.passes.block_passes import pixel_by_pixel, with_passes
 from opgen.passes.gather import fresh_name
 from opgen.passes.jam import copy_at
@@ -100,7 +100,6 @@ LONGEST_ROW: Final = 16
 OPERATORS: Final = frozenset({"add", "sub", "mul", "div", "neg"})
 """Primitives that GNU C spells for vectors as for numbers."""
 
-_GENERIC: Final = frozenset({DType.SAME, DType.FLOAT})
 _LARGE: Final = poly(2**62)
 
 
@@ -281,8 +280,8 @@ def _goes_across(load: Load, name: str, program: Program) -> bool:
 
 def _is_of_vectors(tensor: str, program: Program) -> bool:
     """Whether it is a tensor of the call's element type."""
-    operand = next((each for each in program.operands if each.name == tensor), None)
-    return operand is not None and operand.dtype in _GENERIC and not operand.widened
+    operand = program.stored(tensor)
+    return operand is not None and operand.is_generic
 
 
 def _is_arithmetic(value: Scalar, name: str) -> bool:

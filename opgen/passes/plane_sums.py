@@ -72,7 +72,7 @@ from opgen.passes.gather import fresh_name
 from opgen.passes.group_sums import MOST_SUMS, cell_body
 from opgen.passes.plane_cells import known_dims, place_of, plane_sizes, sum_terms
 from opgen.passes.plane_runs import rolled
-from opgen.passes.planes import filled, is_generic, loads_in
+from opgen.passes.planes import filled, loads_in
 
 MOST_STEPS: Final = 400
 """The most instructions of a round, about: those of 16 by 16 have 322 for windows of 3 by 3. Those
@@ -214,7 +214,7 @@ def _along(
     tensor: str, scalars: dict[str, tuple[Scalar, ...]], program: Program
 ) -> tuple[tuple[str, Term], ...] | None:
     """The terms with lanes that are elements of a tensor, one vector of it after the other."""
-    if all(operand.name != tensor for operand in program.operands):
+    if program.stored(tensor) is None:
         return None
     sizes = plane_sizes(program, tensor)
     size = poly(1)
@@ -288,7 +288,7 @@ def _elements(
         value is not None for value in lanes
     ):
         return None
-    if all(each.name != tensor for each in program.operands) or not is_generic(program, tensor):
+    if not program.is_plain(tensor):
         return None
     outer: set[tuple[Poly, ...]] = set()
     places: list[int | None] = []

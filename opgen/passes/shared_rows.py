@@ -51,7 +51,7 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_nodes, map_read
-from opgen.ir.notation import DType, Reducer
+from opgen.ir.notation import Reducer
 from opgen.ir.work import points
 from opgen.passes.gather import fresh_name
 from opgen.passes.rows import direct
@@ -61,8 +61,6 @@ LONGEST: Final = 2048
 
 FEWEST: Final = 2**17
 """The fewest elements that both read at a time: fewer stay in the second cache for the guest."""
-
-_GENERIC: Final = frozenset({DType.SAME, DType.FLOAT})
 
 
 def with_shared_rows(plain: Program, program: Program, facts: Facts) -> Program:
@@ -284,7 +282,7 @@ def _fits(program: Program, sums: _Sum, others: _Sum) -> bool:
         is_whole
         and not sums.conditions
         and len(sums.loops) > 1
-        and all(operand.dtype in _GENERIC for operand in operands)
+        and all(operand.dtype.is_generic for operand in operands)
     )
 
 
