@@ -40,9 +40,7 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import map_loads
 from opgen.ir.notation import Reducer
-
-OPERATORS: Final = frozenset({"add", "sub", "mul", "div", "neg"})
-"""Primitives that GNU C spells for vectors as for numbers."""
+from opgen.ir.primitives import VECTOR_OPERATORS
 
 EVERY_SECOND: Final = 2
 """The step between elements that are picked out of two vectors."""
@@ -142,7 +140,8 @@ def _is_arithmetic(value: Scalar, name: str) -> bool:
         case Integer(value=number):
             return name not in number.symbols
         case Call(primitive=primitive, arguments=arguments):
-            return primitive in OPERATORS and all(_is_arithmetic(each, name) for each in arguments)
+            is_same = primitive in VECTOR_OPERATORS
+            return is_same and all(_is_arithmetic(each, name) for each in arguments)
         case _:
             return False
 

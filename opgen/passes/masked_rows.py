@@ -44,7 +44,7 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.notation import Reducer
-from opgen.passes.blocks import OPERATORS
+from opgen.ir.primitives import VECTOR_OPERATORS
 from opgen.passes.gather import fresh_name
 from opgen.passes.jam import copies_along
 from opgen.passes.lane_choice import Way, choose
@@ -181,7 +181,7 @@ def _is_vector(value: Scalar, lane: str, program: Program) -> bool:
                 return True
             return program.is_plain(tensor) and goes_along(indices, lane)
         case Call(primitive=primitive, arguments=arguments):
-            return primitive in OPERATORS and all(
+            return primitive in VECTOR_OPERATORS and all(
                 _is_vector(each, lane, program) for each in arguments
             )
         case unexpected:

@@ -67,7 +67,7 @@ from opgen.ir.plane import (
     picked_in,
     sources,
 )
-from opgen.passes.blocks import OPERATORS
+from opgen.ir.primitives import VECTOR_OPERATORS
 from opgen.passes.gather import fresh_name
 from opgen.passes.group_sums import MOST_SUMS, cell_body
 from opgen.passes.plane_cells import known_dims, place_of, plane_sizes, sum_terms
@@ -258,7 +258,7 @@ def _vector(
             return _elements(lanes, along, begin, program)
         case Number() | Integer():
             return Same(first) if all(value == first for value in values) else None
-        case Call(primitive=primitive) if primitive in OPERATORS:
+        case Call(primitive=primitive) if primitive in VECTOR_OPERATORS:
             arguments = []
             for at in range(len(first.arguments)):
                 column: list[Scalar | None] = []

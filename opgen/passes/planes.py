@@ -51,7 +51,7 @@ from opgen.ir.plane import (
     Vector,
     sources,
 )
-from opgen.passes.blocks import OPERATORS
+from opgen.ir.primitives import VECTOR_OPERATORS
 from opgen.passes.gather import fresh_name
 from opgen.passes.plane_cells import (
     Cell,
@@ -297,7 +297,7 @@ class _Vectors:
                 return Each(tuple(values))
         if isinstance(first, Load):
             return self.picked(values)
-        if not isinstance(first, Call) or first.primitive not in OPERATORS:
+        if not isinstance(first, Call) or first.primitive not in VECTOR_OPERATORS:
             return None
         arguments = []
         for at in range(len(first.arguments)):
