@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from opgen.algebra.poly import Poly
-from opgen.ir.loop_parts import visit
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -128,11 +126,6 @@ def _behind(term: Accumulate, name: str) -> Scalar | None:
     return changed.value if moved else None
 
 
-def is_next(index: Poly, name: str) -> bool:
-    """Whether the index grows by one with the value of that name."""
-    return index.step_in(name) == 1
-
-
 def _is_arithmetic(value: Scalar, name: str) -> bool:
     match value:
         case Number() | Argument() | Load():
@@ -197,20 +190,3 @@ def vector_pairs(body: tuple[Node, ...], program: Program) -> dict[str, tuple[st
         if alone.isdisjoint(pair)
         and all((pair[0] in names) == (pair[1] in names) for names in starts)
     }
-
-
-def row_loads(body: tuple[Node, ...], lane: str, loop: str) -> tuple[Load, ...]:
-    """One load for every row that lanes run along and that changes with a loop around them."""
-    found: dict[tuple[str, tuple[Poly, ...]], Load] = {}
-
-    def on_scalar(value: Scalar) -> None:
-        if not isinstance(value, Load) or not value.indices:
-            return
-        *rows, last = value.indices
-        moved = frozenset[str]().union(*(index.symbols for index in rows))
-        if is_next(last, lane) and loop in moved and lane not in moved:
-            found.setdefault((value.tensor, tuple(rows)), value)
-
-    for node in walk(body):
-        visit(node, on_scalar, lambda test: None, lambda value: None)
-    return tuple(found.values())
