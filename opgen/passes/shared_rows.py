@@ -192,6 +192,8 @@ def _same_element(
     }
     if set(names) != {*guest.extents, loop.name} - {own}:
         return None  # an axis of the guest, or its loop, does not go along a dim by itself
+    if len(names) < len(indices) - 1:
+        return None  # a diagonal, or one value of a dim: it would be added up again and again
     plane, extents = host.loops[-1].name, _values(host)
     if names[loop.name] != plane:
         return None  # its terms are not those of the host's innermost loop
