@@ -37,10 +37,10 @@ from opgen.ir.notation import (
     reads,
 )
 from opgen.lang import syntax
+from opgen.lang.access_faults import unknown_tensor
 from opgen.lang.aliases import expand_aliases
 from opgen.lang.conditions import conditions
 from opgen.lang.environment import Environment, Fault
-from opgen.lang.index_faults import unknown_tensor
 from opgen.lang.indices import index_polynomial, refuse_access, written_access
 from opgen.lang.ranges import calls, free_names, resolve, subscripts
 from opgen.lang.repairs import chosen_by_value, renamed
