@@ -27,6 +27,7 @@ NoIndex = (
     | syntax.Comparison
     | syntax.Logical
 )
+"""Expressions that are none in an index; numbers, where they are floats."""
 
 
 def no_index(expression: NoIndex, environment: Environment) -> Fault:
