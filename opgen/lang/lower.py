@@ -5,7 +5,7 @@ of `+=` become iterators, and a reduction that is not the whole right-hand side 
 of its own, see `lang.reductions`.
 
 Holds afterwards: every name is resolved, every iterator has an extent, every access has the rank
-of its tensor. Nothing is proved yet: see `lang.prove`.
+of its tensor. Nothing is proved yet: that is for the modules `prove_*`.
 """
 
 from __future__ import annotations
