@@ -20,6 +20,7 @@ from opgen.ir.notation import Op
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
 from opgen.runtime import Operation, build, checks, prelude
+from opgen.runtime.description import GENERIC
 from opgen.runtime.schema import schema
 from opgen.runtime.toolchain import run
 
@@ -66,7 +67,7 @@ def _variants(
     """The kernels of an op for each set of element types, and their C source."""
     declared = [(each.name, each.dtype) for each in operation.inputs]
     declared += [(each.name, each.dtype) for each in operation.outputs]
-    generic = any(each.dtype in ("same", "float") for each in operation.inputs)
+    generic = any(each.dtype in GENERIC for each in operation.inputs)
     inputs = {each.name for each in operation.inputs}
     names = [name for name, dtype in declared if dtype == "int"]
     choices = [("i32", "i64") if name in inputs else ("i64",) for name in names]

@@ -23,7 +23,7 @@ import opgen
 from catalogue import SPECS
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.compiler import check_source, read_source, special_source
-from opgen.emit.planes import AHEAD
+from opgen.emit.plane_vectors import AHEAD
 from opgen.errors import Source
 from opgen.ir.cells import to_array
 from opgen.ir.loops import Call, Integer, Load, Number, Planes, Program, Scalar

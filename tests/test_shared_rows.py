@@ -50,6 +50,15 @@ op longer(g[B,C,H,W]; step = 1) -> t[H,W], s[B,H,W]
   t[h,w] = sum(b,c) g[b,c,h,w]
   s[b,h,w] = sum(c) g[b,c,h, w - c*step ?0]
 
+op diagonal(g[B,C,C,H,W]) -> t[H,W], s[B,H,W]
+  t[h,w] = sum(b,c,d) g[b,c,d,h,w]
+  s[b,h,w] = sum(c) g[b,c,c,h,w]
+
+op first(g[B,C,D,H,W]) -> t[H,W], s[B,H,W]
+  where C >= 1
+  t[h,w] = sum(b,c,d) g[b,c,d,h,w]
+  s[b,h,w] = sum(d) g[b,0,d,h,w]
+
 op others(g[B,C,H,W]) -> t[H,W], s[B,H,W]
   t[h,w] = sum(b,c) g[b,c,h,w]
   s[b,h,w] = max(c) g[b,c,h,w]
@@ -86,9 +95,9 @@ def test_both_sums_are_one_kernel(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["some", "longer", "others"])
+@pytest.mark.parametrize("name", ["some", "longer", "diagonal", "first", "others"])
 def test_what_is_not_joined(name: str) -> None:
-    """Sums of only some planes or columns, and what is no sum."""
+    """Sums of only some planes, columns or elements, and what is no sum."""
     assert joined(program(name)) == []
 
 

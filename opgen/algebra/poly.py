@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, assert_never
 
 from opgen.algebra.atom import Atom, Kind, Monomial, evaluate, product_of, to_text
 
@@ -445,6 +445,8 @@ def rebuild(atom: Atom, args: tuple[Poly, ...]) -> Poly:
             return select_zero(*args)
         case Kind.LOAD:
             return load(atom.name, args)
+        case unexpected:
+            assert_never(unexpected)
 
 
 def _substitute_atom(atom: Atom, values: Mapping[str, Poly]) -> Poly:

@@ -16,7 +16,7 @@ from opgen import compiler, loading
 from opgen.bench import agreement
 from opgen.bench.faults import BenchError
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload, text
-from opgen.ir.notation import DType, Op
+from opgen.ir.notation import Op
 from opgen.passes.derive import differentiable
 
 Value = int | float | bool | str | tuple[int, ...]
@@ -129,7 +129,7 @@ def _workload(own: Own, op: Op, contenders: Sequence[Contender], device: torch.d
         return result
 
     inputs = tuple(_drawn(own, own.shapes[tensor.name], device) for tensor in given)
-    free = {tensor.name for tensor in given if tensor.dtype in (DType.SAME, DType.FLOAT)}
+    free = {tensor.name for tensor in given if tensor.dtype.is_generic}
     wide = [x.double() if n in free else x for n, x in zip(names, inputs, strict=True)]
     # How many terms a cell sums is not known here: at most so many as there are inputs. In double
     # precision that is a strict bound all the same.

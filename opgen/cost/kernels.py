@@ -229,7 +229,7 @@ def tensor_bytes(
     count = 1
     for extent in extents:
         count *= max(0, _value(extent, sizes))
-    size = _BYTES[shared if dtype in (DType.SAME, DType.FLOAT) else dtype]
+    size = _BYTES[shared if dtype.is_generic else dtype]
     return count * (max(4, size) if widened else size)
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from opgen.algebra.poly import Poly
-from opgen.emit.c_entry import Entry, print_entry, stride_places
+from opgen.emit.c_entry import Entry, print_entry
 from opgen.emit.c_layout import wrapped
 from opgen.emit.entry_helpers import entry_helpers
+from opgen.emit.entry_scope import stride_places
 from opgen.emit.function import Function, print_function
 from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render

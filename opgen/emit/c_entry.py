@@ -6,26 +6,24 @@ import functools
 import operator
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Final, assert_never
+from typing import Final
 
 from opgen.algebra.poly import Poly, poly
 from opgen.emit import frames, moves, rows_ahead
 from opgen.emit.c_layout import broken, wrapped
 from opgen.emit.coarse import coarse
+from opgen.emit.entry_conditions import Condition, condition_sizes, declare_flag
 from opgen.emit.entry_helpers import Orders, copied_inputs
-from opgen.emit.expression import Names, Printer, type_name
-from opgen.emit.function import Function, is_replaced
-from opgen.emit.lane_pairs import hold_pairs
+from opgen.emit.entry_scope import EntryScope
+from opgen.emit.expression import type_name
+from opgen.emit.function import Function
 from opgen.emit.names import CNames
-from opgen.emit.planes import HAVE
-from opgen.emit.types import Types
-from opgen.ir.loops import Blocks, Elements, Finite, Fitting, Kernel, Planes, Program, Short
+from opgen.ir.loops import Kernel, Program
 from opgen.ir.primitives import Level
 from opgen.ir.work import points, work
 
 _SMALL: Final = 4
 """How many times as large as an input all results must be for a copy of it to be worth its time."""
-
 
 _SHARED: Final = 16
 """How many times as many cells a kernel must write for a look at an input to be worth its time."""
@@ -42,16 +40,6 @@ class Entry:
 def entry_name(program: Program) -> str:
     """The exported symbol of a program's C source."""
     return f"run_{program.name}"
-
-
-def stride_places(program: Program, orders: Orders, tensor: str) -> tuple[int, ...]:
-    """Where the strides of a tensor are among the integers of a call."""
-    place = len(program.integers)
-    for operand in program.operands:
-        if operand.name == tensor:
-            return tuple(place + axis for axis in orders.get(tensor, range(operand.rank)))
-        place += operand.rank
-    raise KeyError(tensor)
 
 
 def _may_stream(kernel: Kernel, function: Function) -> bool:
@@ -108,35 +96,14 @@ class _Guest:
 
 
 @dataclass
-class _Writer:
-    """The lines of an entry."""
+class _Writer(EntryScope):
+    """Writes the lines of an entry."""
 
-    program: Program
-    called_as: Program
-    orders: Orders
-    scope: CNames
-    lines: list[str] = field(default_factory=list)
-    symbols: dict[str, str] = field(default_factory=dict)
-    flags: dict[Finite | Blocks | Short | Planes | Fitting, str] = field(default_factory=dict)
+    flags: dict[Condition, str] = field(default_factory=dict)
     streams: dict[str, str] = field(default_factory=dict)  # whether results go past the caches
     guests: dict[str, _Guest] = field(default_factory=dict)  # by their names
     coarse: dict[str, tuple[str, ...]] = field(default_factory=dict)  # tensors, by kernels
     arguments: str = "arguments"  # what `call` points to
-
-    @property
-    def printer(self) -> Printer:
-        return Printer(self.program, Types(self.program), Names(symbols=self.symbols))
-
-    def tensor(self, name: str) -> str:
-        """The address of a tensor."""
-        operands = [operand.name for operand in self.called_as.operands]
-        return f"call->tensors[{operands.index(name)}]"
-
-    def places(self, tensor: str) -> tuple[int, ...]:
-        return stride_places(self.called_as, self.orders, tensor)
-
-    def stride(self, tensor: str, axis: int) -> str:
-        return f"n[{self.places(tensor)[axis]}]"
 
     def written(self) -> Iterator[tuple[str, Poly]]:
         """The tensors that kernels write, with the number of their cells."""
@@ -159,19 +126,8 @@ class _Writer:
                 yield from rows_ahead.sizes(ahead, self.program)
             for name in self.coarse.get(kernel.name, ()):
                 yield from self.program.operand(name).extents
-            match kernel.only:
-                case Finite(tensor=tensor):
-                    yield from self.program.operand(tensor).extents
-                case Blocks(extent=extent, together=together):
-                    yield from (extent, *(together or ()))
-                case Short(extent=extent):
-                    yield extent
-                case Fitting(stretches=stretches, extent=extent, together=together, shared=shared):
-                    yield from (stretches, extent, *together, shared)
-                case Planes() | None:
-                    pass
-                case unexpected:
-                    assert_never(unexpected)
+            if kernel.only is not None:
+                yield from condition_sizes(kernel.only, self.program)
 
     def declare_integers(self, values: Sequence[Poly]) -> None:
         used = frozenset[str]().union(*(value.symbols for value in values))
@@ -216,8 +172,8 @@ class _Writer:
         for name in copied:
             copy, sizes = self.scope.fresh(f"{name}_copy"), self.scope.fresh(f"{name}_sizes")
             places = self.scope.fresh(f"{name}_places")
-            self.integers(f"const int64_t {sizes}", self.extents(name))
-            self.integers(f"const int {places}", map(str, self.places(name)))
+            self.declare_array(f"const int64_t {sizes}", self.extents(name))
+            self.declare_array(f"const int {places}", map(str, self.places(name)))
             arguments = f"&{tensors}[{operands.index(name)}], {own}, {len(self.extents(name))}"
             arguments += f", {sizes}, {places}, ({largest}) / {_SMALL}"
             self.lines += broken(f"void *const {copy} = consecutive({arguments});")
@@ -226,92 +182,13 @@ class _Writer:
         self.arguments = changed
         return names
 
-    def extents(self, tensor: str) -> list[str]:
-        return [self.printer.poly(each).text for each in self.program.operand(tensor).extents]
-
-    def integers(self, declared: str, values: Iterator[str] | Sequence[str]) -> None:
-        self.lines += broken(f"{declared}[] = {{{', '.join(values)}}};")
-
     def look_at_inputs(self) -> None:
         """What kernels are conditional on."""
         for kernel in self.program.kernels:
             condition = None if kernel.only is None else replace(kernel.only, holds=True)
-            if condition is None or condition in self.flags:
-                continue
-            match condition:
-                case Finite(tensor=tensor):
-                    flag = self.scope.fresh(f"{tensor}_is_finite")
-                    self.integers(f"const int64_t {flag}_sizes", self.extents(tensor))
-                    steps = [f"n[{place}]" for place in self.places(tensor)]
-                    self.integers(f"const int64_t {flag}_steps", steps)
-                    rank = len(steps)
-                    arguments = f"{self.tensor(tensor)}, {rank}, {flag}_sizes, {flag}_steps"
-                    value = f"are_finite({arguments})"
-                case Blocks():
-                    is_one = condition.together is not None
-                    flag = self.scope.fresh("is_one_pass" if is_one else "are_blocks")
-                    # Sums of pairs of vectors go by these in all passes.
-                    is_wide = is_one and hold_pairs(kernel)
-                    least = "LANES * (1 + PAIRED_LANES)" if is_wide else "LANES"
-                    tests = list(self.block_tests(condition, least))
-                    if is_replaced(kernel) and isinstance(kernel.unless, Planes):
-                        tests.insert(0, f"!{HAVE[kernel.unless.elements]}")
-                    if condition.is_paired:
-                        tests.insert(0, "PAIRED_LANES")
-                    if condition.is_cached and kernel.written in self.streams:
-                        tests.append(f"!{self.streams[kernel.written]}")
-                    value = " && ".join(tests)
-                case Short(extent=extent, most=most):
-                    flag = self.scope.fresh("is_short")
-                    row = self.printer.poly(extent).at(Level.RELATIONAL)
-                    steps = [f"n[{self.places(tensor)[-1]}] == 1" for tensor in condition.tensors]
-                    value = " && ".join(["HAVE_MASKS", f"{row} <= {most}", *steps])
-                case Fitting():
-                    flag, value = self.scope.fresh("is_one_pass"), self.fitting_test(condition)
-                case Planes():
-                    flag = self.scope.fresh("are_planes")
-                    tests = [HAVE[condition.elements], *self.plane_tests(condition)]
-                    if condition.elements is Elements.STORED and kernel.written in self.streams:
-                        tests.append(f"!{self.streams[kernel.written]}")  # blocks go past caches
-                    value = " && ".join(tests)
-                case unexpected:
-                    assert_never(unexpected)
-            self.flags[condition] = flag
-            self.lines += broken(f"const int {flag} = {value};")
-
-    def block_tests(self, condition: Blocks, least: str) -> Iterator[str]:
-        yield f"{self.printer.poly(condition.extent).at(Level.RELATIONAL)} >= {least}"
-        yield from self.consecutive(condition.tensors)
-        if condition.together is not None:
-            counts = (self.printer.poly(each).text for each in condition.together)
-            yield f"run_as_one({', '.join(counts)})"
-
-    def consecutive(self, tensors: Sequence[str]) -> Iterator[str]:
-        """Whether neighbours in the last dims of tensors lie side by side, or one is absent."""
-        for tensor in tensors:
-            step = f"n[{self.places(tensor)[-1]}]"
-            if self.called_as.operand(tensor).optional:
-                yield f"({step} == 1 || {step} == 0)"
-            else:
-                yield f"{step} == 1"
-
-    def fitting_test(self, condition: Fitting) -> str:
-        counts = ", ".join(self.printer.poly(each).text for each in condition.together)
-        stretches = self.printer.poly(condition.stretches).at(Level.EQUALITY)
-        extent = self.printer.poly(condition.extent).at(Level.RELATIONAL)
-        steps = " && ".join(self.consecutive(condition.tensors))
-        shared = self.printer.poly(condition.shared).at(Level.RELATIONAL)
-        sizes = f"{extent} <= {condition.most} && {shared} >= {condition.least}"
-        return f"{stretches} == 1 && {sizes} && {steps} && run_as_one({counts})"
-
-    def plane_tests(self, condition: Planes) -> Iterator[str]:
-        for tensor, dims in condition.tensors:
-            step = 1
-            extents = self.program.operand(tensor).extents
-            for at in range(1, dims + 1):
-                if extents[-at] != 1:
-                    yield f"n[{self.places(tensor)[-at]}] == {step}"
-                step *= extents[-at].constant
+            if condition is not None and condition not in self.flags:
+                streams = self.streams.get(kernel.written, "")
+                self.flags[condition] = declare_flag(self, kernel, condition, streams)
 
     def run(self, kernel: Kernel, function: Function, count: Poly, each: Poly) -> None:
         """Call a kernel, if it is one for this call."""
@@ -381,9 +258,9 @@ class _Writer:
         most = f"{self.printer.poly(cells).at(Level.MULTIPLICATIVE)} / {_SHARED}"
         for tensor in self.coarse[kernel.name]:
             name = self.scope.fresh(f"{tensor}_is_coarse")
-            self.integers(f"const int64_t {name}_sizes", self.extents(tensor))
-            steps = [f"n[{place}]" for place in self.places(tensor)]
-            self.integers(f"const int64_t {name}_steps", steps)
+            self.declare_array(f"const int64_t {name}_sizes", self.extents(tensor))
+            steps = self.strides(tensor)
+            self.declare_array(f"const int64_t {name}_steps", steps)
             arguments = f"{self.tensor(tensor)}, {len(steps)}, {name}_sizes, {name}_steps"
             tests.append(f"has_coarse({arguments}, {most})")
         self.lines += broken(f"{self.arguments}.coarse = {' && '.join(tests)};")

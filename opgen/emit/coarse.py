@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from opgen.emit.types import GENERIC
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Accumulate,
@@ -90,14 +89,15 @@ def _are_products(kernel: Kernel, program: Program) -> bool:
             case _:
                 pass
     operand = program.operand(kernel.written)
-    return operand.dtype in GENERIC and not operand.unrounded and not operand.widened
+    return operand.is_generic and not operand.unrounded
 
 
 def _factors(value: Scalar, program: Program) -> int:
     """How many elements are multiplied at most; 0 for what is not made of products alone."""
     match value:
         case Load(tensor=tensor):
-            return int(_is_generic(program, tensor))
+            operand = program.stored(tensor)
+            return int(operand is not None and operand.is_generic)
         case Call(primitive=primitive, arguments=arguments):
             factors = [_factors(each, program) for each in arguments]
             if primitive == "mul":
@@ -105,14 +105,6 @@ def _factors(value: Scalar, program: Program) -> int:
             return max(factors) if primitive in ("add", "sub", "neg") and all(factors) else 0
         case _:
             return 0
-
-
-def _is_generic(program: Program, tensor: str) -> bool:
-    """Whether it is a tensor of the type of the call."""
-    for operand in program.operands:
-        if operand.name == tensor:
-            return operand.dtype in GENERIC and not operand.widened
-    return False
 
 
 def _loaded(kernel: Kernel) -> tuple[Load, ...]:

@@ -14,7 +14,7 @@ from opgen.algebra.condition import Condition
 from opgen.algebra.poly import ZERO, Atom, Poly, poly, symbol
 from opgen.algebra.poly import Kind as AtomKind
 from opgen.emit.polynomial import Text, condition_text, sum_text
-from opgen.emit.types import GENERIC, Type, Types
+from opgen.emit.types import Type, Types
 from opgen.emit.vectors import EVERY_SECOND
 from opgen.ir import loops
 from opgen.ir.loop_parts import moving
@@ -29,10 +29,10 @@ DIRECT: Final = frozenset({DType.F32, DType.F64, DType.I64})
 def type_name(operand: Operand) -> str:
     """The C name of the stored element type."""
     if operand.widened:
-        if operand.dtype in GENERIC:
+        if operand.dtype.is_generic:
             return "wide"
         return "int64_t" if operand.dtype.is_integer else "real"
-    if operand.dtype in GENERIC:
+    if operand.dtype.is_generic:
         return "unrounded" if operand.unrounded else "T"
     if operand.dtype is DType.INT:
         return f"T_{operand.name}"

@@ -10,8 +10,8 @@ from opgen.emit.coarse import coarse
 from opgen.emit.expression import Names, Printer, type_name
 from opgen.emit.names import CNames, function_name
 from opgen.emit.planes import HAVE
+from opgen.emit.points import PointEmitter
 from opgen.emit.rows_ahead import piece
-from opgen.emit.statements import Emitter
 from opgen.emit.streams import streams
 from opgen.emit.types import Type, Types
 from opgen.ir.loop_parts import uses
@@ -70,7 +70,7 @@ def print_function(
     scope = CNames({function_name(k.name) for k in program.kernels})
     parameters, names = declare_parameters(signature, kernel, program, scope)
     printer = Printer(program, types, names, False, helpers)
-    emitter = Emitter(printer, scope, kernel)
+    emitter = PointEmitter(printer, scope, kernel)
     if signature.streams:
         emitter.streams = scope.fresh("streams")
         parameters = (*parameters, f"int {emitter.streams}")

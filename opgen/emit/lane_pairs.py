@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, symbol
-from opgen.emit.vectors import is_next
-from opgen.ir.loop_parts import accumulators_of, loads_of
+from opgen.ir.loop_parts import accumulators_of, goes_along, loads_of
 from opgen.ir.loops import Accumulate, For, Kernel, Lanes, Node, Start, Store, walk
 from opgen.ir.map_loops import map_nodes, renamed
 from opgen.ir.progression import Body, moved
@@ -74,11 +73,9 @@ def in_pairs(node: Lanes, kernel: Kernel, behind: str, number: str) -> tuple[Pas
     lane = kernel.row.axis.name
     places = [load.indices for load in loads_of(nodes)]
     places += [each.indices for each in nodes if isinstance(each, Store)]
-    if any(lane in index.symbols for indices in places for index in indices[:-1]):
+    if not all(_are_apart_or_next(indices, lane) for indices in places):
         return ()
     if any(len(accumulators_of(each)) != 1 for each in nodes if not isinstance(each, For)):
-        return ()
-    if not all(is_next(indices[-1], lane) for indices in places if lane in indices[-1].symbols):
         return ()
     there = symbol(lane) + symbol(behind)
     passes = _passes(node.body, _groups(begun, node.body, lane), number)
@@ -131,10 +128,7 @@ def second_of(accumulator: str) -> str:
 
 def _are_apart_or_next(indices: Sequence[Poly], lane: str) -> bool:
     """Whether an element is the same for all lanes, or lies one behind that of the lane before."""
-    *rows, last = indices or (symbol(""),)
-    if any(lane in index.symbols for index in rows):
-        return False
-    return lane not in last.symbols or is_next(last, lane)
+    return goes_along(indices, lane) or not any(lane in index.symbols for index in indices)
 
 
 def one_by_one(node: Lanes, number: str) -> tuple[Pass, ...]:

@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Self
 
-from opgen.algebra.poly import Poly, poly, symbol
-from opgen.emit.accumulators import AccumulatorEmitter
-from opgen.emit.coarse import Coarse, are_coarse
-from opgen.emit.columns import COUNT, columns_of, stored_rows
+from opgen.algebra.poly import poly, symbol
+from opgen.emit.block_cells import BlockCellEmitter
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
-from opgen.emit.lane_pairs import (
-    Pass,
-    held_pair,
-    hold_pairs,
-    in_pairs,
-    one_by_one,
-)
+from opgen.emit.lane_pairs import Pass, held_pair, hold_pairs, in_pairs, one_by_one
+from opgen.emit.lanes_ahead import fetch_lanes
 from opgen.emit.planes import FEW_TERMS
-from opgen.emit.polynomial import Text
 from opgen.emit.streams import Line, lines
-from opgen.emit.vectors import is_next, row_loads
 from opgen.ir.loop_parts import accumulators_of, loads_of
-from opgen.ir.loops import (
-    Accumulate,
-    Blocks,
-    For,
-    Lanes,
-    Load,
-    Node,
-    Row,
-    Short,
-    Start,
-    Store,
-    walk,
-)
+from opgen.ir.loops import Accumulate, Blocks, For, Lanes, Node, Row, Short, Start, Store, walk
 
 FEW: Final = 8
 """How many lanes are not worth a vector, nor the time that the compiler takes to make one."""
-
-
-MOST_ROWS: Final = 12
-"""How many rows of tensors have addresses of their own: as many as fit into registers."""
 
 _VECTOR: Final = 16
 """How many lanes a vector has: those of float32 in registers of 64 bytes."""
@@ -53,7 +27,7 @@ _MANY_TERMS: Final = 9
 """From how many terms of a cell on it pays that all lanes are in vectors."""
 
 
-class LaneEmitter(AccumulatorEmitter):
+class LaneEmitter(BlockCellEmitter):
     """Prints passes over the lanes."""
 
     def lanes(self, node: Lanes) -> None:
@@ -83,7 +57,7 @@ class LaneEmitter(AccumulatorEmitter):
         few = not self.printer.cuda and _are_few(node, row)
         ends = []
         if not few:
-            self.fetch_ahead(node, inner, first, last)
+            fetch_lanes(self, node, inner.printer, first, last)
             if self.streams:
                 whole = lines(node, self.kernel, self.printer.program)
                 inner.places = dict(self.places)
@@ -239,239 +213,6 @@ class LaneEmitter(AccumulatorEmitter):
         for line in held:
             inner.write(line)
         self.write("}")
-
-    def begin_rows(self, node: Lanes, inner: Self, row: Row, first: str) -> None:
-        """Where the rows of a pass begin, if that fits into registers.
-
-        Compilers add it up again in every block where cells are of several rows.
-        """
-        lane, program = row.axis.name, self.printer.program
-        cells = [(each.tensor, each.indices) for each in loads_of(walk(node.body))]
-        cells += [
-            (each.tensor, each.indices) for each in walk(node.body) if isinstance(each, Store)
-        ]
-        rows: dict[tuple[str, tuple[Poly, ...]], str] = {}
-        for tensor, indices in cells:
-            if indices[-1].symbols >= {lane}:
-                begin = inner.printer.begin_of_row(inner.printer.first_of_pair(indices))
-                rows[tensor, begin] = ""
-        if len(rows) > MOST_ROWS:
-            return
-        ones = {}
-        for tensor, begin in rows:
-            operand = program.operand(tensor)
-            kind = type_name(operand)
-            constant = "" if tensor in self.kernel.all_written else "const "
-            name = rows[tensor, begin] = self.scope.fresh(f"{tensor}_row")
-            cell = self.printer.cell(tensor, begin)
-            self.write(f"{constant}{kind} *const {name} = &{cell};")
-            if operand.optional:
-                ones[tensor] = self.scope.fresh(f"{tensor}_one")
-                step = self.printer.names.strides[tensor, operand.rank - 1]
-                number = f"from_{kind}({name}[{first} * {step}])"
-                self.write(f"const wide_lanes {ones[tensor]} = same_lanes({number});")
-        inner.printer = replace(inner.printer, rows=rows, ones=ones)
-
-    def name_loads(self, node: Accumulate) -> None:
-        """Load what a term reads of rows, once for all terms of the scope.
-
-        Where each term says it again the compiler finds out, but takes half as long again.
-        """
-        assert self.kernel.row is not None
-        lane = self.kernel.row.axis.name
-        for load in loads_of((node,)):
-            if any(lane in index.symbols for index in load.indices):
-                self.loaded_as(load)
-
-    def loaded_as(self, load: Load) -> str:
-        """The name of a vector of the scope, which is loaded now if it was not before."""
-        key = load.tensor, load.indices
-        if key not in self.printer.columns:
-            name = self.scope.fresh(f"{load.tensor}_lanes")
-            self.write(f"const wide_lanes {name} = {self.printer.scalar(load).text};")
-            self.printer.columns[key] = name
-        return self.printer.columns[key]
-
-    def look_at_loads(self, node: Lanes, coarse: Coarse) -> None:
-        """Find out whether all that a block loads is coarse."""
-        pairs: dict[tuple[str, tuple[Poly, ...]], list[Load]] = {}
-        for load in dict.fromkeys(loads_of(walk(node.body))):
-            if load.tensor in coarse.moving:
-                first = load.tensor, self.printer.first_of_pair(load.indices)
-                pairs.setdefault(first, []).append(load)
-        before, self.is_coarse = self.is_coarse, self.scope.fresh("is_coarse")
-        tests, vectors = [], []
-        for (tensor, place), loads in pairs.items():
-            if self.printer.program.operand(tensor).unrounded:
-                tests.append(self.pair_if_coarse(tensor, place, loads))
-            else:
-                vectors += [self.loaded_as(load) for load in loads]
-        text = " && ".join([*tests, are_coarse(before, vectors)])
-        self.write(f"const int {self.is_coarse} = {text};")
-
-    def pair_if_coarse(self, tensor: str, place: tuple[Poly, ...], loads: Sequence[Load]) -> str:
-        """Load two vectors, quickly if they are coarse; the variable that says whether they are."""
-        names = [self.scope.fresh(f"{tensor}_lanes") for _ in loads]
-        for load, name in zip(loads, names, strict=True):
-            self.printer.columns[tensor, load.indices] = name
-        found = self.scope.fresh(f"{tensor}_is_coarse")
-        self.write(f"wide_lanes {', '.join(names)};")
-        arguments = ", ".join(f"&{name}" for name in names)
-        cell = self.printer.cell(tensor, place)
-        self.write(f"const int {found} = pair_if_coarse(&{cell}, {arguments});")
-        return found
-
-    def load_columns(self, nodes: Sequence[Node]) -> None:
-        """Load what nodes of this scope need of rows that lanes go across."""
-        assert self.kernel.row is not None
-        lane, program = self.kernel.row.axis.name, self.printer.program
-        for found in columns_of(nodes, lane, program):
-            name = self.scope.fresh(f"{found.tensor}_columns")
-            axis = next(at for at, index in enumerate(found.place) if lane in index.symbols)
-            step = self.printer.names.strides[found.tensor, axis]
-            cell = self.printer.cell(found.tensor, found.cell)
-            kind = "_unrounded" if program.operand(found.tensor).unrounded else ""
-            self.write(f"wide_lanes {name}[{COUNT}];")
-            self.write(f"load_columns{kind}(&{cell}, {step}, {name});")
-            for last in found.asked:
-                key = found.tensor, (*found.place, last)
-                self.printer.columns[key] = f"{name}[{last.constant - found.first}]"
-
-    def store_columns(self, nodes: Sequence[Node]) -> bool:
-        """Write rows that lanes go across, if that is all there is to do in this scope."""
-        only, row = self.kernel.only, self.kernel.row
-        if row is None or not isinstance(only, Blocks):
-            return False
-        lane = row.axis.name
-        found = stored_rows(nodes, lane)
-        if not found or found[0][0].tensor not in only.tensors:
-            return False
-        for stores in found:
-            first = stores[0]
-            name = self.scope.fresh(f"{first.tensor}_columns")
-            axis = next(at for at, index in enumerate(first.indices) if lane in index.symbols)
-            step = self.printer.names.strides[first.tensor, axis]
-            self.write(f"wide_lanes {name}[{COUNT}];")
-            for at, store in enumerate(stores):
-                self.write(f"{name}[{at}] = {self.printer.scalar(store.value).text};")
-            cell = self.printer.cell(first.tensor, first.indices)
-            unrounded = self.printer.program.operand(first.tensor).unrounded
-            kind = "_unrounded" if unrounded else ""
-            self.write(f"store_columns{kind}(&{cell}, {step}, {name});")
-        return True
-
-    def store_lanes(self, node: Store) -> None:
-        """Write the cells of a block: all at once where they are consecutive, else one by one."""
-        assert self.kernel.row is not None
-        if self.copy_rounded(node):
-            return
-        values, lane = self.printer.scalar(node.value).text, self.kernel.row.axis.name
-        if self.printer.behind:
-            self.store_pair(node, values)
-            return
-        if _are_consecutive(node.indices, lane):
-            operand = self.printer.program.operand(node.tensor)
-            kind = type_name(operand) if operand.widened or operand.unrounded else "T"
-            if self.printer.within:
-                cell = self.printer.cell(node.tensor, node.indices)
-                self.write(f"lanes_to_{kind}_within(&{cell}, {values}, {self.printer.within});")
-                return
-            cell = self.printer.cell(node.tensor, node.indices)
-            alone = "" if operand.widened else self.printer.alone
-            self.write(f"lanes_to_{kind}{alone}(&{cell}, {values});")
-            return
-        inner = self.inner()
-        number, cells = inner.scope.fresh("lane"), inner.scope.fresh("cells")
-        inner.printer.names.symbols[number] = number
-        here = {lane: symbol(lane) + symbol(number)}
-        cell = inner.printer.cell(node.tensor, [each.substitute(here) for each in node.indices])
-        operand = self.printer.program.operand(node.tensor)
-        stored = inner.printer.stored(operand, Text(f"{cells}[{number}]"))
-        self.write("{")
-        inner.write(f"const wide_lanes {cells} = {values};")
-        inner.write(f"for (int64_t {number} = 0; {number} < LANES; {number}++) {cell} = {stored};")
-        self.write("}")
-
-    def copy_rounded(self, node: Store) -> bool:
-        """Copy a block to consecutive cells, rounded once for all of its copies in this scope."""
-        load, program, row = node.value, self.printer.program, self.kernel.row
-        if self.printer.behind or self.printer.within or row is None or not isinstance(load, Load):
-            return False
-        source, target = program.operand(load.tensor), program.operand(node.tensor)
-        if (type_name(source), type_name(target)) != ("unrounded", "T"):
-            return False
-        if not all(_are_consecutive(each.indices, row.axis.name) for each in (load, node)):
-            return False
-        if load not in self.copied:
-            name = self.scope.fresh(f"{load.tensor}_lanes")
-            cell = self.printer.cell(load.tensor, load.indices)
-            self.write(f"const stored_lanes {name} = stored_from_unrounded(&{cell});")
-            self.copied[load] = name
-        cell = self.printer.cell(node.tensor, node.indices)
-        self.write(f"*(stored_lanes *)&{cell} = {self.copied[load]};")
-        return True
-
-    def store_pair(self, node: Store, values: str) -> None:
-        """Write the cells of two vectors, after the second one has been computed."""
-        indices = self.printer.first_of_pair(node.indices)
-        key = node.tensor, indices
-        if indices == node.indices:
-            self.halves[key] = values
-            return
-        kind = "unrounded" if self.printer.program.operand(node.tensor).unrounded else "T"
-        function, more = f"pair_to_{kind}{self.printer.alone}", ""
-        if self.is_coarse:
-            function, more = "pair_to_T_at_once", f", {self.is_coarse}"
-        assert self.kernel.row is not None
-        if not _are_consecutive(indices, self.kernel.row.axis.name):
-            inner = self.inner()
-            number, cells = inner.scope.fresh("lane"), inner.scope.fresh("cells")
-            inner.printer.names.symbols[number] = number
-            here = {self.kernel.row.axis.name: symbol(self.kernel.row.axis.name) + symbol(number)}
-            cell = inner.printer.cell(node.tensor, [each.substitute(here) for each in indices])
-            self.write("{")
-            inner.write(f"{kind} {cells}[2 * LANES];")
-            inner.write(f"{function}({cells}, {self.halves.pop(key)}, {values}{more});")
-            inner.write(f"for (int64_t {number} = 0; {number} < 2 * LANES; {number}++)")
-            inner.write(f"    {cell} = {cells}[{number}];")
-            self.write("}")
-            return
-        cell = self.printer.cell(node.tensor, indices)
-        self.write(f"{function}(&{cell}, {self.halves.pop(key)}, {values}{more});")
-
-    def fetch_ahead(self, node: Lanes, inside: Self, first: str, last: str) -> None:
-        """Ask for the rows of the next round of the loop around: they begin elsewhere in memory.
-
-        Where a round is a group of short rows, they go into the first cache, if it holds them:
-        sums over 512 channels of 256 by 256 then take a seventh less. Groups of rows of 1024
-        numbers, of which it does not, take up to a fifth longer there.
-        """
-        if self.around is None or self.kernel.row is None:
-            return
-        lane, program, group = self.kernel.row.axis.name, self.printer.program, self.kernel.group
-        upcoming = {self.around: symbol(self.around) + 1}
-        loads = tuple(row_loads(node.body, lane, self.around))
-        for load in loads:
-            indices = [index.substitute(upcoming) for index in load.indices]
-            operand = program.operand(load.tensor)
-            step = self.printer.names.strides[load.tensor, operand.rank - 1]
-            name, element = self.lane, f"(int64_t)sizeof({type_name(operand)})"
-            place = f"&{inside.printer.cell(load.tensor, indices)}"
-            self.write(f"if ({step} == 1)")
-            self.write(
-                f"    for (int64_t {name} = {first}; {name} <= {last}; {name} += 64 / {element})"
-            )
-            if group is None:
-                self.write(f"        FETCH({place});")
-                continue
-            size = f"({last} - {first} + 1) * {len(loads) * group.width} * {element}"
-            self.write(f"        FETCH_ROUND({size}, {place});")
-
-
-def _are_consecutive(indices: Sequence[Poly], lane: str) -> bool:
-    """Whether the elements of a block lie one behind the other in a tensor."""
-    *rows, last = indices
-    return is_next(last, lane) and not any(lane in index.symbols for index in rows)
 
 
 def _is_little(body: tuple[Node, ...]) -> bool:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final, assert_never
+from dataclasses import replace
+from typing import assert_never
 
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.emitter import extreme
-from opgen.emit.expression import type_name
 from opgen.emit.lanes import LaneEmitter
 from opgen.emit.names import function_name
-from opgen.emit.planes import print_guest, print_plane, print_sums
+from opgen.emit.planes import print_guest, print_sums
 from opgen.emit.planes_ahead import fetch_planes
 from opgen.emit.polynomial import Text
-from opgen.emit.rows_ahead import fetch_piece
 from opgen.emit.vectors import VectorSum, vector_sum
 from opgen.ir.loops import (
     Accumulate,
@@ -27,8 +24,6 @@ from opgen.ir.loops import (
     Lanes,
     Load,
     Node,
-    Row,
-    Short,
     Start,
     Store,
     walk,
@@ -36,195 +31,14 @@ from opgen.ir.loops import (
 from opgen.ir.plane import PlaneSums
 from opgen.ir.primitives import Level
 
-MOST_ON_STACK: Final = 2**14
-"""The most elements of arrays that lie on the stack: 128 KB of float64. Threads that Python starts
-may have 256 KB, those of other C libraries have less."""
-
-ALIGNED: Final = 64
-"""Memory from a boundary of a vector on comes in multiples of so many bytes, or elements."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Digit:
-    """A counter and its extent."""
-
-    name: str
-    extent: Text
-
 
 class Emitter(LaneEmitter):
     """Prints the nodes of a kernel as statements."""
 
-    # ------------------------------------------------------------ how a function starts
     def prologue(self) -> None:
         for define in self.kernel.prologue:
             self.define(define.name, define.value)
 
-    def points(self, begin: str, end: str) -> None:
-        """A loop over a range of the kernel's points, around the body.
-
-        The axes are the digits of a point's number, last axis and row fastest; they are counted
-        rather than divided out, since a division may cost more than a short row.
-        """
-        digits = self.digits()
-        if not digits:
-            memory = self.take_memory()
-            self.inner_body()
-            self.give_back(memory)
-            return
-        self.write(f"if ({begin} >= {end}) return;")
-        rest = begin
-        if len(digits) > 1:
-            rest = self.scope.fresh("rest")
-            self.write(f"int64_t {rest} = {begin};")
-        for digit in reversed(digits):
-            if digit is digits[0]:
-                self.write(f"int64_t {digit.name} = {rest};")
-            else:
-                self.write(f"int64_t {digit.name} = {rest} % {digit.extent.at(Level.UNARY)};")
-                self.write(f"{rest} /= {digit.extent.at(Level.ADDITIVE)};")
-        memory = self.take_memory()
-        self.loop_over_points(begin, end, digits)
-        self.give_back(memory)
-
-    def loop_over_points(self, begin: str, end: str, digits: Sequence[_Digit]) -> None:
-        """The loop itself, behind the counters of the first point."""
-        point = self.scope.fresh("point")
-        emitter = self.inner()
-        row = self.kernel.row
-        if row is not None and row.joined > 1 and len(digits) == 1:
-            # Neighbouring points are stretches next to each other.
-            step = emitter.joined = self.scope.fresh("joined")
-            self.write(
-                f"for (int64_t {point} = {begin}, {step}; {point} < {end}; {point} += {step}) {{"
-            )
-            emitter.write(f"{step} = least({end} - {point}, {row.joined});")
-            emitter.inner_body()
-            emitter.write(f"{digits[0].name} += {step};")
-            self.write("}")
-            return
-        self.write(f"for (int64_t {point} = {begin}; {point} < {end}; {point}++) {{")
-        if self.ahead is not None:
-            own = digits[-self.ahead.inner - len(self.parts) :]
-            counters = {digit.name: digit.extent.at(Level.UNARY) for digit in own}
-            fetch_piece(emitter, self.ahead, self.asked, counters)
-        emitter.inner_body()
-        for digit in reversed(digits[1:]):
-            emitter.write(f"if (++{digit.name} < {digit.extent.at(Level.ADDITIVE)}) continue;")
-            emitter.write(f"{digit.name} = 0;")
-        emitter.write(f"++{digits[0].name};")
-        self.write("}")
-
-    def digits(self) -> list[_Digit]:
-        """The counters of a point: one for each axis, and one for the stretches of a row."""
-        digits = []
-        for axis in self.kernel.axes:
-            name = self.scope.fresh(axis.name)
-            digits.append(_Digit(name, self.printer.poly(axis.extent)))
-            self.printer.names.symbols[axis.name] = name
-            self.printer.bounded.add((symbol(axis.name), axis.extent))
-        for row in self.kernel.stretched:
-            if self.is_whole(row):
-                self.members[row.axis.name] = self.scope.fresh(row.axis.name)
-                continue
-            stretches = self.printer.poly(row.stretches)
-            digit = _Digit(self.scope.fresh(f"{row.axis.name}_part"), stretches)
-            digits.insert(len(digits) - row.within, digit)
-            self.members[row.axis.name] = self.scope.fresh(row.axis.name)
-            self.parts[row.axis.name] = digit.name
-        return digits
-
-    def is_whole(self, row: Row) -> bool:
-        """Whether the axis is known to be one stretch."""
-        return row.axis.extent.is_constant and row.axis.extent.constant <= row.width
-
-    def inner_body(self) -> None:
-        """The body at one point."""
-        if self.kernel.plane is not None:
-            print_plane(self, self.kernel.plane)
-            return
-        if isinstance(self.kernel.only, Short) and self.kernel.only.holds:
-            self.write("NOT_A_VECTOR;")
-        for row in self.kernel.stretched:
-            if self.is_whole(row):
-                self.printer.names.symbols[row.first] = "0"
-                self.printer.names.symbols[row.last] = self.text(row.axis.extent - 1)
-                continue
-            part = self.parts[row.axis.name]
-            extent = self.printer.poly(row.axis.extent)
-            width = f"{row.width}" if not self.joined else f"{row.width} * {self.joined}"
-            last = f"least({{0}} + {width}, {extent.text}) - 1"
-            if row.least > 1:
-                most = f"{width} + {row.least}" if self.joined else f"{row.width + row.least}"
-                is_last = f"{extent.text} - {{0}} < {most}"
-                last = f"({is_last} ? {extent.text} : {{0}} + {width}) - 1"
-            for name, value in ((row.first, f"{part} * {row.width}"), (row.last, last)):
-                own = self.scope.fresh(name)
-                first = self.printer.names.symbols.get(row.first, "")
-                self.printer.names.symbols[name] = own
-                self.write(f"const int64_t {own} = {value.format(first)};")
-        for name in self.kernel.local:
-            if not self.has_memory:
-                self.declare_local(name)
-        if self.kernel.row is not None:
-            self.declare_lane_accumulators()
-        elif self.kernel.group is not None:
-            self.declare_group_accumulators()
-        self.nodes(self.kernel.body)
-
-    def declare_local(self, name: str) -> None:
-        """An array for a tensor of which every point has its own.
-
-        It begins at a boundary, and says so: otherwise gcc 12.2 loads some rows of it as if they
-        began at one as well, which ends the process (a stride of 2 over rows of 40 to 64).
-        """
-        own = self.name_local(name)
-        aligned = "" if self.printer.cuda else " __attribute__((aligned(LANE_BYTES)))"
-        kind = type_name(self.printer.program.operand(name))
-        self.write(f"{kind} {own}[{self.local_size(name)}]{aligned};")
-
-    def name_local(self, name: str) -> str:
-        """What such an array is called from here on."""
-        operand = self.printer.program.operand(name)
-        sizes = [extent.constant for extent in operand.extents]
-        own = self.scope.fresh(name)
-        self.printer.names.tensors[name] = own
-        for axis in range(operand.rank):
-            self.printer.names.strides[name, axis] = str(math.prod(sizes[axis + 1 :]))
-        return own
-
-    def local_size(self, name: str) -> int:
-        """How many elements it has."""
-        operand = self.printer.program.operand(name)
-        return math.prod(extent.constant for extent in operand.extents)
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether a task takes memory for such arrays: a thread may have a small stack."""
-        sizes = map(self.local_size, self.kernel.local)
-        return not self.printer.cuda and sum(sizes) > MOST_ON_STACK
-
-    def take_memory(self) -> list[str]:
-        """Memory for the arrays of all points of a task, one after the other; its names.
-
-        Without any the process ends, as where a stack is too small.
-        """
-        memory = []
-        for name in self.kernel.local if self.has_memory else ():
-            own = self.name_local(name)
-            kind = type_name(self.printer.program.operand(name))
-            size = -(-self.local_size(name) // ALIGNED) * ALIGNED
-            self.write(f"{kind} *const {own} = aligned_alloc(LANE_BYTES, {size} * sizeof({kind}));")
-            self.write(f"if (!{own}) abort();")
-            memory.append(own)
-        return memory
-
-    def give_back(self, memory: Sequence[str]) -> None:
-        """Free it."""
-        for own in memory:
-            self.write(f"free({own});")
-
-    # ------------------------------------------------------------ nodes
     def nodes(self, nodes: Sequence[Node]) -> None:
         """The nodes in this scope."""
         if self.blocks:

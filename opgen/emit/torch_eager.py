@@ -171,7 +171,7 @@ class _Function:
         if tensor.dtype is not DType.SAME:
             return None
         declared = (*self.op.inputs, *self.op.outputs)
-        generic = [t.name for t in declared if t.dtype in (DType.SAME, DType.FLOAT)]
+        generic = [t.name for t in declared if t.dtype.is_generic]
         return quoted(generic[0]) if generic else None
 
     def poly(self, value: Poly) -> Text:

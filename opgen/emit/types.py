@@ -45,10 +45,6 @@ class Type(Enum):
         return "i64" if self is Type.INTEGER else self.value
 
 
-GENERIC = frozenset({DType.SAME, DType.FLOAT})
-"""Element types that a call makes concrete, all of them the same."""
-
-
 class Types:
     """The type of every scalar of a program."""
 
@@ -70,7 +66,7 @@ class Types:
             if isinstance(node, Accumulate | Store | AtomicAdd)
             and not (isinstance(node, Accumulate) and node.reducer.is_argument)
         ]
-        return any(self._tensors[name] in GENERIC for name in kernel.all_written) and any(
+        return any(self._tensors[name].is_generic for name in kernel.all_written) and any(
             self.of(node.value) is Type.REAL for node in terms
         )
 
@@ -102,7 +98,7 @@ class Types:
         if name in self._tables:
             return Type.INTEGER if self._tables[name].integer else Type.REAL
         dtype = self._tensors[name]
-        if dtype in GENERIC:
+        if dtype.is_generic:
             return Type.REAL if self.is_floating else Type.WIDE
         return Type.INTEGER if dtype.is_integer else Type.REAL
 

@@ -18,9 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from opgen.algebra.poly import Poly
-from opgen.emit.types import GENERIC
-from opgen.ir.loop_parts import visit
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -41,9 +38,7 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import map_loads
 from opgen.ir.notation import Reducer
-
-OPERATORS: Final = frozenset({"add", "sub", "mul", "div", "neg"})
-"""Primitives that GNU C spells for vectors as for numbers."""
+from opgen.ir.primitives import VECTOR_OPERATORS
 
 EVERY_SECOND: Final = 2
 """The step between elements that are picked out of two vectors."""
@@ -100,12 +95,12 @@ def _walked(term: Accumulate, name: str, program: Program) -> dict[str, None] | 
         return None
     walked: dict[str, None] = {}
     for load in _loads(term.value):
-        if load is None or load.tensor not in {operand.name for operand in program.operands}:
+        operand = None if load is None else program.stored(load.tensor)
+        if load is None or operand is None:
             return None
         if not any(name in index.symbols for index in load.indices):
             continue
-        operand = program.operand(load.tensor)
-        if operand.dtype not in GENERIC or operand.widened:
+        if not operand.is_generic:
             return None
         if any(name in index.symbols for index in load.indices[:-1]):
             return None
@@ -131,11 +126,6 @@ def _behind(term: Accumulate, name: str) -> Scalar | None:
     return changed.value if moved else None
 
 
-def is_next(index: Poly, name: str) -> bool:
-    """Whether the index grows by one with the value of that name."""
-    return index.step_in(name) == 1
-
-
 def _is_arithmetic(value: Scalar, name: str) -> bool:
     match value:
         case Number() | Argument() | Load():
@@ -143,7 +133,8 @@ def _is_arithmetic(value: Scalar, name: str) -> bool:
         case Integer(value=number):
             return name not in number.symbols
         case Call(primitive=primitive, arguments=arguments):
-            return primitive in OPERATORS and all(_is_arithmetic(each, name) for each in arguments)
+            is_same = primitive in VECTOR_OPERATORS
+            return is_same and all(_is_arithmetic(each, name) for each in arguments)
         case _:
             return False
 
@@ -199,20 +190,3 @@ def vector_pairs(body: tuple[Node, ...], program: Program) -> dict[str, tuple[st
         if alone.isdisjoint(pair)
         and all((pair[0] in names) == (pair[1] in names) for names in starts)
     }
-
-
-def row_loads(body: tuple[Node, ...], lane: str, loop: str) -> tuple[Load, ...]:
-    """One load for every row that lanes run along and that changes with a loop around them."""
-    found: dict[tuple[str, tuple[Poly, ...]], Load] = {}
-
-    def on_scalar(value: Scalar) -> None:
-        if not isinstance(value, Load) or not value.indices:
-            return
-        *rows, last = value.indices
-        moved = frozenset[str]().union(*(index.symbols for index in rows))
-        if is_next(last, lane) and loop in moved and lane not in moved:
-            found.setdefault((value.tensor, tuple(rows)), value)
-
-    for node in walk(body):
-        visit(node, on_scalar, lambda test: None, lambda value: None)
-    return tuple(found.values())

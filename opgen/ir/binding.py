@@ -117,7 +117,7 @@ def _attribute_values(
 # ---------------------------------------------------------------------------- element types
 def _storage(op: Op, tensors: Mapping[str, Array], dtype: _Type | None) -> dict[str, _Type]:
     for tensor in op.inputs:
-        if tensor.name in tensors and tensor.dtype in (DType.SAME, DType.FLOAT):
+        if tensor.name in tensors and tensor.dtype.is_generic:
             given = tensors[tensor.name].dtype
             if tensor.dtype is DType.FLOAT and is_integer(given):
                 raise TypeError(f"{op.name}: '{tensor.name}' is {given}, not a floating type")
@@ -143,10 +143,7 @@ def _storage(op: Op, tensors: Mapping[str, Array], dtype: _Type | None) -> dict[
 
 
 def _element_type(tensor: Tensor, shared: _Type, exact: bool) -> _Type:
-    if tensor.dtype in (DType.SAME, DType.FLOAT):
-        found = shared
-    else:
-        found = _FIXED.get(tensor.dtype, _WIDE_INTEGER)
+    found = shared if tensor.dtype.is_generic else _FIXED.get(tensor.dtype, _WIDE_INTEGER)
     return OBJECT if exact and not is_integer(found) else found
 
 

@@ -249,6 +249,11 @@ class Operand:
         """The number of dims."""
         return len(self.extents)
 
+    @property
+    def is_generic(self) -> bool:
+        """Whether its elements are stored in the type of the call."""
+        return self.dtype.is_generic and not self.widened
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -407,6 +412,15 @@ class Program:
             if operand.name == name:
                 return operand
         raise KeyError(name)
+
+    def stored(self, name: str) -> Operand | None:
+        """The operand in memory of that name; None for a table, or an unstored temporary."""
+        return next((each for each in self.operands if each.name == name), None)
+
+    def is_plain(self, name: str) -> bool:
+        """Whether it is a stored tensor, there in every call, with elements of the call's type."""
+        operand = self.stored(name)
+        return operand is not None and operand.is_generic and not operand.optional
 
     def kernel(self, name: str) -> Kernel:
         """The kernel of that name; KeyError if there is none."""

@@ -63,7 +63,13 @@ class DType(Enum):
         """Whether tensors of this type can index and cannot be differentiated."""
         return self in _INTEGERS
 
+    @property
+    def is_generic(self) -> bool:
+        """Whether a call makes it concrete, in the same way for all tensors of such types."""
+        return self in _GENERIC
 
+
+_GENERIC = frozenset({DType.SAME, DType.FLOAT})
 _INTEGERS = frozenset({DType.INT, DType.U8, DType.I8, DType.I16, DType.I32, DType.I64, DType.BOOL})
 
 

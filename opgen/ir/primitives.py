@@ -355,6 +355,9 @@ _ROWS: Final = (
 PRIMITIVES: Final = {row.name: row for row in _ROWS}
 """Every primitive by name, in the order of the table."""
 
+VECTOR_OPERATORS: Final = frozenset({"add", "sub", "mul", "div", "neg"})
+"""Primitives that GNU C spells for vectors as for numbers."""
+
 
 def primitive(name: str) -> Primitive:
     """The row of that name; KeyError if there is none."""

@@ -7,13 +7,15 @@ the stages behind can take. The size of what an alias stands for is known before
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.errors import Span
 from opgen.lang import syntax
-from opgen.lang.environment import Fault
+from opgen.lang.environment import Environment, Fault
 from opgen.lang.ranges import children
+from opgen.lang.repairs import renamed
+from opgen.lang.statement_faults import reductions
 
 _MAX_NODES: Final = 2000
 _MAX_DEPTH: Final = 150
@@ -103,3 +105,49 @@ def expand_aliases(
         return syntax.PlainIndex(expand(item.value), item.boundary, item.fill, item.span)
 
     return expand(expression)
+
+
+def expand_statement(
+    statement: syntax.Statement,
+    aliases: Mapping[str, syntax.Expression],
+    environment: Environment,
+) -> syntax.Statement:
+    """The statement with every alias replaced. Raises Fault where one is an iterator as well."""
+    _refuse_iterators(statement, aliases, environment)
+    target = expand_aliases(statement.target, aliases)
+    assert isinstance(target, syntax.Subscript)
+    return replace(
+        statement,
+        target=target,
+        value=expand_aliases(statement.value, aliases),
+        domains=tuple(
+            replace(domain, extent=domain.extent and expand_aliases(domain.extent, aliases))
+            for domain in statement.domains
+        ),
+        condition=None
+        if statement.condition is None
+        else expand_aliases(statement.condition, aliases),
+    )
+
+
+def _refuse_iterators(
+    statement: syntax.Statement,
+    aliases: Mapping[str, syntax.Expression],
+    environment: Environment,
+) -> None:
+    """An alias is text put in place of a name, so the name cannot be an iterator as well."""
+    parts = [statement.value] + ([statement.condition] if statement.condition else [])
+    heads = [reduction for part in parts for reduction in reductions(part)]
+    domains = [(d.name, r.span) for r in heads for d in r.domains]
+    domains += [(domain.name, statement.span) for domain in statement.domains]
+    for name, within in domains:
+        if name.text in aliases:
+            raise Fault(
+                "shadowed-name",
+                f"'{name.text}' is an alias by `with` and cannot be an iterator of the same "
+                "statement",
+                name.span,
+                (aliases[name.text].span, "the alias stands for this"),
+                advice="give one of them another name",
+                replacement=renamed(within, name.text, environment),
+            )

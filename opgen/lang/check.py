@@ -110,12 +110,8 @@ class _Checker:
     def _lower(self) -> list[tuple[Lowered, tuple[Divisor, ...]]]:
         """Statements in execution order, each with the divisors that stand in it."""
         environment = self.signature.environment
-        declared = {tensor.name for tensor in self.signature.temporaries}
-        lowering = Lowering(
-            environment,
-            frozenset(tensor.name for tensor in self.signature.inputs),
-            {name: environment.declared_at[name] for name in declared},
-        )
+        inputs = frozenset(tensor.name for tensor in self.signature.inputs)
+        lowering = Lowering(environment, inputs)
         self._announce_targets()
         out: list[tuple[Lowered, tuple[Divisor, ...]]] = []
         aliases: dict[str, syntax.Expression] = {}

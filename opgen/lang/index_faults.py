@@ -1,20 +1,101 @@
-"""The faults of a name or a function that cannot stand in an index: what was probably meant."""
+"""The faults of what cannot stand in an index: what was probably meant."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import assert_never
 
 from opgen.algebra.poly import poly
 from opgen.errors import Edit, Span
-from opgen.ir.notation import BATCH_ITERATOR, DType, Table, Tensor
-from opgen.ir.primitives import PRIMITIVES, Precedence
+from opgen.ir.notation import (
+    BATCH_ITERATOR,
+    Attribute,
+    AttributeType,
+    DType,
+    Table,
+    Tensor,
+)
 from opgen.lang import syntax
 from opgen.lang.environment import Environment, Fault, closest
 from opgen.lang.scope import Scope
 
-_FUNCTIONS: Final = frozenset(
-    row.symbol for row in PRIMITIVES.values() if row.precedence is Precedence.PRIMARY
+# ---------------------------------------------------------------------------- expressions
+NoIndex = (
+    syntax.Number
+    | syntax.Reduction
+    | syntax.Infinity
+    | syntax.Text
+    | syntax.Comparison
+    | syntax.Logical
 )
+"""Expressions that are none in an index; numbers, where they are floats."""
+
+
+def no_index(expression: NoIndex, environment: Environment) -> Fault:
+    """The fault of an expression whose value is no integer."""
+    match expression:
+        case syntax.Number(value=number, span=span):
+            return Fault(
+                "float-in-index",
+                f"an index is an integer, and {environment.text(span)} is a float",
+                span,
+                advice="write an integer; `//` divides and rounds down, such as n//2",
+                replacement=(span, str(int(number))) if number == int(number) else None,
+            )
+        case syntax.Reduction(reducer=reducer, span=span):
+            return Fault(
+                "reduction-in-index",
+                f"'{reducer.text}' reduces values, it cannot stand in an index",
+                span,
+                advice="declare an integer temporary, such as tmp s: int[N], write the result to "
+                "it and index with that",
+            )
+        case syntax.Infinity(span=span):
+            return Fault(
+                "not-an-index",
+                "an index is an integer, and `inf` is none",
+                span,
+                advice="the last index of a dim of extent N is N - 1",
+            )
+        case syntax.Text(span=span):
+            return Fault(
+                "not-an-index",
+                "an index is an integer, and this is a string",
+                span,
+                advice="strings are the values of choice attributes, and are only compared",
+            )
+        case syntax.Comparison(span=span) | syntax.Logical(span=span):
+            return Fault(
+                "condition-in-index",
+                "a condition is not an index",
+                span,
+                advice="put the condition after `if` and write one statement per case",
+            )
+        case unexpected:
+            assert_never(unexpected)
+
+
+def division_in_index(expression: syntax.Binary, environment: Environment) -> Fault:
+    """The fault of real division."""
+    left = environment.enclosed(expression.left.span)
+    start = environment.source.text.index(expression.operator, left.end)
+    return Fault(
+        "division-in-index",
+        "`/` is real division and does not give an index",
+        expression.span,
+        advice="floor division is written `//`",
+        replacement=(Span(start, start + len(expression.operator)), "//"),
+    )
+
+
+def divisor_not_positive(expression: syntax.Binary, divisor: int) -> Fault:
+    """The fault of a division by 0 or a negative number."""
+    return Fault(
+        "divisor-not-positive",
+        f"the divisor of `{expression.operator}` must be positive, this one is {divisor}",
+        expression.right.span,
+        notes=("`//` and `%` are floor operations, defined for positive divisors",),
+        advice="divide by 1 or more" if divisor == 0 else "negate the numerator instead",
+    )
 
 
 def function_in_index(call: syntax.Call, scope: Scope) -> Fault:
@@ -40,6 +121,75 @@ def function_in_index(call: syntax.Call, scope: Scope) -> Fault:
         call.span,
         advice=advice,
         replacement=edit,
+    )
+
+
+# ---------------------------------------------------------------------------- names
+def attribute_in_index(attribute: Attribute, span: Span, environment: Environment) -> Fault | None:
+    """The fault of an attribute's bare name; None for one that is an integer."""
+    name, declared = attribute.name, environment.declared_at[attribute.name]
+    if attribute.length is not None:
+        return Fault(
+            "tuple-attribute",
+            f"'{name}' is a tuple of {attribute.length}, and one number is needed here",
+            span,
+            (declared, "declared here"),
+            advice=f"name one element, {name}[0] to {name}[{attribute.length - 1}]",
+            replacement=(span, f"{name}[0]"),
+        )
+    if attribute.type is AttributeType.FLOAT:
+        return Fault(
+            "float-in-index",
+            f"'{name}' is a float attribute and cannot stand in an index",
+            span,
+            (declared, "declared here"),
+            advice=f"declare it as an integer, such as {name}: int = 1",
+        )
+    if attribute.type is AttributeType.CHOICE:
+        choices = ", ".join(f'"{choice}"' for choice in attribute.choices)
+        return Fault(
+            "choice-in-index",
+            f"'{name}' is one of the strings {choices}, not a number",
+            span,
+            (declared, "declared here"),
+            advice="write one statement per case, each with its condition, such as "
+            f'`if {name} == "{attribute.choices[0]}"`',
+        )
+    return None
+
+
+def element_of_number(expression: syntax.Subscript, environment: Environment) -> Fault:
+    """The fault of an index on an attribute that is one number."""
+    name = expression.name.text
+    return Fault(
+        "not-a-tensor",
+        f"'{name}' is an attribute, not a tensor",
+        expression.span,
+        (environment.declared_at[name], "declared here"),
+        advice=f"it is one number: write {name}",
+        replacement=(expression.span, name),
+    )
+
+
+def no_element(expression: syntax.Subscript, length: int, environment: Environment) -> Fault:
+    """The fault of an index that names no element of a tuple."""
+    name = expression.name.text
+    last = f"{name}[{length - 1}]"
+    literal_position = not any(
+        isinstance(item, syntax.PlainIndex) and not isinstance(item.value, syntax.Number)
+        for item in expression.indices
+    )
+    return Fault(
+        "tuple-attribute",
+        f"'{name}' is a tuple of {length} and has no element "
+        f"{environment.text(expression.span).removeprefix(name)}"
+        if literal_position
+        else f"'{name}' is a tuple of {length} and takes a literal position",
+        expression.span,
+        (environment.declared_at[name], "declared here"),
+        advice=f"name one element, {name}[0] to {last}"
+        + ("" if literal_position else "; what is indexed by iterators is a tensor"),
+        replacement=(expression.span, last) if literal_position else None,
     )
 
 
@@ -135,52 +285,6 @@ def boundary_in_index(
         advice=f"clamp by hand, {clamped}, or add a condition after `if`",
         replacement=(item.span, clamped),
     )
-
-
-def unknown_tensor(expression: syntax.Subscript, environment: Environment) -> Fault:
-    """The fault of reading a tensor that was never declared or written."""
-    name, span = expression.name.text, expression.name.span
-    if environment.is_known(name) and name not in environment.failed:
-        return Fault(
-            "not-a-tensor",
-            f"'{name}' is a size or attribute, not a tensor",
-            expression.span,
-            (environment.declared_at[name], "declared here"),
-            advice=f"it is one number: write {name}",
-            replacement=(expression.span, name),
-        )
-    if name in environment.later:
-        return Fault(
-            "read-before-written",
-            f"'{name}' is read before any statement writes it",
-            span,
-            (environment.later[name], "written only here"),
-            advice="statements run from top to bottom: move this one down",
-        )
-    definition = environment.definition
-    inputs = definition.inputs if definition is not None else ()
-    if name not in environment.failed and name in [tensor.name.text for tensor in inputs]:
-        return data_dependent(name, expression.span)  # only lets are read before the inputs
-    close = closest(name, environment.tensors)
-    advice = f"did you mean '{close}'?" if close else "declare it among the inputs"
-    edit = None if close is None else (span, close)
-    if name in _FUNCTIONS and len(expression.indices) == 1:
-        advice = "functions are called with round brackets"
-        inside = environment.text(Span(span.end + 1, expression.span.end - 1))
-        edit = (expression.span, f"{name}({inside})")
-    return Fault(
-        "unknown-tensor",
-        f"'{name}' is no tensor of this op and was not written before",
-        span,
-        advice=advice,
-        replacement=edit,
-        consequence=name in environment.failed,
-    )
-
-
-def count(number: int, noun: str, plural: str = "") -> str:
-    """`1 dim`, `2 dims`."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def data_dependent(name: str, span: Span, edit: Edit | None = None) -> Fault:

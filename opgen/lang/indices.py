@@ -9,26 +9,29 @@ from __future__ import annotations
 from typing import Final, assert_never
 
 from opgen.algebra.poly import Kind, Poly, load, maximum, minimum, poly, symbol
-from opgen.errors import Source, Span
-from opgen.ir.notation import (
-    BATCH_ITERATOR,
-    Access,
-    AttributeType,
-    Boundary,
-    Index,
-    Table,
-    Tensor,
-)
+from opgen.errors import Span
+from opgen.ir.notation import BATCH_ITERATOR, Access, Boundary, Index, Table, Tensor
 from opgen.lang import syntax
+from opgen.lang.access_faults import (
+    composite_mismatch,
+    misplaced_batch,
+    misplaced_boundary,
+    unknown_tensor,
+    wrong_rank,
+)
 from opgen.lang.environment import Divisor, Environment, Fault
 from opgen.lang.index_faults import (
+    attribute_in_index,
     boundary_in_index,
-    count,
     data_dependent,
+    division_in_index,
+    divisor_not_positive,
+    element_of_number,
     float_tensor,
     function_in_index,
+    no_element,
+    no_index,
     unknown_name,
-    unknown_tensor,
     without_index,
 )
 from opgen.lang.limits import bounded, expandable
@@ -42,14 +45,6 @@ def index_polynomial(expression: syntax.Expression, scope: Scope) -> Poly:
     match expression:
         case syntax.Number(value=int() as value):
             return poly(value)
-        case syntax.Number(value=number, span=span):
-            raise Fault(
-                "float-in-index",
-                f"an index is an integer, and {scope.environment.text(span)} is a float",
-                span,
-                advice="write an integer; `//` divides and rounds down, such as n//2",
-                replacement=(span, str(int(number))) if number == int(number) else None,
-            )
         case syntax.Truth(value=truth):
             return poly(int(truth))
         case syntax.NameUse(name=name, span=span):
@@ -60,40 +55,20 @@ def index_polynomial(expression: syntax.Expression, scope: Scope) -> Poly:
             return -index_polynomial(operand, scope)
         case syntax.Binary():
             return _index_binary(expression, scope)
-        case syntax.Call(function=function, arguments=arguments, span=span):
+        case syntax.Call(function=function, arguments=arguments):
             if function.text in ("min", "max") and len(arguments) >= 2:
                 values = [index_polynomial(argument, scope) for argument in arguments]
                 return minimum(*values) if function.text == "min" else maximum(*values)
             raise function_in_index(expression, scope)
-        case syntax.Reduction(reducer=reducer, span=span):
-            raise Fault(
-                "reduction-in-index",
-                f"'{reducer.text}' reduces values, it cannot stand in an index",
-                span,
-                advice="declare an integer temporary, such as tmp s: int[N], write the result to "
-                "it and index with that",
-            )
-        case syntax.Infinity(span=span):
-            raise Fault(
-                "not-an-index",
-                "an index is an integer, and `inf` is none",
-                span,
-                advice="the last index of a dim of extent N is N - 1",
-            )
-        case syntax.Text(span=span):
-            raise Fault(
-                "not-an-index",
-                "an index is an integer, and this is a string",
-                span,
-                advice="strings are the values of choice attributes, and are only compared",
-            )
-        case syntax.Comparison(span=span) | syntax.Logical(span=span):
-            raise Fault(
-                "condition-in-index",
-                "a condition is not an index",
-                span,
-                advice="put the condition after `if` and write one statement per case",
-            )
+        case (
+            syntax.Number()
+            | syntax.Reduction()
+            | syntax.Infinity()
+            | syntax.Text()
+            | syntax.Comparison()
+            | syntax.Logical()
+        ):
+            raise no_index(expression, scope.environment)
         case unexpected:
             assert_never(unexpected)
 
@@ -104,33 +79,9 @@ def integer_name(name: str, span: Span, scope: Scope) -> Poly:
     if name in scope.iterators:
         return symbol(name)
     attribute = environment.attributes.get(name)
-    if attribute is not None and attribute.length is not None:
-        raise Fault(
-            "tuple-attribute",
-            f"'{name}' is a tuple of {attribute.length}, and one number is needed here",
-            span,
-            (environment.declared_at[name], "declared here"),
-            advice=f"name one element, {name}[0] to {name}[{attribute.length - 1}]",
-            replacement=(span, f"{name}[0]"),
-        )
-    if attribute is not None and attribute.type is AttributeType.FLOAT:
-        raise Fault(
-            "float-in-index",
-            f"'{name}' is a float attribute and cannot stand in an index",
-            span,
-            (environment.declared_at[name], "declared here"),
-            advice=f"declare it as an integer, such as {name}: int = 1",
-        )
-    if attribute is not None and attribute.type is AttributeType.CHOICE:
-        choices = ", ".join(f'"{choice}"' for choice in attribute.choices)
-        raise Fault(
-            "choice-in-index",
-            f"'{name}' is one of the strings {choices}, not a number",
-            span,
-            (environment.declared_at[name], "declared here"),
-            advice="write one statement per case, each with its condition, such as "
-            f'`if {name} == "{attribute.choices[0]}"`',
-        )
+    fault = None if attribute is None else attribute_in_index(attribute, span, environment)
+    if fault is not None:
+        raise fault
     if environment.is_integer(name):
         return symbol(name)
     if name in environment.tensors:
@@ -182,50 +133,21 @@ def _tuple_element(expression: syntax.Subscript, scope: Scope) -> Poly:
     name = expression.name.text
     attribute = scope.environment.attributes[name]
     if attribute.length is None:
-        raise Fault(
-            "not-a-tensor",
-            f"'{name}' is an attribute, not a tensor",
-            expression.span,
-            (scope.environment.declared_at[name], "declared here"),
-            advice=f"it is one number: write {name}",
-            replacement=(expression.span, name),
-        )
+        raise element_of_number(expression, scope.environment)
     match expression.indices:
         case (syntax.PlainIndex(value=syntax.Number(value=int() as position), boundary=""),) if (
             position < attribute.length
         ):
             return symbol(f"{name}[{position}]")
         case _:
-            last = f"{name}[{attribute.length - 1}]"
-            literal_position = not any(
-                isinstance(item, syntax.PlainIndex) and not isinstance(item.value, syntax.Number)
-                for item in expression.indices
-            )
-            raise Fault(
-                "tuple-attribute",
-                f"'{name}' is a tuple of {attribute.length} and has no element "
-                f"{scope.environment.text(expression.span).removeprefix(name)}"
-                if literal_position
-                else f"'{name}' is a tuple of {attribute.length} and takes a literal position",
-                expression.span,
-                (scope.environment.declared_at[name], "declared here"),
-                advice=f"name one element, {name}[0] to {last}"
-                + ("" if literal_position else "; what is indexed by iterators is a tensor"),
-                replacement=(expression.span, last) if literal_position else None,
-            )
+            raise no_element(expression, attribute.length, scope.environment)
 
 
 def _index_binary(expression: syntax.Binary, scope: Scope) -> Poly:
     left = index_polynomial(expression.left, scope)
     operator = expression.operator
     if operator == "/":
-        raise Fault(
-            "division-in-index",
-            "`/` is real division and does not give an index",
-            expression.span,
-            advice="floor division is written `//`",
-            replacement=(_operator(expression, scope), "//"),
-        )
+        raise division_in_index(expression, scope.environment)
     if operator == "**":
         match expression.right:
             case syntax.Number(value=int() as exponent) if 0 <= exponent <= MAX_EXPONENT:
@@ -250,30 +172,13 @@ def _index_binary(expression: syntax.Binary, scope: Scope) -> Poly:
             return bounded(left * right, expression.span)
         case "//" | "%":
             if right.is_constant and right.constant <= 0:
-                raise Fault(
-                    "divisor-not-positive",
-                    f"the divisor of `{operator}` must be positive, this one is {right}",
-                    expression.right.span,
-                    notes=("`//` and `%` are floor operations, defined for positive divisors",),
-                    advice="divide by 1 or more"
-                    if right.constant == 0
-                    else "negate the numerator instead",
-                )
+                raise divisor_not_positive(expression, right.constant)
             scope.environment.divisors.append(Divisor(right, expression.right.span))
             return bounded(left // right if operator == "//" else left % right, expression.span)
     raise AssertionError(operator)
 
 
-def _operator(expression: syntax.Binary, scope: Scope) -> Span:
-    """Where the operator of a binary expression stands."""
-    left = scope.environment.enclosed(expression.left.span)
-    start = scope.environment.source.text.index(expression.operator, left.end)
-    return Span(start, start + len(expression.operator))
-
-
 # ---------------------------------------------------------------------------- accesses
-
-
 def refuse_access(expression: syntax.Subscript, environment: Environment) -> None:
     """Raises Fault on an unknown tensor or a wrong number of indices."""
     name, given = expression.name.text, len(expression.indices)
@@ -284,15 +189,7 @@ def refuse_access(expression: syntax.Subscript, environment: Environment) -> Non
         raise unknown_tensor(expression, environment)
     rank = len(tensor.dims) if isinstance(tensor, Tensor) else len(tensor.shape)
     if given != rank:
-        raise Fault(
-            "wrong-rank",
-            f"'{name}' has {count(rank, 'dim')}, but is indexed with {given}",
-            expression.span,
-            (environment.declared_at[name], f"declared {environment.shape(tensor)}"),
-            advice="write one index for every dim"
-            if given < rank
-            else f"remove {count(given - rank, 'index', 'indices')}, or declare more dims",
-        )
+        raise wrong_rank(expression, tensor, rank, environment)
 
 
 def read_access(expression: syntax.Subscript, scope: Scope) -> Access:
@@ -300,14 +197,7 @@ def read_access(expression: syntax.Subscript, scope: Scope) -> Access:
     access = convert_access(expression, scope)
     for index in access.indices:
         if index.boundary is Boundary.DROP:
-            raise _misplaced(
-                index,
-                "?drop",
-                "write, and this is a read",
-                "?0",
-                expression,
-                scope.environment.source,
-            )
+            raise misplaced_boundary(index, expression, scope.environment)
     return access
 
 
@@ -316,30 +206,8 @@ def written_access(expression: syntax.Subscript, scope: Scope) -> Access:
     access = convert_access(expression, scope)
     for index in access.indices:
         if index.boundary in (Boundary.ZERO, Boundary.FILL):
-            mode = "?0" if index.boundary is Boundary.ZERO else "?(value)"
-            raise _misplaced(
-                index,
-                mode,
-                "read, and this is a write",
-                "?drop",
-                expression,
-                scope.environment.source,
-            )
+            raise misplaced_boundary(index, expression, scope.environment)
     return access
-
-
-def _misplaced(
-    index: Index, mode: str, role: str, instead: str, expression: syntax.Subscript, source: Source
-) -> Fault:
-    span = index.span or expression.span
-    suffix = Span(source.text.rindex("?", span.start, span.end), span.end)
-    return Fault(
-        "misplaced-boundary",
-        f"`{mode}` says what happens outside in a {role}",
-        suffix,
-        advice=f"write `{instead}`",
-        replacement=(suffix, instead),
-    )
 
 
 def convert_access(expression: syntax.Subscript, scope: Scope) -> Access:
@@ -361,18 +229,7 @@ def _convert_index(
     match item:
         case syntax.BatchDims(span=span):
             if not (isinstance(tensor, Tensor) and tensor.batched and axis == 0):
-                raise Fault(
-                    "misplaced-batch",
-                    f"'...' stands for leading batch dims, which '{tensor.name}' has not here",
-                    span,
-                    (
-                        scope.environment.declared_at[tensor.name],
-                        f"declared {scope.environment.shape(tensor)}",
-                    ),
-                    advice=f"declare it with `...` first, {tensor.name}[...,N], or name an index"
-                    if axis == 0
-                    else "write '...' first",
-                )
+                raise misplaced_batch(tensor, axis, span, scope.environment)
             return Index(symbol(BATCH_ITERATOR), span=span)
         case syntax.Composite(parts=parts):
             extents = composite_extents(item, tensor, axis, scope.environment)
@@ -403,27 +260,7 @@ def composite_extents(
     parts = tensor.dims[axis].parts if isinstance(tensor, Tensor) else ()
     if len(parts) == len(item.parts):
         return parts
-    given = environment.text(item.span)
-    if parts:
-        declared = f"({' '.join(map(str, parts))})"
-        headline = (
-            f"dim {axis} of '{tensor.name}' is declared {declared}, so its index has "
-            f"{len(parts)} parts, and {given} has {len(item.parts)}"
-        )
-        advice = f"write one part for each of {declared}"
-    else:
-        declared = str(tensor.dims[axis].extent) if isinstance(tensor, Tensor) else "of a table"
-        headline = (
-            f"dim {axis} of '{tensor.name}' is {declared}, not composite, and its index is {given}"
-        )
-        advice = "declare the dim with the same parts, such as (C r), or write the position c*r + i"
-    raise Fault(
-        "composite-mismatch",
-        headline,
-        item.span,
-        *environment.dim_label(tensor.name, axis, "declared here"),
-        advice=advice,
-    )
+    raise composite_mismatch(item, tensor, axis, environment)
 
 
 def _fill(

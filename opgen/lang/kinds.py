@@ -62,10 +62,9 @@ def resolve_types(op: Op, environment: Environment) -> Op:
             _with(_wide(tensor), temporary[kinds[tensor.name]]) for tensor in op.temporaries
         ),
     )
-    undeclared = (DType.SAME, DType.FLOAT)
-    if not any(tensor.dtype in undeclared for tensor in op.inputs):
+    if not any(tensor.dtype.is_generic for tensor in op.inputs):
         for tensor in op.outputs:
-            if tensor.dtype in undeclared:
+            if tensor.dtype.is_generic:
                 at = environment.declared_at[tensor.name]
                 likely = "f32" if real else "i64"
                 raise Fault(

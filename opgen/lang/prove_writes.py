@@ -211,6 +211,7 @@ def _at_the_same_cell(differences: Sequence[Poly], names: Sequence[str | None]) 
 def _met_by_both(
     first: Lowered, second: Lowered, same_cell: Facts, obligations: Obligations
 ) -> tuple[str, ...]:
+    """`smallest case: N = 1; both write y[0], the first at n = 0, the second at m = 0`."""
     statements = (first.statement, second.statement)
     held = _held(statements)
     if held:
@@ -220,13 +221,15 @@ def _met_by_both(
         return ("it could not be proved that their cells differ",)
     names = [iterator.name for iterator in _writing(first)[0]]
     others = [iterator.name for iterator in _writing(second)[0]]
-    here = _point(names, [values[name] for name in names]) if names else "once"
-    there = _point(others, [values[f"{name}'"] for name in others]) if others else "once"
+    places = {
+        "the first": (names, [values[name] for name in names]),
+        "the second": (others, [values[f"{name}'"] for name in others]),
+    }
+    at = [f"{which} at {_point(*place)}" for which, place in places.items() if place[0]]
     shapes = _shapes(statements, values, obligations)
-    return (
-        f"smallest case: {shapes}both write {_cell(first.statement, values)}, the first at {here}, "
-        f"the second at {there}",
-    )
+    case = "smallest case: " if shapes or at else ""  # else it is so in every call
+    both = f"both write {_cell(first.statement, values)}"
+    return (f"{case}{shapes}{', '.join((both, *at))}",)
 
 
 def _never_zero_by_divisibility(difference: Poly) -> bool:

@@ -105,12 +105,12 @@ def _unwritten_cell(
         return ("it could not be proved that every cell read was written",)
     indices = [index.value for index in access.indices]
     shown = assignments(values, (condition.value, *indices), facts)
-    case = f"smallest case: {shown}"
+    case = [f"smallest case: {shown}"] if shown else []  # else it is so in every call
     numbers = [evaluated(index, values) for index in indices]
-    if None in numbers:
-        return (case,)
-    cell = ",".join(map(str, numbers))
-    return (f"{case}; {access.tensor}[{cell}] is read and was not written",)
+    if None not in numbers:
+        cell = ",".join(map(str, numbers))
+        case.append(f"{access.tensor}[{cell}] is read and was not written")
+    return ("; ".join(case),)
 
 
 def _uncovered(

@@ -24,9 +24,9 @@ from opgen.ir.notation import (
 )
 from opgen.ir.primitives import PRIMITIVES, Precedence
 from opgen.lang import syntax
+from opgen.lang.access_faults import count
 from opgen.lang.conditions import compare_choice
 from opgen.lang.environment import Environment, Fault, closest
-from opgen.lang.index_faults import count
 from opgen.lang.indices import MAX_EXPONENT, index_polynomial, integer_name, read_access
 from opgen.lang.ranges import free_names
 from opgen.lang.scope import Scope

@@ -81,21 +81,18 @@ def assemble(op: Op, parts: Parts) -> Op:
 def _inputs(parts: Parts, read: set[str]) -> tuple[Tensor, ...]:
     """The inputs that are read, and one more where only it shows the type or the batch dims."""
     kept = [tensor for tensor in parts.inputs if tensor.name in read]
-    typed = any(tensor.dtype in _UNDECLARED for tensor in kept)
+    typed = any(tensor.dtype.is_generic for tensor in kept)
     batched = any(tensor.batched for tensor in kept)
-    needs_type = not typed and any(tensor.dtype in _UNDECLARED for tensor in parts.outputs)
+    needs_type = not typed and any(tensor.dtype.is_generic for tensor in parts.outputs)
     needs_batch = not batched and any(tensor.batched for tensor in parts.outputs)
     candidates = sorted(parts.inputs, key=lambda tensor: tensor.name != parts.main)
     for tensor in candidates:
-        helps_type = needs_type and tensor.dtype in _UNDECLARED
+        helps_type = needs_type and tensor.dtype.is_generic
         helps_batch = needs_batch and tensor.batched
         if tensor not in kept and (helps_type or helps_batch):
             kept.append(tensor)
             needs_type, needs_batch = needs_type and not helps_type, needs_batch and not helps_batch
     return tuple(replace(tensor, default=None) for tensor in parts.inputs if tensor in kept)
-
-
-_UNDECLARED = (DType.SAME, DType.FLOAT)
 
 
 # ---------------------------------------------------------------------------- sizes and attributes

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 
 from opgen.algebra.poly import Poly, poly, symbol_atom
 from opgen.ir.convolution import Arrangement, Convolution, Role
-from opgen.ir.notation import Access, Boundary, DType, Op
+from opgen.ir.notation import Access, Boundary, Op
 from opgen.passes.product import Extents, Product, digits, product_of
 
-_GENERIC = frozenset({DType.SAME, DType.FLOAT})
 _SPATIAL = (1, 2, 3)
 _READ = frozenset({Boundary.NONE, Boundary.ZERO})
 _WRITTEN = frozenset({Boundary.NONE, Boundary.DROP})
@@ -57,7 +56,7 @@ def _is_generic(op: Op, product: Product) -> bool:
         used.add(product.bias.tensor)
     tensors = (*op.inputs, *op.outputs)
     return used == {tensor.name for tensor in tensors} and all(
-        tensor.dtype in _GENERIC and not tensor.batched for tensor in (*tensors, *op.temporaries)
+        tensor.dtype.is_generic and not tensor.batched for tensor in (*tensors, *op.temporaries)
     )
 
 

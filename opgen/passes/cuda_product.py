@@ -41,12 +41,10 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import symbols_of
-from opgen.ir.notation import Access, DType, Op, Reducer, substitute_access
+from opgen.ir.notation import Access, Op, Reducer, substitute_access
 from opgen.passes.convolution import convolution
 from opgen.passes.cuda_phases import by_phase
 from opgen.passes.product import Product, product_of
-
-_GENERIC = frozenset({DType.SAME, DType.FLOAT})
 
 
 def with_contractions(threads: Program, program: Program, op: Op) -> Program:
@@ -144,8 +142,8 @@ def _uses(access: Access, name: str) -> bool:
 
 def _is_element(load: Load, program: Program) -> bool:
     """Whether a load is of a floating-point tensor of the type that calls choose."""
-    operand = next((each for each in program.operands if each.name == load.tensor), None)
-    return operand is not None and operand.dtype in _GENERIC and not operand.optional
+    operand = program.stored(load.tensor)
+    return operand is not None and operand.dtype.is_generic and not operand.optional
 
 
 def _checks_indices(kernel: Kernel) -> bool:

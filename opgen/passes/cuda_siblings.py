@@ -35,7 +35,6 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_nodes, renamed
-from opgen.ir.notation import DType
 from opgen.ir.sums import BoxSum, box_sum
 from opgen.passes.cuda_serial_siblings import together
 from opgen.passes.gather import fresh_name
@@ -52,8 +51,6 @@ _FEW_VALUES: Final = 2
 
 _STRETCH: Final = 4
 """The usual number of neighbours along each axis of a stretch that a thread takes at a time."""
-
-_GENERIC: Final = frozenset({DType.SAME, DType.FLOAT})
 
 
 def with_siblings(program: Program) -> Program:
@@ -151,7 +148,7 @@ def _have_one_type(program: Program, *kernels: Kernel) -> bool:
     """Whether all elements are of the type of the call: parts of sums lie in one array."""
     names = {name for each in kernels for name in (*each.all_written, *read_by(each))}
     operands = {each.name: each for each in (*program.operands, *program.unstored)}
-    return all(name in operands and operands[name].dtype in _GENERIC for name in names)
+    return all(name in operands and operands[name].dtype.is_generic for name in names)
 
 
 # ---------------------------------------------------------------------------- what is added

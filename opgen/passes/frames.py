@@ -26,7 +26,7 @@ from opgen.ir.loops import (
     Test,
 )
 from opgen.ir.map_loops import map_nodes
-from opgen.passes.moves import is_known, is_linear, is_plain
+from opgen.passes.moves import is_known, is_linear
 
 
 def frames_of(kernel: Kernel, program: Program) -> Framed | None:
@@ -46,7 +46,7 @@ def frames_of(kernel: Kernel, program: Program) -> Framed | None:
     load, tests = store.value.then, _tests(store.value.test)
     if not isinstance(load, Load) or not tests or not _is_zero(store.value.otherwise):
         return None
-    if not all(is_plain(tensor, program) for tensor in (store.tensor, load.tensor)):
+    if not all(map(program.is_plain, (store.tensor, load.tensor))):
         return None
     names = [axis.name for axis in kernel.axes]
     known = frozenset(program.integers)

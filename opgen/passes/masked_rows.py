@@ -43,8 +43,8 @@ from opgen.ir.loops import (
     Store,
     walk,
 )
-from opgen.ir.notation import DType, Reducer
-from opgen.passes.blocks import OPERATORS
+from opgen.ir.notation import Reducer
+from opgen.ir.primitives import VECTOR_OPERATORS
 from opgen.passes.gather import fresh_name
 from opgen.passes.jam import copies_along
 from opgen.passes.lane_choice import Way, choose
@@ -63,7 +63,6 @@ MOST_PASSES: Final = 64
 
 _FREE: Final = Scope()
 _SUMS: Final = (Reducer.ASSIGN, Reducer.ADD)
-_GENERIC: Final = frozenset({DType.SAME, DType.FLOAT})
 
 
 def with_masked_rows(plain: Program, program: Program, facts: Facts) -> Program:
@@ -158,7 +157,7 @@ def _is_of_vector(node: Node, lane: str, program: Program) -> bool:
             return reducer is Reducer.ADD and present == Always() and _moves(value, lane, program)
         case Store(tensor=tensor, indices=indices, value=value):
             return (
-                program.operand(tensor).dtype in _GENERIC
+                program.operand(tensor).dtype.is_generic
                 and goes_along(indices, lane)
                 and _moves(value, lane, program)
             )
@@ -180,13 +179,9 @@ def _is_vector(value: Scalar, lane: str, program: Program) -> bool:
         case Load(tensor=tensor, indices=indices):
             if not _has(indices, lane):
                 return True
-            if all(operand.name != tensor for operand in program.operands):
-                return False  # a table, or a temporary
-            operand = program.operand(tensor)
-            is_there = not operand.optional and not operand.widened
-            return is_there and operand.dtype in _GENERIC and goes_along(indices, lane)
+            return program.is_plain(tensor) and goes_along(indices, lane)
         case Call(primitive=primitive, arguments=arguments):
-            return primitive in OPERATORS and all(
+            return primitive in VECTOR_OPERATORS and all(
                 _is_vector(each, lane, program) for each in arguments
             )
         case unexpected:

@@ -42,11 +42,8 @@ from opgen.ir.loops import (
     Store,
 )
 from opgen.ir.map_loops import map_nodes
-from opgen.ir.notation import DType, Reducer
+from opgen.ir.notation import Reducer
 from opgen.passes.gather import fresh_name
-
-_GENERIC = frozenset({DType.SAME, DType.FLOAT})
-"""Tensors with elements of the type that a call chooses."""
 
 _SINGLE = frozenset({Reducer.ASSIGN, Reducer.ADD})
 """Reducers for which a single term is the result."""
@@ -133,7 +130,7 @@ def _move(
             axes = (*axes[:at], *digits.axes, *axes[at + 1 :])
             store = digits.applied(store)
     assert isinstance(store.value, Load)
-    if not all(is_plain(tensor, program) for tensor in (store.tensor, store.value.tensor)):
+    if not all(map(program.is_plain, (store.tensor, store.value.tensor))):
         return None
     names = [axis.name for axis in axes]
     if not all(is_linear(index, names, known) for index in _indices(store)):
@@ -151,17 +148,6 @@ def _mapped(store: Store, change: Callable[[Poly], Poly]) -> Store:
 def _indices(store: Store) -> tuple[Poly, ...]:
     assert isinstance(store.value, Load)
     return (*store.indices, *store.value.indices)
-
-
-def is_plain(tensor: str, program: Program) -> bool:
-    """Whether it is a tensor that is always there, with elements of the call's type."""
-    operand = next((each for each in program.operands if each.name == tensor), None)
-    return (
-        operand is not None
-        and operand.dtype in _GENERIC
-        and not operand.widened
-        and not operand.optional
-    )
 
 
 def is_linear(index: Poly, names: Sequence[str], known: frozenset[str]) -> bool:

@@ -18,7 +18,6 @@ from opgen.ir.notation import (
     Apply,
     Boundary,
     Dim,
-    DType,
     Expr,
     Index,
     Op,
@@ -42,8 +41,6 @@ So a 2x2 filter that is spread with a stride is no image to go around.
 
 VECTOR: Final = 4
 """Rows are filled up to a multiple of this: larger ones are whole vectors on few processors."""
-
-_GENERIC: Final = frozenset({DType.SAME, DType.FLOAT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,7 @@ def _are_plain(
         and inside <= {Boundary.NONE}
         and moving.isdisjoint(symbols)
         and len(tensors) == 2
-        and all(each.dtype in _GENERIC for each in tensors)
+        and all(each.dtype.is_generic for each in tensors)
     )
 
 

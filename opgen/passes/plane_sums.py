@@ -67,12 +67,12 @@ from opgen.ir.plane import (
     picked_in,
     sources,
 )
-from opgen.passes.blocks import OPERATORS
+from opgen.ir.primitives import VECTOR_OPERATORS
 from opgen.passes.gather import fresh_name
 from opgen.passes.group_sums import MOST_SUMS, cell_body
 from opgen.passes.plane_cells import known_dims, place_of, plane_sizes, sum_terms
 from opgen.passes.plane_runs import rolled
-from opgen.passes.planes import filled, is_generic, loads_in
+from opgen.passes.planes import filled, loads_in
 
 MOST_STEPS: Final = 400
 """The most instructions of a round, about: those of 16 by 16 have 322 for windows of 3 by 3. Those
@@ -214,7 +214,7 @@ def _along(
     tensor: str, scalars: dict[str, tuple[Scalar, ...]], program: Program
 ) -> tuple[tuple[str, Term], ...] | None:
     """The terms with lanes that are elements of a tensor, one vector of it after the other."""
-    if all(operand.name != tensor for operand in program.operands):
+    if program.stored(tensor) is None:
         return None
     sizes = plane_sizes(program, tensor)
     size = poly(1)
@@ -258,7 +258,7 @@ def _vector(
             return _elements(lanes, along, begin, program)
         case Number() | Integer():
             return Same(first) if all(value == first for value in values) else None
-        case Call(primitive=primitive) if primitive in OPERATORS:
+        case Call(primitive=primitive) if primitive in VECTOR_OPERATORS:
             arguments = []
             for at in range(len(first.arguments)):
                 column: list[Scalar | None] = []
@@ -288,7 +288,7 @@ def _elements(
         value is not None for value in lanes
     ):
         return None
-    if all(each.name != tensor for each in program.operands) or not is_generic(program, tensor):
+    if not program.is_plain(tensor):
         return None
     outer: set[tuple[Poly, ...]] = set()
     places: list[int | None] = []

@@ -37,7 +37,6 @@ from opgen.ir.loops import (
     Result,
     Scalar,
 )
-from opgen.ir.notation import DType
 from opgen.ir.plane import (
     LANES,
     Cells,
@@ -52,7 +51,7 @@ from opgen.ir.plane import (
     Vector,
     sources,
 )
-from opgen.passes.blocks import OPERATORS
+from opgen.ir.primitives import VECTOR_OPERATORS
 from opgen.passes.gather import fresh_name
 from opgen.passes.plane_cells import (
     Cell,
@@ -80,7 +79,6 @@ MOST_SOURCES: Final = 6
 SMALL: Final = LANES
 """Planes of fewer elements are loaded one by one."""
 
-_GENERIC: Final = frozenset({DType.SAME, DType.FLOAT})
 _OfLane = TypeVar("_OfLane")
 
 
@@ -106,7 +104,7 @@ def _planes(kernel: Kernel, program: Program) -> Kernel | None:
     """The kernel with a plane for each point; None where rows are as good."""
     kernel = replace(kernel, body=direct(kernel.body))
     extents = program.operand(kernel.written).extents
-    if not is_generic(program, kernel.written) or not extents or not extents[-1].is_constant:
+    if not program.is_plain(kernel.written) or not extents or not extents[-1].is_constant:
         return None
     if extents[-1].constant > LONGEST_NARROW:
         return None
@@ -193,14 +191,6 @@ def _is_in_order(cells: Cells) -> bool:
 def _is_element(vector: Vector) -> bool:
     """Whether all lanes have one element as it is."""
     return isinstance(vector, Same) and isinstance(vector.value, Load)
-
-
-def is_generic(program: Program, tensor: str) -> bool:
-    """Whether it is a tensor that is always there, with elements of the call's type."""
-    for operand in program.operands:
-        if operand.name == tensor:
-            return operand.dtype in _GENERIC and not operand.widened and not operand.optional
-    return False
 
 
 # ---------------------------------------------------------------------------- vectors
@@ -307,7 +297,7 @@ class _Vectors:
                 return Each(tuple(values))
         if isinstance(first, Load):
             return self.picked(values)
-        if not isinstance(first, Call) or first.primitive not in OPERATORS:
+        if not isinstance(first, Call) or first.primitive not in VECTOR_OPERATORS:
             return None
         arguments = []
         for at in range(len(first.arguments)):
@@ -328,7 +318,7 @@ class _Vectors:
         tensor = loads[0].tensor
         if len(loads) < len(values) or any(load.tensor != tensor for load in loads):
             return None
-        if not is_generic(self.program, tensor):
+        if not self.program.is_plain(tensor):
             return None
         placed = [self.place(load) for load in loads]
         outer = placed[0][0] if placed[0] is not None else ()

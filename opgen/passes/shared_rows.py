@@ -51,7 +51,7 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_nodes, map_read
-from opgen.ir.notation import DType, Reducer
+from opgen.ir.notation import Reducer
 from opgen.ir.work import points
 from opgen.passes.gather import fresh_name
 from opgen.passes.rows import direct
@@ -61,8 +61,6 @@ LONGEST: Final = 2048
 
 FEWEST: Final = 2**17
 """The fewest elements that both read at a time: fewer stay in the second cache for the guest."""
-
-_GENERIC: Final = frozenset({DType.SAME, DType.FLOAT})
 
 
 def with_shared_rows(plain: Program, program: Program, facts: Facts) -> Program:
@@ -162,40 +160,54 @@ def _places(host: _Sum, guest: _Sum, rows: tuple[Row, Row]) -> _Places | None:
 
     `rows` are those of the host and of the guest.
     """
-    lane, own = (row.axis.name for row in rows)
-    extents = host.extents | {loop.name: loop.upper[0] + 1 for loop in host.loops}
-    plane = host.loops[-1].name
-    if len(guest.loops) != 1:
+    extents = _values(host)
+    if len(guest.loops) != 1 or rows[0].axis.name not in extents:
         return None
-    theirs = guest.extents
     for mine in dict.fromkeys(loads_of((host.term,))):
-        symbols = [index.symbol for index in mine.indices]
-        if sorted(name or "" for name in symbols) != sorted(extents):
-            continue
+        symbols = [index.symbol or "" for index in mine.indices]
+        if sorted(symbols) != sorted(extents):
+            continue  # the host does not read every element of it, once each
         for load in dict.fromkeys(loads_of((guest.term,))):
-            if load.tensor != mine.tensor:
-                continue
-            names: dict[str, str] = {}
-            rest: Poly | None = None
-            for name, index in zip(symbols, load.indices, strict=True):
-                assert name is not None
-                if name == lane:
-                    rest = symbol(own) - index
-                elif index.symbol is not None:
-                    names[index.symbol] = name
-            is_whole = rest is not None and set(names) == {*theirs, guest.loops[0].name} - {own}
-            if (
-                rest is None
-                or not is_whole
-                or names[guest.loops[0].name] != plane
-                or len(set(names.values())) < len(names)
-                or any(theirs[axis] != extents[names[axis]] for axis in theirs if axis != own)
-                or not rest.symbols <= {guest.loops[0].name, *_sizes(guest)}
-            ):
-                continue
-            shift = rest.substitute({guest.loops[0].name: symbol(plane)})
-            return _Places(names, own, plane, shift)
+            if load.tensor == mine.tensor:
+                indices = dict(zip(symbols, load.indices, strict=True))
+                found = _same_element(host, guest, rows, indices)
+                if found is not None:
+                    return found
     return None
+
+
+def _same_element(
+    host: _Sum, guest: _Sum, rows: tuple[Row, Row], indices: Mapping[str, Poly]
+) -> _Places | None:
+    """Where the guest reads the host's element; None where it reads others, or other cells do.
+
+    `indices` are those of a load of the guest, by the host's name at the same place.
+    """
+    lane, own = (row.axis.name for row in rows)
+    (loop,) = guest.loops
+    names = {
+        index.symbol: name
+        for name, index in indices.items()
+        if name != lane and index.symbol is not None
+    }
+    if set(names) != {*guest.extents, loop.name} - {own}:
+        return None  # an axis of the guest, or its loop, does not go along a dim by itself
+    if len(names) < len(indices) - 1:
+        return None  # a diagonal, or one value of a dim: it would be added up again and again
+    plane, extents = host.loops[-1].name, _values(host)
+    if names[loop.name] != plane:
+        return None  # its terms are not those of the host's innermost loop
+    if any(extents[names[axis]] != n for axis, n in guest.extents.items() if axis != own):
+        return None  # it goes through fewer elements, or more
+    start = symbol(own) - indices[lane]
+    if not start.symbols <= {loop.name, *_sizes(guest)}:
+        return None  # the cells of a plane do not follow each other from one place on
+    return _Places(names, own, plane, start.substitute({loop.name: symbol(plane)}))
+
+
+def _values(found: _Sum) -> dict[str, Poly]:
+    """How many values each axis and each loop from 0 on has."""
+    return found.extents | {loop.name: loop.upper[0] + 1 for loop in found.loops}
 
 
 def _sizes(found: _Sum) -> frozenset[str]:
@@ -284,7 +296,7 @@ def _fits(program: Program, sums: _Sum, others: _Sum) -> bool:
         is_whole
         and not sums.conditions
         and len(sums.loops) > 1
-        and all(operand.dtype in _GENERIC for operand in operands)
+        and all(operand.dtype.is_generic for operand in operands)
     )
 
 

@@ -47,7 +47,8 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import map_loads
 from opgen.ir.notation import Reducer
-from opgen.passes.blocks import Tiling, walked
+from opgen.passes.block_tensors import walked
+from opgen.passes.block_tiling import Tiling
 from opgen.passes.gather import fresh_name
 from opgen.passes.merge import Body, at
 from opgen.passes.nearby import most_terms, ranges_of

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opgen.runtime import compat, kept_memory
+from opgen.runtime.description import GENERIC, Input
 
 if TYPE_CHECKING:
-    from opgen.runtime.description import Input
     from opgen.runtime.operation import Operation
 
 
@@ -60,7 +60,7 @@ def _cast(
     shared = [
         (at, tensor)
         for at, (declared, tensor) in enumerate(zip(inputs, arguments, strict=False))
-        if declared.dtype in ("same", "float") and tensor is not None
+        if declared.dtype in GENERIC and tensor is not None
     ]
     given = list(arguments)
     if all(_is_eligible(tensor, device_type) for _, tensor in shared):

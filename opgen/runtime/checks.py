@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from opgen.runtime import compat
-from opgen.runtime.description import Attribute, Input
+from opgen.runtime.description import GENERIC, Attribute, Input
 
 Known = Mapping[str, tuple[int | bool | str, str]]
 
@@ -187,7 +187,7 @@ def element_types(
             kinds = _any_of(map(_name, allowed))
             raise TypeError(f"{op}: {name} must be {kinds}, got {_plain(tensor)}")
         found[name] = dtype
-        if declared.dtype in ("same", "float"):
+        if declared.dtype in GENERIC:
             if shared is not None and dtype != shared:
                 raise TypeError(
                     f"{op}: {name} is {_plain(tensor)} but {shown_by} is "

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 Shape = tuple[int, ...]
 
+GENERIC = ("same", "float")
+"""Declared element types that stand for the type of the call, one for all such tensors."""
+
 
 @dataclass(frozen=True, slots=True)
 class Input:

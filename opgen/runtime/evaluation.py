@@ -20,7 +20,7 @@ from opgen.runtime import (
     special,
     unrounded_source,
 )
-from opgen.runtime.description import Input, Output, Shape, Shapes
+from opgen.runtime.description import GENERIC, Input, Output, Shape, Shapes
 from opgen.runtime.layout import memory_format, merges
 from opgen.runtime.schema import Numbers
 
@@ -53,7 +53,7 @@ class Types:
 
     def widened(self, dtype: str) -> str:
         """The type of a temporary."""
-        if dtype in ("same", "float"):
+        if dtype in GENERIC:
             return self.wide
         return self.real if dtype in checks.FLOATING else "i64"
 

@@ -25,7 +25,7 @@ from opgen.runtime import (
     primals,
     registration,
 )
-from opgen.runtime.description import Gradient, Shape
+from opgen.runtime.description import GENERIC, Gradient, Shape
 from opgen.runtime.primals import Kind, Point
 from opgen.runtime.schema import Number, Numbers, flatten
 
@@ -88,7 +88,7 @@ def _forward(
     fixed = [
         at
         for at, output in enumerate(operation.outputs)
-        if output.dtype not in ("same", "float", *checks.FLOATING)
+        if output.dtype not in (*GENERIC, *checks.FLOATING)
     ]
     answer, is_suspended = lookup_library.ask_python(), lookup_library.is_suspended
 

@@ -23,6 +23,7 @@ from opgen.runtime import (
     unrounded,
 )
 from opgen.runtime.description import (
+    GENERIC,
     Attribute,
     Convolution,
     CudaKernels,
@@ -143,7 +144,7 @@ class Operation:
 
     def is_differentiable(self, declared: Input) -> bool:
         """Whether an input has a gradient."""
-        return not declared.nograd and declared.dtype in ("same", "float", *checks.FLOATING)
+        return not declared.nograd and declared.dtype in (*GENERIC, *checks.FLOATING)
 
     def shapes_of(self, shapes: Sequence[Shape | None], numbers: Sequence[Number]) -> Shapes:
         """What the shapes of the inputs of a call imply, batch dims made one."""

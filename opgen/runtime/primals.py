@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opgen.runtime import checks, compat
-from opgen.runtime.description import Shape
+from opgen.runtime.description import GENERIC, Shape
 from opgen.runtime.evaluation import default_tensor
 from opgen.runtime.schema import Number
 
@@ -179,10 +179,9 @@ def _default(point: Point, optional: Mapping[str, Shape], name: str) -> torch.Te
     """What stands for an input that was left out."""
     operation = point.operation
     declared = next(each for each in operation.inputs if each.name == name)
-    generic = ("same", "float")
-    if declared.dtype in generic:
+    if declared.dtype in GENERIC:
         same = zip(operation.outputs, point.outputs, strict=True)
-        dtype = next(kind.dtype for output, kind in same if output.dtype in generic)
+        dtype = next(kind.dtype for output, kind in same if output.dtype in GENERIC)
     else:
         dtype = checks.TORCH_DTYPES["i64" if declared.dtype == "int" else declared.dtype]
     return default_tensor(declared, optional[name], dtype, point.outputs[0].device)

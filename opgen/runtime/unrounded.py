@@ -34,6 +34,7 @@ from opgen.runtime import (
     primals,
     special,
 )
+from opgen.runtime.description import GENERIC
 from opgen.runtime.primals import Kind
 from opgen.runtime.schema import Number, unflatten
 from opgen.runtime.special import NotMadeError
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from opgen.runtime.lookup_autograd import Step
     from opgen.runtime.operation import Operation
 
-_GENERIC = ("same", "float")
 _MOST = 1024
 _NARROW, _WIDE = torch.bfloat16, torch.float32
 
@@ -101,7 +101,7 @@ class _Kernels:
             return None, False
         assert self.twin is not None
         narrow = [
-            x if x is None or declared.dtype not in _GENERIC else kept_memory.cast(x, _NARROW)
+            x if x is None or declared.dtype not in GENERIC else kept_memory.cast(x, _NARROW)
             for declared, x in zip(self.operation.inputs, tensors, strict=True)
         ]
         attributes = unflatten(self.operation.attributes, numbers)
@@ -130,10 +130,10 @@ class _Kernels:
             return None
         if self.operation.is_public:
             declared = zip(self.operation.inputs, tensors, strict=True)
-            names = [each.name for each, x in declared if each.dtype in _GENERIC and _is_wide(x)]
+            names = [each.name for each, x in declared if each.dtype in GENERIC and _is_wide(x)]
         else:
             shapes = zip(self.operation.outputs, call.shapes.outputs, strict=True)
-            names = [o.name for o, shape in shapes if o.dtype in _GENERIC and _is_large(shape)]
+            names = [o.name for o, shape in shapes if o.dtype in GENERIC and _is_large(shape)]
         return replace(call, tensors=tensors, unrounded=tuple(names)) if names else None
 
 
@@ -141,7 +141,7 @@ def narrow_call(operation: Operation, tensors: Tensors, numbers: Numbers) -> Cal
     """The checked call after all casts, on tensors that hold nothing."""
     like = [
         torch.empty_strided(x.shape, x.stride(), dtype=_NARROW)
-        if x is not None and declared.dtype in _GENERIC
+        if x is not None and declared.dtype in GENERIC
         else x
         for declared, x in zip(operation.inputs, tensors, strict=True)
     ]
@@ -191,10 +191,10 @@ def caller(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
 
     It is asked where autocast is on.
     """
-    generic = [at for at, each in enumerate(operation.inputs) if each.dtype in _GENERIC]
+    generic = [at for at, each in enumerate(operation.inputs) if each.dtype in GENERIC]
     is_grad_enabled, any_requires_grad = torch.is_grad_enabled, compat.any_requires_grad
     is_single = len(operation.outputs) == 1
-    has_gradient = is_single and operation.outputs[0].dtype in _GENERIC
+    has_gradient = is_single and operation.outputs[0].dtype in GENERIC
     record = _recorded(operation)
 
     def call(numbers: Numbers, tensors: Tensors) -> Any:
@@ -248,7 +248,7 @@ class _About:
 def _recorded(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
     """A function that calls an op with one output and records the call; None where casts do it."""
     count = len(operation.inputs)
-    generic = [each.dtype in _GENERIC for each in operation.inputs]
+    generic = [each.dtype in GENERIC for each in operation.inputs]
     apply = _function(operation)
     is_library: dict[Any, bool] = {}
 

@@ -79,7 +79,7 @@ class Call:
 
     def dtype_of(self, tensor: Tensor) -> str:
         """The type of an input in this call."""
-        if tensor.dtype in (DType.SAME, DType.FLOAT):
+        if tensor.dtype.is_generic:
             return self.dtype
         if tensor.dtype is DType.INT:
             return "int32" if self.seed % 2 else "int64"

@@ -15,7 +15,7 @@ from opgen import compiler, loading
 from opgen.emit.names import python_names
 from opgen.emit.types import Types
 from opgen.ir.binding import Array
-from opgen.ir.notation import DType, Op, Tensor
+from opgen.ir.notation import Op, Tensor
 from opgen.passes.derive import differentiable
 from opgen.passes.differentiate import Derivative, Tangent, adjoint, tangent
 from opgen.passes.gather import gather
@@ -96,7 +96,7 @@ class Subject:
 
     @cached_property
     def _is_generic(self) -> bool:
-        return any(tensor.dtype in (DType.SAME, DType.FLOAT) for tensor in self.op.inputs)
+        return any(tensor.dtype.is_generic for tensor in self.op.inputs)
 
     def interpreted(
         self, op: Op, call: Call, inputs: Mapping[str, Array], *, measure: bool = False

@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from opgen.ir.notation import DType
 from opgen.testing.calls import Call
 from opgen.testing.support.eager import needs_derivative
 from opgen.testing.support.probe import NotTried, Probe, agree
@@ -40,7 +39,7 @@ def autocast(probe: Probe) -> None:
     generic = [
         tensor.name
         for tensor in probe.subject.op.inputs
-        if tensor.dtype in (DType.SAME, DType.FLOAT) and tensor.name in probe.inputs
+        if tensor.dtype.is_generic and tensor.name in probe.inputs
     ]
     if not generic:
         raise NotTried("the spec declares the types of all inputs")
