@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -72,39 +72,73 @@ def _images(shape: Shape) -> tuple[int, ...]:
     return tuple(shape)
 
 
-_SMALL = "3x3 [2,10,50,50]"
-_PLANES = "nearest [8,2048,8,8]"
-_ROUNDED_PLANES = f"{_PLANES} autocast"
-_NEAREST = f"{_PLANES} channels_last"
-_ROUNDED = f"{_NEAREST} autocast"
-_TRANSPOSED = "transposed 2x2 [8,2048,8,8]"
-_CELLS = f"{_TRANSPOSED} channels_last"
-BOUNDS: Final = (
-    Bound(f"unfold {_SMALL}", Direction.FORWARD, "unfold", "F.unfold", _planes),
-    Bound(f"unfold {_SMALL}", Direction.BACKWARD, "fold", "F.unfold", _planes),
-    Bound(f"fold {_SMALL}", Direction.FORWARD, "fold", "F.fold", _planes),
-    Bound(f"fold {_SMALL}", Direction.BACKWARD, "unfold", "F.fold", _planes),
-    Bound(_PLANES, Direction.FORWARD, "nearest_planes", "F.interpolate", _planes),
-    Bound(_PLANES, Direction.BACKWARD, "nearest_planes_gradient", "F.interpolate", _planes),
-    Bound(
-        *(_ROUNDED_PLANES, Direction.FORWARD, "nearest_planes_autocast", "F.interpolate"),
-        _planes,
-    ),
-    Bound(
-        *(_ROUNDED_PLANES, Direction.BACKWARD, "nearest_planes_autocast_gradient", "F.interpolate"),
-        _planes,
-    ),
-    Bound(_NEAREST, Direction.BACKWARD, "nearest_gradient", "F.interpolate", _pixels),
-    Bound(_ROUNDED, Direction.FORWARD, "nearest_autocast", "F.interpolate", _pixels),
-    Bound(_ROUNDED, Direction.BACKWARD, "nearest_autocast_gradient", "F.interpolate", _pixels),
-    Bound(
-        *(_TRANSPOSED, Direction.BACKWARD, "transposed_gradients", "F.conv_transpose2d"), _images
-    ),
-    Bound(_CELLS, Direction.FORWARD, "transposed_pixels", "F.conv_transpose2d", _pixels),
-    Bound(
-        *(_CELLS, Direction.BACKWARD, "transposed_pixels_gradients", "F.conv_transpose2d"), _pixels
-    ),
-)
+def _kept(sizes: Callable[[Shape], tuple[int, ...]]) -> Callable[[Shape], tuple[int, ...]]:
+    """The caches hold what is read and written: the loop writes into them."""
+    return lambda shape: (*sizes(shape), 0)
+
+
+def _past(sizes: Callable[[Shape], tuple[int, ...]]) -> Callable[[Shape], tuple[int, ...]]:
+    """They do not, and the loop writes past them."""
+    return lambda shape: (*sizes(shape), 1)
+
+
+_UNFOLD, _FOLD = (f"{name} 3x3 [2,10,50,50]" for name in ("unfold", "fold"))
+_NEAREST, _TRANSPOSED = (f"{name} [8,2048,8,8]" for name in ("nearest", "transposed 2x2"))
+_LARGE = "nearest [8,2048,16,16]"
+_BATCH, _LARGE_BATCH = (f"transposed 2x2 [16,2048,{size}]" for size in ("8,8", "16,16"))
+_PIXELS, _ROUNDED = " channels_last", " autocast"
+_FORWARD, _BACKWARD = Direction.FORWARD, Direction.BACKWARD
+
+
+def _bounds() -> Iterator[Bound]:
+    theirs = "F.unfold"
+    yield Bound(_UNFOLD, _FORWARD, "unfold", theirs, _planes)
+    yield Bound(_UNFOLD, _BACKWARD, "fold", theirs, _planes)
+    theirs = "F.fold"
+    yield Bound(_FOLD, _FORWARD, "fold", theirs, _planes)
+    yield Bound(_FOLD, _BACKWARD, "unfold", theirs, _planes)
+    theirs = "overlapping view"
+    for channels in (28, 512):
+        row = f"shift_sum A_pinv, {channels} channels"
+        yield Bound(row, _BACKWARD, "shift_sum_pinv_gradients", theirs, _images)
+    yield from _nearest("F.interpolate")
+    yield from _transposed("F.conv_transpose2d")
+
+
+def _nearest(theirs: str) -> Iterator[Bound]:
+    row = _NEAREST
+    yield Bound(row, _FORWARD, "nearest_planes", theirs, _planes)
+    yield Bound(row, _BACKWARD, "nearest_planes_gradient", theirs, _planes)
+    row, gradient = _NEAREST + _ROUNDED, "nearest_planes_autocast_gradient"
+    yield Bound(row, _FORWARD, "nearest_planes_autocast", theirs, _planes)
+    yield Bound(row, _BACKWARD, gradient, theirs, _kept(_planes))
+    yield Bound(_LARGE + _ROUNDED, _BACKWARD, gradient, theirs, _past(_planes))
+    row = _NEAREST + _PIXELS
+    yield Bound(row, _FORWARD, "nearest", theirs, _pixels)
+    yield Bound(row, _BACKWARD, "nearest_gradient", theirs, _pixels)
+    row, gradient = row + _ROUNDED, "nearest_autocast_gradient"
+    yield Bound(row, _FORWARD, "nearest_autocast", theirs, _pixels)
+    yield Bound(row, _BACKWARD, gradient, theirs, _kept(_pixels))
+    yield Bound(_LARGE + _PIXELS + _ROUNDED, _BACKWARD, gradient, theirs, _past(_pixels))
+
+
+def _transposed(theirs: str) -> Iterator[Bound]:
+    yield Bound(_TRANSPOSED, _BACKWARD, "transposed_gradients", theirs, _kept(_images))
+    yield Bound(_BATCH, _FORWARD, "transposed", theirs, _past(_images))
+    yield Bound(_BATCH, _BACKWARD, "transposed_gradients", theirs, _past(_images))
+    yield Bound(_LARGE_BATCH, _BACKWARD, "transposed_gradients", theirs, _past(_images))
+    row = _TRANSPOSED + _ROUNDED
+    yield Bound(row, _FORWARD, "transposed_autocast", theirs, _images)
+    yield Bound(row, _BACKWARD, "transposed_autocast_gradients", theirs, _images)
+    row = _TRANSPOSED + _PIXELS
+    yield Bound(row, _FORWARD, "transposed_pixels", theirs, _pixels)
+    yield Bound(row, _BACKWARD, "transposed_pixels_gradients", theirs, _pixels)
+    row += _ROUNDED
+    yield Bound(row, _FORWARD, "transposed_pixels_autocast", theirs, _pixels)
+    yield Bound(row, _BACKWARD, "transposed_pixels_autocast_gradients", theirs, _pixels)
+
+
+BOUNDS: Final = tuple(_bounds())
 
 
 @functools.cache

@@ -1,33 +1,8 @@
 /* Pixels of float32, rounded to bfloat16, each at two by two places of an image twice as large:
    planes one behind the other. */
-#include <stdint.h>
-#include <string.h>
+#include "bfloat16.h"
 
-static inline uint16_t rounded(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if (value != value) return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-#if defined __AVX512BF16__ && defined __AVX512BW__
-#include <immintrin.h>
-enum { LANES = 16 };
-
-/* The instruction flushes subnormal numbers: vectors that have any are rounded one by one. */
-static inline __m256i all_rounded(const float *x)
-{
-    const __m512 values = _mm512_loadu_ps(x);
-    const __m512i bits = _mm512_castps_si512(values);
-    const __mmask16 small = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
-    if (__builtin_expect(!_mm512_mask_test_epi32_mask(small, bits, _mm512_set1_epi32(0x7fffff)), 1))
-        return (__m256i)_mm512_cvtneps_pbh(values);
-    uint16_t found[LANES];
-    for (int lane = 0; lane < LANES; lane++) found[lane] = rounded(x[lane]);
-    return _mm256_loadu_si256((const void *)found);
-}
-
+#ifdef HAS_LANES
 /* Two rows of eight pixels are a vector, of which each makes a line of memory: a row, twice. */
 static void two_rows(const float *x, uint16_t *y)
 {
@@ -35,7 +10,7 @@ static void two_rows(const float *x, uint16_t *y)
     for (int lane = 0; lane < 32; lane++) places[lane] = lane % 16 / 2;
     const __m512i first = _mm512_loadu_si512(places);
     const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(8));
-    const __m512i rows = _mm512_castsi256_si512(all_rounded(x));
+    const __m512i rows = _mm512_castsi256_si512(rounded_lanes(x));
     _mm512_storeu_si512(y, _mm512_permutexvar_epi16(first, rows));
     _mm512_storeu_si512(y + 32, _mm512_permutexvar_epi16(second, rows));
 }
@@ -48,7 +23,7 @@ void nearest_planes_autocast(
 #pragma omp parallel for
     for (int64_t p = 0; p < planes; p++) {
         int64_t h = 0;
-#if defined __AVX512BF16__ && defined __AVX512BW__
+#ifdef HAS_LANES
         if (width == 8)
             for (; h + 2 <= height; h += 2)
                 two_rows(x + (p * height + h) * 8, y + (p * height + h) * 32);
@@ -57,7 +32,7 @@ void nearest_planes_autocast(
             for (int64_t w = 0; w < width; w++) {
                 uint16_t *const a = y + (p * height + h) * 4 * width + 2 * w;
                 uint16_t *const b = a + 2 * width;
-                a[0] = a[1] = b[0] = b[1] = rounded(x[(p * height + h) * width + w]);
+                a[0] = a[1] = b[0] = b[1] = half(x[(p * height + h) * width + w]);
             }
     }
 }
