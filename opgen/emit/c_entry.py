@@ -18,6 +18,7 @@ from opgen.emit.entry_scope import EntryScope
 from opgen.emit.expression import type_name
 from opgen.emit.function import Function
 from opgen.emit.names import CNames
+from opgen.emit.streams import stores_lines
 from opgen.ir.loops import Kernel, Program
 from opgen.ir.primitives import Level
 from opgen.ir.work import points, work
@@ -108,12 +109,17 @@ class _Writer(EntryScope):
     def written(self) -> Iterator[tuple[str, Poly]]:
         """The tensors that kernels write, with the number of their cells."""
         for name in dict.fromkeys(kernel.written for kernel in self.program.kernels):
-            extents = self.program.operand(name).extents
-            yield name, functools.reduce(operator.mul, extents, poly(1))
+            yield name, self.cells(name)
+
+    def cells(self, tensor: str) -> Poly:
+        """How many cells a tensor has."""
+        return functools.reduce(operator.mul, self.program.operand(tensor).extents, poly(1))
 
     def sizes(self) -> Iterator[Poly]:
         """What the lines speak of beside the work of the kernels."""
         yield from (size for _, size in self.written())
+        if any(stores_lines(kernel, self.program) for kernel in self.program.kernels):
+            yield from (self.cells(operand.name) for operand in self.program.operands)
         for name in copied_inputs(self.program, self.orders):
             yield from self.program.operand(name).extents
         for kernel in self.program.kernels:
@@ -145,11 +151,26 @@ class _Writer(EntryScope):
         for name, cells in self.written():
             size = self.printer.poly(cells).at(Level.MULTIPLICATIVE)
             kind = type_name(self.program.operand(name))
-            text = f"will_be_written({self.tensor(name)}, {size} * sizeof({kind}));"
+            given = f"{self.tensor(name)}, {size} * sizeof({kind})"
+            text = f"will_be_written({given});"
+            moved = self.moved_by_planes(name)
+            if moved:
+                text = f"will_be_stored({given}, {moved});"
             if name in streamed:
                 self.streams[name] = self.scope.fresh(f"{name}_streams")
                 text = f"const int {self.streams[name]} = {text}"
             self.lines += broken(text)
+
+    def moved_by_planes(self, written: str) -> str:
+        """The bytes of all tensors of a call whose kernel may store the planes of one in lines."""
+        kernels = (each for each in self.program.kernels if each.written == written)
+        if not any(stores_lines(kernel, self.program) for kernel in kernels):
+            return ""
+        texts = []
+        for operand in self.program.operands:
+            cells = self.printer.poly(self.cells(operand.name)).at(Level.MULTIPLICATIVE)
+            texts.append(f"{cells} * sizeof({type_name(operand)})")
+        return " + ".join(texts)
 
     def copy_inputs(self) -> list[str]:
         """Copies of small inputs whose first dim is read as a row; their names."""

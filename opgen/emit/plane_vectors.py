@@ -74,6 +74,7 @@ class PlanePrinter:
     known: dict[str, str] = field(default_factory=dict)  # vectors and numbers by their text
     total: str = ""  # the sum of the cells at hand, once it has begun
     halved: frozenset[str] = frozenset()  # tensors in pairs of vectors, of which halves are picked
+    goes_past: str = ""  # the variable that says whether vectors are stored past the caches
     is_coarse: str = ""  # the variable that says whether cells are rounded at once
     round: str = ""  # the counter of a loop,
     steps: Mapping[str, int] = field(default_factory=dict)  # and how far tensors go in one of it
@@ -139,14 +140,23 @@ class PlanePrinter:
             ending, more = "alone", ""
             if self.is_coarse:
                 ending, more = "at_once", f", {self.is_coarse}"
+            if group[0].first % (2 * LANES) == step % (2 * LANES) == 0:  # a line of 16-bit numbers
+                self.past(f"two_past_T({place}, {value}, {self.is_coarse or 0});")
             self.emitter.write(f"two_to_T_{ending}({place}, {value}{more});")
         elif not self.copies:
             alone = "_alone" if self.is_little else ""
+            self.past(f"lanes_past_{kind}({place}, {value});")
             self.emitter.write(f"lanes_to_{kind}{alone}({place}, {value});")
         elif kind == "T":
             self.emitter.write(f"*(stored_lanes *)({place}) = {value};")
         else:
             self.emitter.write(f"unrounded_from_stored({place}, {value});")
+
+    def past(self, store: str) -> None:
+        """Store past the caches, if that is done here, and else what follows."""
+        if self.goes_past:
+            self.emitter.write(f"if ({self.goes_past}) {store}")
+            self.emitter.write("else")
 
     def is_unrounded(self, tensor: str) -> bool:
         """Whether it is stored as float32, and rounded where it is loaded or stored."""

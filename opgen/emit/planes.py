@@ -40,6 +40,10 @@ def print_plane(emitter: ScopeEmitter, plane: Plane) -> None:
     if emitter.coarse is not None and emitter.kernel.plane is plane and is_little:
         printer.look_at(emitter.coarse)
     target = emitter.printer.cell(plane.target.tensor, plane.target.indices)
+    if emitter.streams and emitter.kernel.plane is plane:
+        printer.goes_past = emitter.scope.fresh("past")
+        test = f"{emitter.streams} && (uintptr_t)&{target} % LINE == 0"
+        emitter.write(f"const int {printer.goes_past} = {test};")
     for is_single, runs in itertools.groupby(plane.runs, lambda run: run.count == 1):
         if is_single:
             printer.run(Run(tuple(cells for run in runs for cells in run.cells)), target)

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from opgen.algebra.poly import Poly
+from opgen.emit.planes import FEW_TERMS
 from opgen.ir.loop_parts import read_by
 from opgen.ir.loops import AtomicAdd, Blocks, Kernel, Lanes, Program, Row, Short, Store, walk
+from opgen.ir.plane import LANES
 
 FEWEST: Final = 32
 """Lines that are known to have fewer elements are not worth the buffer."""
@@ -56,10 +58,24 @@ def lines(node: Lanes, kernel: Kernel, program: Program) -> tuple[Line, ...]:
 
 
 def streams(kernel: Kernel, program: Program) -> bool:
-    """Whether some pass of the kernel writes lines."""
-    return any(
+    """Whether some pass of the kernel writes lines, or its planes are lines."""
+    return stores_lines(kernel, program) or any(
         isinstance(node, Lanes) and lines(node, kernel, program) for node in walk(kernel.body)
     )
+
+
+def stores_lines(kernel: Kernel, program: Program) -> bool:
+    """Whether vectors of planes are lines that may be stored past the caches as they are computed.
+
+    It is for kernels that do little else than to move what they read.
+    """
+    plane = kernel.plane
+    if plane is None or plane.copies or not _is_last(kernel, program):
+        return False
+    if any(len(cells.terms) > FEW_TERMS for cells in plane.cells):
+        return False
+    steps = [cells.first for cells in plane.cells] + [run.step for run in plane.runs]
+    return all(step % LANES == 0 for step in steps)
 
 
 def _is_last(kernel: Kernel, program: Program) -> bool:

@@ -118,6 +118,18 @@ FUNCTION void two_to_T_at_once(T *place, wide_lanes first, wide_lanes second, in
 #define ARE_COARSE(words) 0
 #define two_to_T_at_once(place, first, second, is_coarse) two_to_T_alone(place, first, second)
 #endif
+#if defined upper_halves
+FUNCTION void two_past_T(T *place, wide_lanes first, wide_lanes second, int is_coarse)
+{
+    line_of_halves both;
+    two_to_T_at_once((T *)&both, first, second, is_coarse);
+    STORE_LINE(place, both);
+}
+#else
+#define two_past_T(place, first, second, is_coarse) \
+    two_to_T_at_once(place, first, second, is_coarse)
+#endif
+#define lanes_past_T(place, values) lanes_to_T_alone(place, values)
 """
 """The same where it is known whether results may be subnormal."""
 

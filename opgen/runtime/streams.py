@@ -71,6 +71,15 @@ typedef float line_part __attribute__((vector_size(32)));
 typedef float line_part __attribute__((vector_size(16)));
 #define STORE_PART(to, part) __builtin_ia32_movntps((float *)(to), part)
 #endif
+/* A vector of a whole line, past the caches. */
+#if defined __clang__
+#define STORE_LINE(place, values) \
+    __builtin_nontemporal_store(values, (__typeof__(values) *)(place))
+#elif defined __AVX512F__
+#define STORE_LINE(place, values) STORE_PART(place, (line_part)(values))
+#else
+#define STORE_LINE(place, values) (*(__typeof__(values) *)(place) = (values))
+#endif
 #if defined __SSE__
 #define FENCE() __builtin_ia32_sfence()
 #else
@@ -105,17 +114,24 @@ FUNCTION void stream(void *to, const void *from, int64_t bytes)
 #endif
 }
 
-/* Makes memory ready for a result; whether to write past the caches. */
-static int will_be_written(void *memory, int64_t bytes)
+/* Makes memory ready for a result of which vectors are stored as they are computed; whether past the
+   caches: where these do not hold it, nor all that is read and written. */
+FUNCTION int will_be_stored(void *memory, int64_t bytes, int64_t all_bytes)
 {
-    const int64_t two_large_pages = (int64_t)4 << 20;
+    const int64_t two_large_pages = (int64_t)4 << 20, rest = all_bytes - largest_cache;
     const int is_there = bytes >= two_large_pages && is_mapped(memory, bytes, 4);
 #ifdef STORE_PART
-    return is_there && bytes >= largest_cache;
+    return is_there && (bytes >= largest_cache || rest >= largest_cache / 4);
 #else
-    (void)is_there;
+    (void)is_there, (void)rest;
     return 0;
 #endif
+}
+
+/* The same for a result whose lines are copied from a buffer. */
+static int will_be_written(void *memory, int64_t bytes)
+{
+    return will_be_stored(memory, bytes, 0);
 }
 
 /* How many bytes each of some points asks for of the next piece of a tensor, which as many read
@@ -126,6 +142,7 @@ FUNCTION int64_t asked_ahead(int64_t bytes, int64_t piece, int64_t points)
     return bytes < largest_cache || piece > most || points < 1 ? 0 : (piece + points - 1) / points;
 }
 """
-"""`will_be_written` and `asked_ahead` before a call's kernels run, `stream` within them.
+"""Before a call's kernels run `will_be_written`, `will_be_stored` and `asked_ahead`, within them
+`stream` and `STORE_LINE`.
 
 See `opgen.emit.streams` and `opgen.emit.rows_ahead`. `PAGES` stand before it."""

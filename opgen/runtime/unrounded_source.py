@@ -40,6 +40,7 @@ FUNCTION wide_lanes rounded_lanes(wide_lanes values)
 _LANES: Final = r"""
 #define rounded_lanes_alone(values) ((wide_lanes)(rounded_words_alone(values) & 0xffff0000))
 #define lanes_from_unrounded_alone(place) rounded_lanes_alone(*(const wide_lanes *)(place))
+#define lanes_past_unrounded(place, values) STORE_LINE(place, rounded_lanes_alone(values))
 #define lanes_to_unrounded_alone(place, values) \
     (*(wide_lanes *)(place) = rounded_lanes_alone(values))
 #define lanes_from_unrounded(place) rounded_lanes(*(const wide_lanes *)(place))
