@@ -43,7 +43,7 @@ static inline __m512i upper_halves(__m512 values)
     return _mm512_dpbusd_epi32(bits, bytes, _mm512_set1_epi32(0x01017f7f));
 }
 
-/* The instruction takes subnormal numbers for zeros: vectors that have any are rounded one by one. */
+/* The instruction takes subnormal numbers for zeros: vectors that have any are rounded in turn. */
 static inline __m256i rounded_lanes(const float *x)
 {
     const __m512 values = _mm512_loadu_ps(x);
@@ -56,9 +56,9 @@ static inline __m256i rounded_lanes(const float *x)
     return _mm256_loadu_si256((const void *)found);
 }
 
-/* What follows takes subnormal numbers for zeros too. So it is for what is coarse: zeros and numbers
-   not below 2**-50, of which no sum of products of two is subnormal. Of numbers that are looked at
-   in turn the least is kept, twice its bits less one: a zero then is the largest of all. */
+/* What follows takes subnormal numbers for zeros too. So it is for what is coarse: zeros, and
+   numbers not below 2**-50, of which no sum of products of two is subnormal. Of numbers that are
+   looked at in turn the least is kept, twice its bits less one: a zero then is the largest. */
 struct least { __m512i words, halves; };
 
 static inline struct least none_yet(void)

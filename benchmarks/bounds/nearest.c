@@ -1,6 +1,6 @@
-/* Pixels each at two by two places of an image twice as large, both in channels-last format. A pixel
-   is read once, and stays in the nearest cache while one cell after the other is written: rows in
-   turn, all four cells at a time, and the C library's copy took up to a sixth longer. */
+/* Pixels each at two by two places of an image twice as large, both in channels-last format. A
+   pixel is read once, and stays in the nearest cache while one cell after the other is written:
+   rows in turn, all four cells at a time, and the C library's copy took up to a sixth longer. */
 #include <stdint.h>
 
 typedef float lanes __attribute__((vector_size(64), aligned(4), may_alias));

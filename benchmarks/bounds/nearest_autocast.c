@@ -1,5 +1,5 @@
-/* Pixels of float32, rounded to bfloat16, each at two by two places of an image twice as large: both
-   images in channels-last format. */
+/* Pixels of float32, rounded to bfloat16, each at two by two places of an image twice as large,
+   both in channels-last format. */
 #include "bfloat16.h"
 
 enum { LANES = 16 };

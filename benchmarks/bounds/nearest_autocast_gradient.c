@@ -7,8 +7,8 @@
 enum { LANES = 32 };
 
 #ifdef HAS_LANES
-/* 32 channels of a pixel; `order` are the places of the first 16 in the sums of `lower_of` and those
-   of `upper_of`. */
+/* 32 channels of a pixel; `order` are the places of the first 16 in the sums of lower halves and
+   those of upper ones. */
 static inline void sums_of_cells(
     const uint16_t *const cells[4], float *x, int64_t c, __m512i order, int past)
 {
@@ -34,9 +34,12 @@ void nearest_autocast_gradient(
     const uint16_t *restrict y, float *restrict x, int64_t images, int64_t height, int64_t width,
     int64_t channels, int64_t past)
 {
+    (void)past;
 #ifdef HAS_LANES
+    const int streams = past && channels % LANES == 0;  /* whole lines of memory */
     uint16_t place[32];
-    for (int lane = 0; lane < 32; lane++) place[lane] = (uint16_t)(lane / 4 * 2 + lane / 2 % 2 * 32 + 1);
+    for (int lane = 0; lane < 32; lane++)
+        place[lane] = (uint16_t)(lane / 4 * 2 + lane / 2 % 2 * 32 + 1);
     const __m512i order = _mm512_loadu_si512(place);
 #endif
 #pragma omp parallel for
@@ -49,9 +52,9 @@ void nearest_autocast_gradient(
             int64_t c = 0;
 #ifdef HAS_LANES
             for (; c + LANES <= channels; c += LANES) {
-                for (int k = 0; past && k < 4; k++)
+                for (int k = 0; streams && k < 4; k++)
                     __builtin_prefetch(cells[k] + 2 * channels + c, 0, 2);
-                sums_of_cells(cells, pixel, c, order, past != 0);
+                sums_of_cells(cells, pixel, c, order, streams);
             }
 #endif
             for (; c < channels; c++)

@@ -1,6 +1,6 @@
 /* Sums of two by two pixels of bfloat16, rounded to bfloat16 and written as float32: planes one
-   behind the other. With `past` results go past the caches: where these do not hold all that is read
-   and written, that took three quarters of the time. */
+   behind the other. With `past` results go past the caches: where these do not hold all that is
+   read and written, that took three quarters of the time. */
 #include "bfloat16.h"
 
 #ifdef HAS_LANES

@@ -11,8 +11,8 @@ static inline void store(float *y, __m512 values, int past)
     else _mm512_storeu_ps(y, values);
 }
 
-/* Planes with rows of eight or sixteen pixels. Two rows, or one, are a vector, of which each half is
-   doubled and makes parts of two rows of results. */
+/* A plane with rows of eight or sixteen pixels. Two rows, or one, are a vector, of which each half
+   is doubled and makes parts of two rows of results. */
 static void plane_of_vectors(
     const float *x, const float *weight, float *y, int64_t size, int64_t width, int past)
 {

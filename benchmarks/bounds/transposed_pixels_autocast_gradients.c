@@ -16,7 +16,7 @@ struct part {
     float sums[4][PART];
 } __attribute__((aligned(64)));
 
-/* Where numbers of a channel are behind `unpack`: in each block of eight, four go to either half. */
+/* Where numbers of a channel are behind `unpack`: of each eight, four go to either vector. */
 static int place_of(int channel)
 {
     return channel / LANES * LANES + channel % 8 / 4 * 16 + channel % LANES / 8 * 4 + channel % 4;
