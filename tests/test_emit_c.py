@@ -258,17 +258,6 @@ def test_kernel() -> None:
     assert text[start:end].strip() == KERNEL.strip()
 
 
-def test_a_round_over_groups_of_rows_is_fetched_by_its_size() -> None:
-    op = op_of("op f(x[B,C,H,W]) -> y[B,H,W]\n  y[b,h,w] = sum(c) x[b,c,h,w]")
-    program = rows(schedule(op, gather(op)), facts_of(op))
-    (kernel,) = program.kernels
-    assert kernel.group is not None
-    text = c_source(program)
-    size = f"(w_last - w_first + 1) * {2 * kernel.group.width} * (int64_t)sizeof(T)"  # two planes
-    assert f"FETCH_ROUND({size}" in text
-    assert "FETCH(" not in text
-
-
 KERNEL = """
 // y[b,v] = sum(c) x[b,c, v - c*step ?0]
 KERNEL void f_y(

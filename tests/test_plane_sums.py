@@ -384,8 +384,8 @@ def test_the_planes_of_the_next_round_are_asked_for(
     """Those of the next image, and behind the last one those that the next group begins with."""
     monkeypatch.setattr(special, "MOST_SIZES", 10)
     library, made = build.library, []
-    asked = "#define FETCH_NEAR(place) __builtin_prefetch(place, 0, 3)"
-    noted = "#define FETCH_NEAR(place) (fetched[fetches++ & 0xffff] = (place))"
+    asked = "#define FETCH(place) __builtin_prefetch(place, 0, 2)"
+    noted = "#define FETCH(place) (fetched[fetches++ & 0xffff] = (place))"
 
     def noting(source: str) -> ctypes.CDLL:
         if asked not in source:

@@ -42,7 +42,7 @@ def fetch_planes(emitter: ScopeEmitter, node: For) -> None:
         at, count = emitter.scope.fresh("at"), f"64 / (int64_t)sizeof({type_name(operand)})"
         emitter.write(f"if ({printer.names.strides[tensor, operand.rank - 1]} == 1)")
         emitter.write(f"    for (int64_t {at} = 0; {at} < {size}; {at} += {count})")
-        emitter.write(f"        FETCH_NEAR(&{begin} + {at});")
+        emitter.write(f"        FETCH(&{begin} + {at});")
 
 
 def _planes(emitter: ScopeEmitter, node: For, loop: str) -> dict[tuple[str, tuple[Poly, ...]], int]:

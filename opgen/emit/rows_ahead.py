@@ -153,7 +153,7 @@ def fetch_piece(
     cell = emitter.printer.cell(found.tensor, found.following)
     emitter.write(f"const char *const {later} = (const char *)&{cell} + ({number}) * {parameter};")
     emitter.write(f"for (int64_t {at} = 0; {at} < {parameter}; {at} += 64)")
-    emitter.write(f"    FETCH_NEAR({later} + {at});")
+    emitter.write(f"    FETCH({later} + {at});")
 
 
 def sizes(found: Piece, program: Program) -> Iterator[Poly]:

@@ -114,8 +114,8 @@ FUNCTION void stream(void *to, const void *from, int64_t bytes)
 #endif
 }
 
-/* Makes memory ready for a result of which vectors are stored as they are computed; whether past the
-   caches: where these do not hold it, nor all that is read and written. */
+/* Makes memory ready for a result of which vectors are stored as they are computed; whether past
+   the caches: where these do not hold it, nor all that is read and written. */
 FUNCTION int will_be_stored(void *memory, int64_t bytes, int64_t all_bytes)
 {
     const int64_t two_large_pages = (int64_t)4 << 20, rest = all_bytes - largest_cache;
