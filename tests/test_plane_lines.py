@@ -1,4 +1,4 @@
-"""Planes whose vectors are stored past the caches, as they are where these do not hold a call."""
+"""Vectors that are stored past the caches, as they are where these do not hold a call."""
 
 from __future__ import annotations
 
@@ -143,3 +143,39 @@ def test_whole_planes_go_this_way(dtype: torch.dtype, monkeypatch: pytest.Monkey
     assert any("will_be_stored(call" in source for source in libraries)
     assert any(are_lost)
     assert are_lost[0] or dtype == torch.bfloat16  # alone a vector of those is half a line
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("channels", [64, 96, 70, 31])
+def test_pairs_of_vectors_in_channels_last_format(
+    channels: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are lines where the channels are; the others are computed row by row."""
+    past_caches(monkeypatch, are_stored=True)
+    _, spread = ops(f"pairs_{channels}_{str(dtype).split('.')[1]}")
+    for size in SIZES:
+        got, exact = spread_channels_last(spread, channels, size, dtype)
+        bound = 6 * torch.finfo(dtype).eps * exact.abs().max()
+        assert got.dtype == dtype and (got.double() - exact).abs().max() <= bound, size
+
+
+def test_pairs_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    if "avx512bw" not in Path("/proc/cpuinfo").read_text():
+        return
+    past_caches(monkeypatch, are_stored=False)
+    _, spread = ops("pairs_lost")
+    got, exact = spread_channels_last(spread, 64, (8, 8), torch.bfloat16)
+    assert not torch.allclose(got.double(), exact, rtol=0.1, atol=0.1)
+
+
+def spread_channels_last(
+    spread: object, channels: int, size: tuple[int, int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """A transposed convolution of 2x2 in channels-last format, and the same in float64."""
+    assert callable(spread)
+    x, weight = torch.randn(2, channels, *size), torch.randn(channels, 1, 2, 2)
+    x, weight = x.to(dtype).to(memory_format=torch.channels_last), weight.to(dtype)
+    got = spread(x, weight, stride=2, groups=channels)
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    exact = F.conv_transpose2d(x.double(), weight.double(), stride=2, groups=channels)
+    return got, exact

@@ -182,6 +182,8 @@ class BlockCellEmitter(AccumulatorEmitter):
         function, more = f"pair_to_{kind}{self.printer.alone}", ""
         if self.is_coarse:
             function, more = "pair_to_T_at_once", f", {self.is_coarse}"
+        if self.streams:
+            function, more = "pair_to_or_past_T", f", {self.is_coarse or 0}, {self.streams}"
         arguments = f"{self.halves.pop(key)}, {values}{more}"
         if goes_along(indices, self.row_axis):
             self.write(f"{function}(&{self.printer.cell(node.tensor, indices)}, {arguments});")

@@ -153,7 +153,7 @@ class _Writer(EntryScope):
             kind = type_name(self.program.operand(name))
             given = f"{self.tensor(name)}, {size} * sizeof({kind})"
             text = f"will_be_written({given});"
-            moved = self.moved_by_planes(name)
+            moved = self.moved_in_lines(name)
             if moved:
                 text = f"will_be_stored({given}, {moved});"
             if name in streamed:
@@ -161,8 +161,8 @@ class _Writer(EntryScope):
                 text = f"const int {self.streams[name]} = {text}"
             self.lines += broken(text)
 
-    def moved_by_planes(self, written: str) -> str:
-        """The bytes of all tensors of a call whose kernel may store the planes of one in lines."""
+    def moved_in_lines(self, written: str) -> str:
+        """The bytes of all tensors of a call whose kernel may store vectors of one as lines."""
         kernels = (each for each in self.program.kernels if each.written == written)
         if not any(stores_lines(kernel, self.program) for kernel in kernels):
             return ""

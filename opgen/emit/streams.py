@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from opgen.algebra.poly import Poly
+from opgen.emit.lane_pairs import in_pairs
 from opgen.emit.planes import FEW_TERMS
-from opgen.ir.loop_parts import read_by
+from opgen.ir.loop_parts import goes_along, read_by
 from opgen.ir.loops import AtomicAdd, Blocks, Kernel, Lanes, Program, Row, Short, Store, walk
 from opgen.ir.plane import LANES
 
@@ -58,17 +59,38 @@ def lines(node: Lanes, kernel: Kernel, program: Program) -> tuple[Line, ...]:
 
 
 def streams(kernel: Kernel, program: Program) -> bool:
-    """Whether some pass of the kernel writes lines, or its planes are lines."""
+    """Whether some pass of the kernel writes lines, or its vectors are lines."""
     return stores_lines(kernel, program) or any(
         isinstance(node, Lanes) and lines(node, kernel, program) for node in walk(kernel.body)
     )
 
 
 def stores_lines(kernel: Kernel, program: Program) -> bool:
-    """Whether vectors of planes are lines that may be stored past the caches as they are computed.
+    """Whether vectors may be stored past the caches as they are computed, as each is a line."""
+    return _stores_planes(kernel, program) or stores_pairs(kernel, program)
 
-    It is for kernels that do little else than to move what they read.
+
+def stores_pairs(kernel: Kernel, program: Program) -> bool:
+    """Whether these are pairs of vectors along rows of 16-bit numbers, which go to many places.
+
+    Without it the results of the calls that go past the caches would be computed row by row.
     """
+    only, row = kernel.only, kernel.row
+    if not isinstance(only, Blocks) or row is None or not _is_last(kernel, program):
+        return False
+    if not (only.holds and only.is_cached and only.is_paired):
+        return False
+    if program.operand(kernel.written).unrounded:
+        return False
+    passes = [each for each in walk(kernel.body) if isinstance(each, Lanes)]
+    stores = [each for each in walk(kernel.body) if isinstance(each, Store)]
+    return all(goes_along(each.indices, row.axis.name) for each in stores) and all(
+        in_pairs(each, kernel, "behind", "number") for each in passes
+    )
+
+
+def _stores_planes(kernel: Kernel, program: Program) -> bool:
+    """Whether these are vectors of planes, in a kernel that does little else than move numbers."""
     plane = kernel.plane
     if plane is None or plane.copies or not _is_last(kernel, program):
         return False

@@ -7,7 +7,8 @@ of the time where numbers have 16 bits.
 
 Such a pass writes to four places at once. Where numbers have 32 bits nothing is converted, and one
 place after the other is as good or better. Results that are larger than the caches are written past
-them line by line, which the kernel along rows does: it stays for all of these.
+them, where all that two vectors write are whole lines of memory: 2048 channels of 16 by 16 take 0.7
+of the time of the kernel along rows under autocast, which goes line by line. It stays for others.
 """
 
 from __future__ import annotations

@@ -189,6 +189,19 @@ FUNCTION void pair_to_T(T *place, wide_lanes first, wide_lanes second)
 #define pair_to_T_at_once(place, first, second, is_coarse) pair_to_T(place, first, second)
 """
 
+_PAIRS_PAST: Final = r"""
+/* The same, past the caches if it is to be. */
+typedef uint32_t pair_line __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
+FUNCTION void pair_to_or_past_T(
+    T *place, wide_lanes first, wide_lanes second, int is_coarse, int is_past)
+{
+    pair_line both;
+    pair_to_T_at_once((T *)&both, first, second, is_coarse);
+    if (is_past) STORE_LINE(place, both);
+    else *(pair_line *)place = both;
+}
+"""
+
 _PAIRS_OR_ONE: Final = (
     "#define first_of_pair_or_one(place, step) \\",
     "    ((step) == 1 ? first_of_pair(place) : same_lanes(from_T(*(place))))",
@@ -281,5 +294,6 @@ def _pairs(functions: str) -> Iterator[str]:
     """Two vectors from, and to, twice as many elements as a vector has lanes."""
     yield "#if PAIRED_LANES"
     yield from functions.strip().split("\n")
+    yield from _PAIRS_PAST.strip().split("\n")
     yield from _PAIRS_OR_ONE
     yield "#endif"
