@@ -115,7 +115,7 @@ def test_what_serves_other_calls_goes_past_caches() -> None:
     _, program = programs(TRANSPOSED["conv_transpose2d"], geometry(2, 2, 8, 8), 9)
     text = c_source(program)
     assert "= PAIRED_LANES && groups >= LANES" in text
-    places = r"\(\(\(uintptr_t\)call->tensors\[3\] \| \(uintptr_t\).* % LINE == 0"
+    places = r"\(STORES_LINES && \(\(uintptr_t\)call->tensors\[3\] \| \(uintptr_t\).* % LINE == 0"
     whole = r"groups % \(2 \* LANES\) == 0"
     assert re.search(rf"\(!y_streams \|\| {places} && {whole}\)", " ".join(text.split()))
     assert "pair_to_or_past_T(&y_row[" in text

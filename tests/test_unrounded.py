@@ -7,6 +7,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -469,6 +470,57 @@ def test_vectors_of_channels(
                 got = getattr(found, name)(x, scale_factor=factor)
             assert same(got, F.interpolate(x.to(torch.bfloat16), scale_factor=factor))
     assert rounds_itself(operation(found, name))
+
+
+@pytest.mark.parametrize("past_caches", [False, True])
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_gradients_as_vectors_of_channels(
+    processor: str, past_caches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of four, rounded once: of few channels, of whole lines of memory, and of others."""
+    monkeypatch.setenv("OPGEN_CFLAGS", FLAGS[processor])
+    if past_caches:
+        monkeypatch.setattr(prelude, "C", prelude.C.replace(DECISION, ALWAYS))
+    name = f"unrounded_sums_{processor}_{past_caches}"
+    found = module("upsample_nearest", "upsample_nearest", name)
+    for channels, threads in itertools.product((1, 15, 16, 17, 48, 49, 64, 1031, 2064), (1, 2)):
+        torch.set_num_threads(threads)
+        x = image((2, channels, 3, 2), LAST, special_ones=False).requires_grad_()
+        with autocast():
+            y = getattr(found, name)(x, scale_factor=2)
+        wide = image((2, channels + 4, 6, 4), LAST, special_ones=True).to(torch.bfloat16)
+        for cotangent in (wide[:, :channels].clone(memory_format=LAST), wide[:, 3:-1]):
+            (got,) = torch.autograd.grad(y, x, cotangent, retain_graph=True)
+            assert same(got, sum_of_four(cotangent.float()).to(torch.bfloat16).float())
+    assert rounds_itself(operation(found, name).gradient("x")[0])
+
+
+def test_whole_lines_of_gradients_go_past_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What gets lost on the way is missed; rows that are not whole lines go another way."""
+    if "avx512f" not in Path("/proc/cpuinfo").read_text():
+        return
+    lost = "\n#undef STORE_LINE\n#define STORE_LINE(place, values) ((void)(place))\n"
+    monkeypatch.setattr(prelude, "C", prelude.C.replace(DECISION, ALWAYS) + lost)
+    found = module("upsample_nearest", "upsample_nearest", "unrounded_lost")
+    for channels, is_lost in ((64, True), (70, False)):
+        x = image((2, channels, 3, 2), LAST, special_ones=False).requires_grad_()
+        with autocast():
+            y = found.unrounded_lost(x, scale_factor=2)
+        cotangent = torch.randn(y.shape).to(torch.bfloat16).to(memory_format=LAST)
+        (got,) = torch.autograd.grad(y, x, cotangent)
+        wanted = sum_of_four(cotangent.float()).to(torch.bfloat16).float()
+        assert torch.equal(got, wanted) != is_lost
+
+
+DECISION = "return is_there && (bytes >= largest_cache || rest >= largest_cache / 4);"
+ALWAYS = "(void)is_there, (void)rest; return 1;"
+assert DECISION in prelude.C
+
+
+def sum_of_four(y: Tensor) -> Tensor:
+    """Each pixel of four in the order of the spec, as float32."""
+    total = y[..., ::2, ::2] + y[..., ::2, 1::2]
+    return total + y[..., 1::2, ::2] + y[..., 1::2, 1::2]
 
 
 EXTREMES = """

@@ -162,6 +162,10 @@ class BlockCellEmitter(AccumulatorEmitter):
             elif not operand.widened:
                 function += self.printer.alone
             cell = self.printer.cell(node.tensor, node.indices)
+            if self.streams and operand.unrounded:
+                past = f"lanes_past_unrounded(&{cell}, {values});"
+                self.write(f"if ({self.streams}) {past}")
+                self.write("else")
             self.write(f"{function}(&{cell}, {values}{more});")
             return
         inner, number, cells, cell = self.one_by_one(node.tensor, node.indices)

@@ -12,7 +12,7 @@ from opgen.emit.expression import type_name
 from opgen.emit.function import is_replaced
 from opgen.emit.lane_pairs import hold_pairs
 from opgen.emit.planes import HAVE
-from opgen.emit.streams import stores_pairs
+from opgen.emit.streams import stores_rows
 from opgen.ir.loops import Blocks, Elements, Finite, Fitting, Kernel, Planes, Program, Short
 from opgen.ir.primitives import Level
 
@@ -91,14 +91,15 @@ def _goes_to_caches(entry: EntryScope, kernel: Kernel, condition: Blocks, stream
     """Whether the results of blocks need not go past the caches, or can, as all are whole lines."""
     tensor = kernel.written
     own = (each for each in entry.program.kernels if each.only == condition)
-    if not any(stores_pairs(each, entry.program) for each in own):
+    if not any(stores_rows(each, entry.program) for each in own):
         return f"!{streams}"
     operand = entry.program.operand(tensor)
     steps = " | ".join(entry.strides(tensor)[:-1])
     bytes_ = f" | (uintptr_t)({steps}) * sizeof({type_name(operand)})" if steps else ""
     extent = entry.printer.poly(condition.extent).at(Level.MULTIPLICATIVE)
     places = f"((uintptr_t){entry.tensor(tensor)}{bytes_}) % LINE == 0"
-    return f"(!{streams} || ({places} && {extent} % (2 * LANES) == 0))"
+    lanes = "(2 * LANES)" if condition.is_paired else "LANES"
+    return f"(!{streams} || (STORES_LINES && {places} && {extent} % {lanes} == 0))"
 
 
 def _short_tests(entry: EntryScope, condition: Short) -> Iterator[str]:

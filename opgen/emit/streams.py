@@ -67,26 +67,27 @@ def streams(kernel: Kernel, program: Program) -> bool:
 
 def stores_lines(kernel: Kernel, program: Program) -> bool:
     """Whether vectors may be stored past the caches as they are computed, as each is a line."""
-    return _stores_planes(kernel, program) or stores_pairs(kernel, program)
+    return _stores_planes(kernel, program) or stores_rows(kernel, program)
 
 
-def stores_pairs(kernel: Kernel, program: Program) -> bool:
-    """Whether these are pairs of vectors along rows of 16-bit numbers, which go to many places.
+def stores_rows(kernel: Kernel, program: Program) -> bool:
+    """Whether these are vectors along rows: those of float32 that are rounded, or pairs of others.
 
-    Without it the results of the calls that go past the caches would be computed row by row.
+    The results of calls that go past the caches would be computed by the kernel along rows.
     """
     only, row = kernel.only, kernel.row
     if not isinstance(only, Blocks) or row is None or not _is_last(kernel, program):
         return False
-    if not (only.holds and only.is_cached and only.is_paired):
+    if not (only.holds and only.is_cached):
         return False
-    if program.operand(kernel.written).unrounded:
+    if program.operand(kernel.written).unrounded == only.is_paired:
         return False
     passes = [each for each in walk(kernel.body) if isinstance(each, Lanes)]
     stores = [each for each in walk(kernel.body) if isinstance(each, Store)]
-    return all(goes_along(each.indices, row.axis.name) for each in stores) and all(
-        in_pairs(each, kernel, "behind", "number") for each in passes
-    )
+    if not all(goes_along(each.indices, row.axis.name) for each in stores):
+        return False
+    has_pairs = all(in_pairs(each, kernel, "behind", "number") for each in passes)
+    return has_pairs == only.is_paired
 
 
 def _stores_planes(kernel: Kernel, program: Program) -> bool:

@@ -40,6 +40,7 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.passes.gather import fresh_name
+from opgen.passes.rounded_sums import with_rounded_sums
 
 
 def unrounded(program: Program, tensors: Collection[str]) -> Program | None:
@@ -52,11 +53,12 @@ def unrounded(program: Program, tensors: Collection[str]) -> Program | None:
     written = frozenset(name for kernel in program.kernels for name in kernel.all_written)
     if not all(_is_loaded_once(program, name) for name in names - written):
         return None
-    return replace(
+    rounding = replace(
         program,
         operands=tuple(replace(o, unrounded=o.name in names) for o in program.operands),
         kernels=_rounding(program, names),
     )
+    return with_rounded_sums(rounding, names & written)
 
 
 def _needs_cast(kernel: Kernel, names: Collection[str]) -> bool:

@@ -71,7 +71,12 @@ typedef float line_part __attribute__((vector_size(32)));
 typedef float line_part __attribute__((vector_size(16)));
 #define STORE_PART(to, part) __builtin_ia32_movntps((float *)(to), part)
 #endif
-/* A vector of a whole line, past the caches. */
+/* A vector of a whole line, past the caches where there is an instruction for it. */
+#if defined __clang__ || defined __AVX512F__
+#define STORES_LINES 1
+#else
+#define STORES_LINES 0
+#endif
 #if defined __clang__
 #define STORE_LINE(place, values) \
     __builtin_nontemporal_store(values, (__typeof__(values) *)(place))
