@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import ctypes
 import functools
+import re
 import shlex
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -153,8 +154,16 @@ def compiled(name: str, folder: Path) -> Callable[..., object]:
         (*find_compiler(), "-shared", str(made), "-o", str(library), "-lm"),
     ):
         subprocess.run(command, check=True)
-    found: Callable[..., object] = getattr(ctypes.CDLL(str(library)), name)
-    return found
+    found = getattr(ctypes.CDLL(str(library)), name)
+    # What a call leaves out would be any number.
+    found.argtypes = _kinds(name, source.read_text(encoding="utf-8"))
+    return cast(Callable[..., object], found)
+
+
+def _kinds(name: str, source: str) -> list[type]:
+    """What a loop is called with: addresses, and then integers."""
+    (parameters,) = re.findall(rf"^void {name}\(([^)]*)\)", source, re.MULTILINE)
+    return [ctypes.c_void_p if "*" in each else ctypes.c_int64 for each in parameters.split(",")]
 
 
 def loop_call(

@@ -79,10 +79,15 @@ def test_loops_of_gradients(shape: tuple[int, ...], loop_of: Loops) -> None:
     leaves = [x.double().requires_grad_(), weight.double().requires_grad_()]
     y = F.conv_transpose2d(*leaves, stride=2, groups=channels)
     found = [torch.full_like(each, 7) for each in (x, weight)]
-    loop = loop_of("transposed_gradients")
-    bounds.loop_call(loop, [cotangent, x, weight], found, shape)()
-    for one, other in zip(found, torch.autograd.grad(y, leaves, cotangent.double()), strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-4)
+    wanted = torch.autograd.grad(y, leaves, cotangent.double())
+    result = torch.full_like(cotangent, 7)
+    for past in (0, 1):
+        loop = loop_of("transposed_gradients")
+        bounds.loop_call(loop, [cotangent, x, weight], found, (*shape, past))()
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-4)
+        bounds.loop_call(loop_of("transposed"), [x, weight], [result], (*shape, past))()
+        torch.testing.assert_close(result.double(), y.detach(), rtol=1e-5, atol=1e-4)
     image = torch.full((batch, height, width, channels), 7.0)
     pixels = cotangent.permute(0, 2, 3, 1).contiguous()
     loop = loop_of("nearest_gradient")
@@ -115,9 +120,10 @@ def test_loops_round_as_pytorch_does(loop_of: Loops) -> None:
         image = torch.full(sizes, 7.0)
         cotangent = torch.randn(written.shape).bfloat16()
         cotangent.view(-1)[: special.numel()] = special[: cotangent.numel()]
-        bounds.loop_call(gradient, [cotangent], [image], sizes)()
         a, b, c, d = (cotangent.float()[:, i::2, j::2] for i in range(2) for j in range(2))
-        assert same(image, (a + b + c + d).bfloat16().float())
+        for past in (0, 1):
+            bounds.loop_call(gradient, [cotangent], [image], (*sizes, past))()
+            assert same(image, (a + b + c + d).bfloat16().float())
 
 
 @pytest.mark.usefixtures("threads")
@@ -145,9 +151,16 @@ def test_loops_of_planes(shape: tuple[int, ...], loop_of: Loops) -> None:
     bounds.loop_call(rounded, [x], [narrow], shape)()
     assert same(narrow, x.bfloat16().repeat_interleave(2, 1).repeat_interleave(2, 2))
     gradient = loop_of("nearest_planes_autocast_gradient")
-    bounds.loop_call(gradient, [cells], [image], shape)()
     a, b, c, d = (cells.float()[:, i::2, j::2] for i in range(2) for j in range(2))
-    assert same(image, (a + b + c + d).bfloat16().float())
+    for past in (0, 1):
+        bounds.loop_call(gradient, [cells], [image], (*shape, past))()
+        assert same(image, (a + b + c + d).bfloat16().float())
+
+
+def test_a_loop_is_called_with_all_that_it_takes(loop_of: Loops) -> None:
+    x, weight, y = torch.randn(1, 1, 8, 8), torch.randn(1, 1, 2, 2), torch.empty(1, 1, 16, 16)
+    with pytest.raises(TypeError, match="at least 8 arguments"):
+        bounds.loop_call(loop_of("transposed"), [x, weight], [y], x.shape)()
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 8, 2048), (1, 3, 5, 1100), (3, 1, 1, 7), (0, 2, 2, 4)])

@@ -32,6 +32,9 @@ void nearest_planes_autocast_gradient(
     int64_t past)
 {
     (void)past;
+#ifdef HAS_LANES
+    const int streams = past && height * width % 16 == 0;  /* whole lines of memory */
+#endif
 #pragma omp parallel for
     for (int64_t p = 0; p < planes; p++) {
         int64_t h = 0;
@@ -40,7 +43,7 @@ void nearest_planes_autocast_gradient(
         if (width == 8 || width == 16)
             for (; h + rows <= height; h += rows) {
                 const int64_t at = (p * height + h) * width;
-                some_rows(y + 4 * at, x + at, width, past != 0);
+                some_rows(y + 4 * at, x + at, width, streams);
             }
 #endif
         for (; h < height; h++)
