@@ -85,7 +85,7 @@ def test_the_same_program_gives_the_same_text() -> None:
     _, program = programs(TRANSPOSED["conv_transpose2d"], geometry(2, 2, 8, 8), 9)
     text = c_source(program)
     assert text == c_source(program)
-    assert "pair_to_T_at_once(&y_row[" in text
+    assert "pair_to_or_past_T(&y_row[" in text
 
 
 # ---------------------------------------------------------------------------- compiled
