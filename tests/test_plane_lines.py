@@ -160,12 +160,12 @@ def test_pairs_of_vectors_in_channels_last_format(
 
 
 def test_pairs_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    if "avx512bw" not in Path("/proc/cpuinfo").read_text():
-        return
+    """Lines that get lost are missed, where there are instructions for pairs."""
+    has_pairs = "avx512f" in Path("/proc/cpuinfo").read_text()
     past_caches(monkeypatch, are_stored=False)
     _, spread = ops("pairs_lost")
     got, exact = spread_channels_last(spread, 64, (8, 8), torch.bfloat16)
-    assert not torch.allclose(got.double(), exact, rtol=0.1, atol=0.1)
+    assert torch.allclose(got.double(), exact, rtol=0.1, atol=0.1) != has_pairs
 
 
 def spread_channels_last(

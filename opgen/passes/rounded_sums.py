@@ -1,6 +1,6 @@
 """Short sums that are rounded where they are stored, as vectors of lanes.
 
-A loop along a row is made of vectors by the compiler, which takes a third longer to round them than
+A loop along a row is made of vectors by the compiler, which rounds them in more instructions than
 `opgen.runtime.unrounded_source` does, and lines of its results pass through a buffer on their way
 past the caches. Vectors of lanes are lines themselves, where the row has whole lines only. For the
 gradient of an image of [8,2048,16,16] in channels-last format that was enlarged two times such a
