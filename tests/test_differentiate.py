@@ -97,6 +97,14 @@ def test_a_joint_adjoint_is_all_of_them(case: Case) -> None:
         assert (found == wanted).all(), name
 
 
+def test_all_adjoints_of_a_quotient_divide_the_same_way() -> None:
+    """So that a kernel which makes several of them divides once for all."""
+    text = "op f(x[N], k[N], m[N]) -> y[N]\n  y[n] = k[n]*x[n] / m[n]"
+    shown = show(joint_adjoint(read_op(text), ["x", "k", "m"]).op)
+    assert shown.count("grad_y[n] / m[n]") == 3
+    assert shown.count("/") == 4  # and the quotient itself
+
+
 def test_a_joint_adjoint_of_what_was_written_by_hand_is_refused() -> None:
     op = read_op("op f(x[N], k[N]) -> y[N]\n  y[n] = x[n]*k[n]")
     op = replace(op, gradients=(Gradient("x", "g"),))

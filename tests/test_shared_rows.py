@@ -75,7 +75,7 @@ def program(name: str) -> Program:
 
 
 def of_any_size(found: Program) -> Program:
-    """The program with the one kernel for both sums, however little they read."""
+    """The program with the one kernel for both sums, whatever the sizes."""
     kernels = tuple(each for each in found.kernels if not isinstance(each.unless, Fitting))
     return replace(found, kernels=tuple(replace(each, only=None) for each in kernels))
 

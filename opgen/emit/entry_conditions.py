@@ -29,8 +29,8 @@ def condition_sizes(condition: Condition, program: Program) -> Iterator[Poly]:
             yield from (extent, *(together or ()))
         case Short(extent=extent):
             yield extent
-        case Fitting(stretches=stretches, extent=extent, together=together, shared=shared):
-            yield from (stretches, extent, *together, shared)
+        case Fitting(stretches=stretches, extent=extent, together=together):
+            yield from (stretches, extent, *together)
         case Planes():
             pass
         case unexpected:
@@ -112,7 +112,6 @@ def _fitting_tests(entry: EntryScope, condition: Fitting) -> Iterator[str]:
     poly = entry.printer.poly
     yield f"{poly(condition.stretches).at(Level.EQUALITY)} == 1"
     yield f"{poly(condition.extent).at(Level.RELATIONAL)} <= {condition.most}"
-    yield f"{poly(condition.shared).at(Level.RELATIONAL)} >= {condition.least}"
     yield from _consecutive(entry, condition.tensors)
     yield f"run_as_one({', '.join(poly(each).text for each in condition.together)})"
 

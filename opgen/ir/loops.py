@@ -181,8 +181,7 @@ class Fitting:
 
     That is what a kernel needs which does the work of two, and has rows of one of them in memory of
     its own. `together` is how many points these have; there must be enough for all threads. And
-    neighbours in a row are neighbours in all of `tensors`, as in `Blocks`. What both read, `shared`
-    elements at a time, is no less than `least`: otherwise the second one finds it in the caches.
+    neighbours in a row are neighbours in all of `tensors`, as in `Blocks`.
     """
 
     stretches: Poly
@@ -190,8 +189,6 @@ class Fitting:
     most: int
     together: tuple[Poly, Poly]
     tensors: tuple[str, ...]
-    shared: Poly
-    least: int
     holds: bool = True
 
 

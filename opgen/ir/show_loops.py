@@ -83,8 +83,8 @@ def _blocks(condition: loops.Blocks) -> str:
 
 
 def _fitting(condition: loops.Fitting) -> str:
-    sizes = f"{condition.extent} <= {condition.most} and {condition.shared} >= {condition.least}"
-    return f"{condition.stretches} == 1 and {sizes}, for all threads"
+    size = f"{condition.extent} <= {condition.most}"
+    return f"{condition.stretches} == 1 and {size}, for all threads"
 
 
 def _contraction(found: Contraction) -> list[str]:

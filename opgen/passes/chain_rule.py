@@ -2,7 +2,9 @@
 
     d body / d read  =  sum over its occurrences of   factors / divisors   where all choices hold
 
-Factors, choices and covers are those on the way from the root of the body to the occurrence.
+Factors, choices and covers are those on the way from the root of the body to the occurrence. What
+flows back is divided before it is multiplied: the quotient is the same for every read below one
+division, so that kernels which make several gradients at once divide once for all of them.
 
 * The zeros of differentiation are never built: an argument without a partial derivative, or with
   the partial 0, has no term. So nothing is ever multiplied by a literal 0, and `0 * inf` cannot
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly
@@ -66,16 +69,14 @@ class Term:
     covers: tuple[Cover, ...] = ()
 
     def times(self, seed: Expr, copies: int = 1) -> Expr:
-        """The term times `seed`, `copies` times over."""
+        """The term times `seed`, `copies` times over: `seed` is divided first."""
         coefficient = self.coefficient * copies
-        factors = (*self.factors, seed)
-        if coefficient != 1:
-            factors = (Constant(coefficient), *factors)
-        result = factors[0]
-        for factor in factors[1:]:
-            result = Apply("mul", (result, factor))
+        result = seed
         for divisor in self.divisors:
             result = Apply("div", (result, divisor))
+        factors = self.factors if coefficient == 1 else (Constant(coefficient), *self.factors)
+        if factors:
+            result = reduce(lambda a, b: Apply("mul", (a, b)), (*factors, result))
         if self.negative:
             result = Apply("neg", (result,))
         for choice in reversed(self.choices):

@@ -131,10 +131,9 @@ class _Runner:
                 return self.integer(extent, values) >= LANES
             case loops.Short(extent=extent, most=most):
                 return self.integer(extent, values) <= most
-            case loops.Fitting(stretches=stretches, extent=extent, most=most, shared=shared):
-                parts = (self.integer(each, values) for each in (stretches, extent, shared))
-                own, other, both = parts
-                return own == 1 and other <= most and both >= condition.least
+            case loops.Fitting(stretches=stretches, extent=extent, most=most):
+                own, other = (self.integer(each, values) for each in (stretches, extent))
+                return own == 1 and other <= most
             case loops.Planes():
                 return True
             case unexpected:
