@@ -52,6 +52,7 @@ from opgen.passes.unrounded import unrounded
 from opgen.programs import (
     along_rows,
     for_values,
+    scheduled,
     special_along_rows,
     special_threads,
     threads,
@@ -271,12 +272,12 @@ def _have_siblings(op: Op, step: str) -> bool:
     found = derivative(op, step).op
     ones = dict.fromkeys(attributes_of(found), 1)
     sizes = dict.fromkeys(windows_of(op), _USUAL_WINDOW) | dict.fromkeys(factors_of(op), 1)
-    known = set(schedule(found, gather(found)).integers).difference(counts_of(op))
+    known = set(scheduled(found).integers).difference(counts_of(op))
     for attributes in (default_values(found) or ones, ones):
         values = {**attributes, **sizes}
         try:
             special = unclamped(specialise(found, {n: v for n, v in values.items() if n in known}))
-            on_gpu = threads(special, schedule(special, gather(special)))
+            on_gpu = threads(special, scheduled(special))
         except OpgenError:  # these values are none of this op
             continue
         if any(kernel.also for kernel in on_gpu.kernels):
@@ -373,7 +374,7 @@ def _operation_source(
 ) -> str:
     """A module of one op."""
     member = Member(op, path or (op.name,), ())
-    program = schedule(op, gather(op))
+    program = scheduled(op)
     on_cpu, on_gpu = along_rows(op, program), threads(op, program)
     kernels = None  # without a spec nothing can be made later
     if text and len(member.path) <= 2:

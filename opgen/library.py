@@ -14,11 +14,9 @@ from typing import Final
 
 import torch
 
-from opgen import compiler, loading, output
+from opgen import compiler, loading, output, programs
 from opgen.emit.library import LibraryOp, Variant, library_source
 from opgen.ir.notation import Op
-from opgen.passes.gather import gather
-from opgen.passes.schedule import schedule
 from opgen.runtime import Operation, build, checks, prelude
 from opgen.runtime.description import GENERIC
 from opgen.runtime.schema import schema
@@ -52,7 +50,7 @@ def build_library(
         for variant, text in _variants(op, operation, f"opgen_kernels_{number}", dtypes):
             variants.append(variant)
             texts[f"{variant.kernel}.c"] = text
-        program = schedule(op, gather(op))
+        program = programs.scheduled(op)
         ops.append(
             LibraryOp(op, program, operation.registered_name, schema(operation), tuple(variants))
         )

@@ -5,6 +5,7 @@ This is the order of the passes over loops. Nothing else knows it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 from opgen.ir.context import facts_of
@@ -39,6 +40,16 @@ from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
 from opgen.runtime.description import LARGEST_WINDOW
 
 
+@functools.lru_cache(maxsize=16)
+def scheduled(op: Op) -> Program:
+    """The loops of an op as its statements say, a parallel point for each cell.
+
+    Those of the last ops are kept: kernels for one call are several rewritten forms of the same
+    loops, and to find them took a third of what a first call waits for besides the compiler.
+    """
+    return schedule(op, gather(op))
+
+
 def along_rows(op: Op, program: Program) -> Program:
     """The loops of an op for the CPU."""
     return with_guests(_each_along_rows(op, program))
@@ -69,7 +80,7 @@ def for_values(
 ) -> Program:
     """The program for particular values, or the general one if it has not all operands of it."""
     special = prepare(specialise(op, values))
-    found = rewrite(special, schedule(special, gather(special)))
+    found = rewrite(special, scheduled(special))
     known = {operand.name for operand in program.operands}
     if any(operand.name not in known for operand in found.operands):
         return program
@@ -84,7 +95,7 @@ def special_along_rows(
     `public` is the op of the spec that the op was derived from. `layout` says which tensors are in
     channels-last format, see `passes.relayout`.
     """
-    program = along_rows(op, schedule(op, gather(op)))
+    program = along_rows(op, scheduled(op))
     orders = with_temporaries(op, channels_last(op, layout), program)
     if (wide := _wide(op, program, of_images(orders), values)) is not None:
         return wide, program, of_images(orders)
@@ -95,7 +106,7 @@ def special_along_rows(
     if special is program:
         return program, program, {}
     known = specialise(laid_out, values)
-    plain = schedule(known, gather(known))
+    plain = scheduled(known)
     special = with_guests(with_one_pass(plain, _with_all_kernels(known, special)))
     special = with_plane_sums(with_shared_rows(plain, special, facts_of(known)))
     return special, program, with_workspaces(orders, special.workspaces)
@@ -105,7 +116,7 @@ def special_threads(
     op: Op, values: Mapping[str, int], layout: int
 ) -> tuple[Program, Program, Orders]:
     """The same for the threads of a GPU."""
-    program = threads(op, schedule(op, gather(op)))
+    program = threads(op, scheduled(op))
     orders = with_temporaries(op, channels_last(op, layout), program)
     special = for_values(relayout(op, orders), program, values, threads, unclamped)
     if special is program:
@@ -116,7 +127,7 @@ def special_threads(
 def _wide(op: Op, program: Program, orders: Orders, values: Mapping[str, int]) -> Program | None:
     """The program for particular values with a kernel for wide windows, if it has one."""
     special = specialise(relayout(op, orders), values)
-    plain = schedule(special, gather(special))
+    plain = scheduled(special)
     if not has_wide_windows(plain):
         return None
     others = for_values(relayout(op, orders), program, values, _each_along_rows)
@@ -128,9 +139,9 @@ def _with_all_kernels(op: Op, program: Program) -> Program:
     """A program for known sizes with the kernels that these allow, output by output."""
     parts = separated(op)
     if len(parts) > 1:
-        each = (_each_along_rows(part, schedule(part, gather(part))) for part in parts)
+        each = (_each_along_rows(part, scheduled(part)) for part in parts)
         return rejoined(program, tuple(map(_with_all_kernels, parts, each)))
-    plain = schedule(op, gather(op))
+    plain = scheduled(op)
     program = with_blocks(plain, with_padding(op, program))
     program = with_masked_rows(plain, program, facts_of(op))
     return with_plane_kernels(plain, program)

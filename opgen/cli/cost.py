@@ -19,8 +19,6 @@ from opgen.ir.loops import Kernel, Program
 from opgen.ir.notation import DType, Op
 from opgen.passes.derive import derive, differentiable
 from opgen.passes.differentiate import joint_adjoint
-from opgen.passes.gather import gather
-from opgen.passes.schedule import schedule
 from opgen.passes.specialise import attributes_of, factors_of, specialise, windows_of
 from opgen.runtime import Operation, checks, cuda_product
 from opgen.runtime.description import LARGEST_WINDOW
@@ -160,7 +158,7 @@ def _report(
     fixed |= {name: sizes[name] for name in windows_of(public) if _is_window(sizes.get(name))}
     fixed |= {name: 1 for name in factors_of(public) if sizes.get(name) == 1}
     special = specialise(op, fixed)
-    program = schedule(special, gather(special))
+    program = programs.scheduled(special)
     threads = programs.threads(special, program)
     if only_siblings and not any(kernel.also for kernel in threads.kernels):
         return

@@ -18,8 +18,7 @@ from opgen.ir.binding import Array
 from opgen.ir.notation import Op, Tensor
 from opgen.passes.derive import differentiable
 from opgen.passes.differentiate import Derivative, Tangent, adjoint, tangent
-from opgen.passes.gather import gather
-from opgen.passes.schedule import schedule
+from opgen.programs import scheduled
 from opgen.testing.calls import FLOATING, INTEGERS, Call, arrays, is_floating
 from opgen.testing.interpret import interpret
 from opgen.testing.magnitude import widened
@@ -53,7 +52,7 @@ class Subject:
         """The types that undeclared tensors may have."""
         if not self._is_generic:
             return ("float64",)
-        if Types(schedule(self.op, gather(self.op))).is_floating:
+        if Types(scheduled(self.op)).is_floating:
             return FLOATING
         return (*FLOATING, *INTEGERS)
 
