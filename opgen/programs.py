@@ -40,13 +40,18 @@ from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
 from opgen.runtime.description import LARGEST_WINDOW
 
 
-@functools.lru_cache(maxsize=16)
 def scheduled(op: Op) -> Program:
     """The loops of an op as its statements say, a parallel point for each cell.
 
     Those of the last ops are kept: kernels for one call are several rewritten forms of the same
-    loops, and to find them took a third of what a first call waits for besides the compiler.
+    loops.
     """
+    # Ops are equal if their numbers are, but 2 and 2.0 make other loops, and so do 0.0 and -0.0.
+    return _scheduled(op, repr(op))
+
+
+@functools.lru_cache(maxsize=16)
+def _scheduled(op: Op, text: str) -> Program:
     return schedule(op, gather(op))
 
 

@@ -105,6 +105,13 @@ def test_all_adjoints_of_a_quotient_divide_the_same_way() -> None:
     assert shown.count("/") == 4  # and the quotient itself
 
 
+def test_what_flows_back_meets_outer_functions_first() -> None:
+    """As in PyTorch's graph: a cotangent that is multiplied by 0 is not divided before."""
+    text = "op f(p[N], q[N], n[N], m[N]) -> y[N]\n  y[i] = p[i]*log(q[i]) / n[i] / m[i]"
+    shown = show(adjoint(read_op(text), "q").op)
+    assert "p[i] * (grad_y[i] / m[i] / n[i]) / q[i]" in shown
+
+
 def test_a_joint_adjoint_of_what_was_written_by_hand_is_refused() -> None:
     op = read_op("op f(x[N], k[N]) -> y[N]\n  y[n] = x[n]*k[n]")
     op = replace(op, gradients=(Gradient("x", "g"),))

@@ -295,6 +295,7 @@ _ROWS: Final = (
            lambda a, b: (ONE, Constant(-1)), Absence.ALL),
     _infix("mul", "*", _P.MULTIPLICATIVE, _L.MULTIPLICATIVE, lambda a, b: a * b,
            lambda a, b: (b, a), Absence.ANY),
+    # -(a / b) * (1 / b): a / b / b overflows for b below 1e-19, which no cotangent of 0 survives
     _infix("div", "/", _P.MULTIPLICATIVE, _L.MULTIPLICATIVE, functions.divide,
            lambda a, b: (div(ONE, b), mul(neg(div(a, b)), div(ONE, b))), Absence.NUMERATOR,
            needs_float=True),

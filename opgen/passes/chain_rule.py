@@ -2,9 +2,10 @@
 
     d body / d read  =  sum over its occurrences of   factors / divisors   where all choices hold
 
-Factors, choices and covers are those on the way from the root of the body to the occurrence. What
-flows back is divided before it is multiplied: the quotient is the same for every read below one
-division, so that kernels which make several gradients at once divide once for all of them.
+Factors, choices and covers are those on the way from the root of the body to the occurrence. In
+this order what flows back is multiplied and divided, as by PyTorch's graph of the same expression:
+`0 * log(x)` has the gradient 0 even where `1 / x` is infinite. So it has been divided before it
+gets to either side of a quotient, and kernels which make several gradients divide once for all.
 
 * The zeros of differentiation are never built: an argument without a partial derivative, or with
   the partial 0, has no term. So nothing is ever multiplied by a literal 0, and `0 * inf` cannot
@@ -22,7 +23,7 @@ terms, or the read that the term belongs to lies outside its tensor there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -58,25 +59,36 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Divisor:
+    """What flows back is divided by this, where it is multiplied by a factor."""
+
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Term:
     """The derivative of a body with respect to one occurrence of a read."""
 
     coefficient: int | float = 1
-    factors: tuple[Expr, ...] = ()
-    divisors: tuple[Expr, ...] = ()
+    steps: tuple[Expr | Divisor, ...] = ()  # from the root on
     negative: bool = False
     choices: tuple[Choice, ...] = ()
     covers: tuple[Cover, ...] = ()
 
     def times(self, seed: Expr, copies: int = 1) -> Expr:
-        """The term times `seed`, `copies` times over: `seed` is divided first."""
+        """The term times `seed`, `copies` times over."""
         coefficient = self.coefficient * copies
         result = seed
-        for divisor in self.divisors:
-            result = Apply("div", (result, divisor))
-        factors = self.factors if coefficient == 1 else (Constant(coefficient), *self.factors)
-        if factors:
-            result = reduce(lambda a, b: Apply("mul", (a, b)), (*factors, result))
+        factors: list[Expr] = []
+        for step in self.steps:
+            if isinstance(step, Divisor):
+                result = Apply("div", (_product((*factors, result)), step.value))
+                factors = []
+            else:
+                factors.insert(0, step)
+        if coefficient != 1:
+            factors.insert(0, Constant(coefficient))
+        result = _product((*factors, result))
         if self.negative:
             result = Apply("neg", (result,))
         for choice in reversed(self.choices):
@@ -96,16 +108,20 @@ class Term:
             case Apply(primitive="mul", arguments=(left, right)):
                 return self.through(right).through(left)
             case Apply(primitive="div", arguments=(Constant(value=1), divisor)):
-                return replace(self, divisors=(divisor, *self.divisors))
+                return replace(self, steps=(*self.steps, Divisor(divisor)))
             case Apply(primitive="select", arguments=(condition, inner, Constant(value=0))):
                 return self._chosen(condition, True).through(inner)
             case Apply(primitive="select", arguments=(condition, Constant(value=0), inner)):
                 return self._chosen(condition, False).through(inner)
             case _:
-                return replace(self, factors=(partial, *self.factors))
+                return replace(self, steps=(*self.steps, partial))
 
     def _chosen(self, condition: Expr, outcome: bool) -> Term:
         return replace(self, choices=(*self.choices, Choice(condition, outcome)))
+
+
+def _product(factors: Sequence[Expr]) -> Expr:
+    return reduce(lambda a, b: Apply("mul", (a, b)), factors)
 
 
 def terms(

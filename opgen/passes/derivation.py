@@ -105,7 +105,7 @@ class Derivation:
                 access,
                 replace(
                     term,
-                    factors=(*term.factors, *weight.factors),
+                    steps=(*reversed(weight.factors), *term.steps),
                     choices=(*choices, *term.choices),
                 ),
             )

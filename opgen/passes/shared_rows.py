@@ -13,8 +13,9 @@ took half as long again. What is left to do at the ends of rows, where the cells
 not overlap, takes longer than to load and store the cells of each by itself.
 
 On two threads 28 channels of 256 by 256 take 7.0 ms in place of 8.6, and 64 by 64 ones 0.48 in
-place of 0.75, though the guest would find all of it in the second cache. With 8 rows at a time, not
-the 4 that a host has for its guest's sake, they take another 7 % less.
+place of 0.75, though the guest would find all of it in the second cache. Groups of 8 rows would
+take 5 to 7 % less than those of 4 that a host has, but a call then has half as many points, too few
+for many threads.
 """
 
 from __future__ import annotations
@@ -58,9 +59,6 @@ from opgen.passes.rows import direct
 
 LONGEST: Final = 2048
 """The most cells of a row that is kept in memory of a point's own."""
-
-ROWS: Final = 8
-"""How many rows are summed at a time: more of a plane is one piece of memory, points are fewer."""
 
 APART: Final = 16
 """How many cells more rows are apart, so that they do not share few places of the first cache."""
@@ -254,10 +252,9 @@ def _joined(
     program: Program, host: Kernel, guest: Kernel, sums: _Sum, others: _Sum, facts: Facts
 ) -> tuple[Kernel, Operand] | None:
     """The third kernel, and its own rows; None where both sums do not fit together."""
-    row, other = host.row, guest.row
-    if row is None or host.group is None or other is None or not _fits(program, sums, others):
+    row, group, other = host.row, host.group, guest.row
+    if row is None or group is None or other is None or not _fits(program, sums, others):
         return None
-    group = replace(host.group, width=ROWS)
     places = _places(sums, others, (row, other))
     if places is None or not _is_the_same(sums, others, places, (row, other), facts):
         return None
@@ -265,7 +262,7 @@ def _joined(
     operand = replace(
         program.operand(others.start.tensor),
         name=fresh_name(f"{guest.written}_rows", taken),
-        extents=(poly(ROWS), poly(LONGEST + APART)),
+        extents=(poly(group.width), poly(LONGEST + APART)),
         widened=True,
     )
     body = _Writer(sums, others, places, row, group, operand.name).body()
@@ -274,6 +271,7 @@ def _joined(
     walked += [(load.tensor, load.indices) for load in loads_of(nodes)]
     moving = [name for name, indices in walked if indices and indices[-1].symbols]
     tensors = tuple(name for name in dict.fromkeys(moving) if name != operand.name)
+    counts = points(host), points(guest)
     names = {each.name for each in program.kernels}
     kernel = replace(
         host,
@@ -281,13 +279,11 @@ def _joined(
         body=body,
         also=(*host.also, *guest.all_written),
         local=(operand.name,),
-        group=group,
+        only=Fitting(row.stretches, other.axis.extent, LONGEST, counts, tensors),
         spec=(*guest.spec, *host.spec),
         guest=None,
     )
-    counts = points(kernel), points(guest)
-    fitting = Fitting(row.stretches, other.axis.extent, LONGEST, counts, tensors)
-    return replace(kernel, only=fitting), operand
+    return kernel, operand
 
 
 def _fits(program: Program, sums: _Sum, others: _Sum) -> bool:
