@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import compat, special
+from opgen.runtime import compat, convolution_tiles, special
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.description import LONGEST_ROW
 from opgen.runtime.special import LARGE
@@ -263,8 +263,10 @@ def case_of(call: Call) -> Case | None:
     format_ = call.format_of(len(call.shapes.outputs[0]))
     result, image, weight = (shapes[name] for name in roles)
     case = Case(groups, stride, padding, dilation, result, image, weight, format_)
-    if not case.is_library_form or case.channels < _least_channels(case, dtype, names):
+    if not case.is_library_form:
         return None
+    if case.channels < _least_channels(case, dtype, names):
+        return case if convolution_tiles.tiles_of(case, call) is not None else None
     if case.is_of_planes and names.target != names.weight and _goes_over_planes(call):
         return None
     return case

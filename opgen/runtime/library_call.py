@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import library, library_repeats, library_strips
+from opgen.runtime import convolution_tiles, library, library_repeats, library_strips
 from opgen.runtime.arrangement import Arrangement
+from opgen.runtime.convolution_tiles import Tiles
 from opgen.runtime.layout import FORMATS
 from opgen.runtime.library import Case, Sizes
 from opgen.runtime.library_gradients import by_pieces, gradients, is_channels_last, unread
@@ -88,6 +89,8 @@ class Plan:
     """How many times each channel of the image is there in `case`, see `library_repeats`."""
     strips: Strips | None
     """How a large result, or its cotangent, is cut."""
+    tiles: Tiles | None
+    """How opgen computes it in place of the library."""
     shape: Sizes
     """That of the output."""
 
@@ -116,13 +119,16 @@ class Plan:
             return Operand(places[name], arrangement, format_)
 
         (shape,) = call.shapes.outputs
-        is_copied = case.is_wide or (names.target == names.result and case.is_many)
+        tiles = None if arranged or repeats > 1 else convolution_tiles.tiles_of(case, call)
+        is_many = names.target == names.result and case.is_many and tiles is None
+        is_copied = case.is_wide or is_many
         restored = arranged.get(names.target)
         strips = None
         is_result = names.target == names.result
         # Sums of several calls are those of float32.
         is_sum = not is_public and dtype == torch.float32 and not case.is_uneven
-        if repeats == 1 and not is_copied and names.image not in arranged and (is_result or is_sum):
+        is_whole = is_copied or tiles is not None or names.image in arranged
+        if repeats == 1 and not is_whole and (is_result or is_sum):
             strips = library_strips.strips(case, arranged.get(names.result), dtype)
         return Plan(
             case=case.repeated(repeats),
@@ -138,6 +144,7 @@ class Plan:
             is_uneven=case.is_uneven,
             repeats=repeats,
             strips=strips,
+            tiles=tiles,
             shape=shape,
         )
 
@@ -173,6 +180,12 @@ class Plan:
         if self.restored is not None:
             found = self.restored.restored(found, self.case.format)
         return _in_format(found, self.case.format, self.strides)
+
+
+def own_tiles(for_image: Plan, for_weight: Plan) -> tuple[Tiles, Tiles] | None:
+    """Those of both gradients, where both have some."""
+    pair = for_image.tiles, for_weight.tiles
+    return None if pair[0] is None or pair[1] is None else (pair[0], pair[1])
 
 
 def _is_only(tensor: torch.Tensor | None, format_: torch.memory_format) -> bool:
@@ -303,14 +316,20 @@ def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
     if image is not None and weight is not None:
         if any(case.padding) and not _is_finite(weight):
             return None
+        if plan.tiles is not None:
+            return convolution_tiles.computed(plan.tiles, image, weight, bias)
         if plan.strips is not None:
             where = plan.shape, plan.strides
             return library_strips.convolve(plan.strips, image, weight, bias, *where)
         found = _result(case, image, weight, bias)
     elif result is not None and weight is not None:
+        if plan.tiles is not None:
+            is_right = _is_finite(weight)
+            own = plan.tiles, result, weight, bias
+            return convolution_tiles.computed(*own) if is_right else None
         found = _image(case, result, weight, bias, plan.is_forward)
     elif result is not None and image is not None:
-        found = _weight(case, result, image)
+        found = _weight(plan, result, image)
     return None if found is None else plan.output(found)
 
 
@@ -335,6 +354,13 @@ def _both(
         return _finished(for_image, for_weight, found)
     result = for_image.pixels(for_image.result, image_tensors)
     assert result is not None
+    own = own_tiles(for_image, for_weight)
+    if own is not None:
+        of_image = convolution_tiles.computed(own[0], result, weight)
+        of_weight = convolution_tiles.computed(own[1], image, result)
+        if of_image is None or of_weight is None:
+            return None
+        return _finished(for_image, for_weight, (of_image, of_weight))
     if for_weight.is_uneven and not all(map(is_channels_last, (result, image))):
         found = by_pieces(for_weight.case, result, image, weight)
     else:
@@ -344,7 +370,7 @@ def _both(
 
 def _finished(for_image: Plan, for_weight: Plan, found: Pair) -> Pair | None:
     """Both gradients as those of the ops; None where zeros may have met what is not finite."""
-    if meets_zeros(for_weight.case, found[1].dtype) and not _is_finite(found[1]):
+    if meets_zeros(for_weight, found[1].dtype) and not _is_finite(found[1]):
         return None
     return for_image.output(found[0]), for_weight.output(found[1])
 
@@ -385,19 +411,25 @@ def _image(
     return gradients(case, result, unread(case.image, result), weight, (True, False))[0]
 
 
-def _weight(case: Case, result: torch.Tensor, image: torch.Tensor) -> torch.Tensor | None:
-    found = gradients(case, result, image, unread(case.weight, result), (False, True))[1]
-    return None if meets_zeros(case, found.dtype) and not _is_finite(found) else found
+def _weight(plan: Plan, result: torch.Tensor, image: torch.Tensor) -> torch.Tensor | None:
+    if plan.tiles is not None:
+        found = convolution_tiles.computed(plan.tiles, image, result)
+    else:
+        wanted = unread(plan.case.weight, result)
+        found = gradients(plan.case, result, image, wanted, (False, True))[1]
+    if found is None or (meets_zeros(plan, found.dtype) and not _is_finite(found)):
+        return None
+    return found
 
 
-def meets_zeros(case: Case, dtype: torch.dtype) -> bool:
+def meets_zeros(plan: Plan, dtype: torch.dtype) -> bool:
     """Whether the gradient of a filter may have products with zeros that are no terms, so that
     numbers of it that are not finite may come from these.
 
-    They are those of the padding, and in 16 bits those with which the library fills up pixels that
-    it multiplies some at a time.
+    They are those of the padding, those at the ends of rows in tiles, and in 16 bits those with
+    which the library fills up pixels that it multiplies some at a time.
     """
-    return any(case.padding) or dtype != torch.float32
+    return any(plan.case.padding) or plan.tiles is not None or dtype != torch.float32
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -107,7 +107,7 @@ def convolve(
     strides: Sizes,
 ) -> torch.Tensor:
     """The output of the op, of that shape and with these strides."""
-    case, image = plan.case, _as_memory(image)
+    case, image = plan.case, as_memory(image)
     target = kept_memory.empty_strided(shape, strides, image.dtype)
     _expected(target)
     weight = weight.contiguous(memory_format=case.format)  # once, not for every strip
@@ -125,7 +125,7 @@ def gradients(
     plan: Strips, cotangent: torch.Tensor, image: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of image and weight, all of them float32; the cotangent is that of the op."""
-    case, cotangent, image = plan.case, _as_memory(cotangent), _as_memory(image)
+    case, cotangent, image = plan.case, as_memory(cotangent), as_memory(image)
     if plan.arrangement is not None and not _can_be_taken_apart(cotangent, plan.arrangement):
         cotangent = cotangent.contiguous()
     like = torch.empty(image.shape, device="meta", memory_format=case.format)
@@ -220,7 +220,7 @@ def _read(case: Case, images: torch.Tensor, rows: range) -> tuple[torch.Tensor, 
     return found, 0
 
 
-def _as_memory(tensor: torch.Tensor) -> torch.Tensor:
+def as_memory(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor whose numbers are those in its memory: of views that negate they are not, and zeros
     that autograd made may have none."""
     return tensor.clone() if tensor.is_neg() or tensor._is_zerotensor() else tensor

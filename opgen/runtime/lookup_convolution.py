@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from opgen.runtime import convolution_witness, library_call, library_gradients, lookup_moves
+from opgen.runtime.convolution_tiles_source import Tiled
 from opgen.runtime.lookup_convolution_source import Convolved
 from opgen.runtime.lookup_moves import NoMove
 
 if TYPE_CHECKING:
+    from opgen.runtime.convolution_tiles import Tiles
     from opgen.runtime.library_call import Plan
 
 _EXPONENTS = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
@@ -32,7 +34,7 @@ def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | N
     if moves is None:
         return None
     is_transposed = plan.image is None
-    if is_transposed and not plan.is_forward:
+    if is_transposed and not plan.is_forward and plan.tiles is None:
         return None
     weight = tensors[plan.weight.at]
     is_checked = is_transposed or any(plan.case.padding)
@@ -50,7 +52,8 @@ def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | N
             return None
     if plan.repeats > 1 and not library_gradients.is_channels_last(pixels):
         return None
-    plain = _described(places, plan, is_transposed, weight, is_checked, False, at_once)
+    own = [] if plan.tiles is None else [plan.tiles]
+    plain = _described(places, plan, is_transposed, weight, is_checked, False, at_once, own)
     return plain + moves
 
 
@@ -78,10 +81,12 @@ def gradients(
         at_once = library_gradients.pieces(case, weight.dtype)
         if not all(_can_be_copied(for_image, each) for each in pixels):
             return None
-    is_checked = library_call.meets_zeros(case, weight.dtype)
+    is_checked = library_call.meets_zeros(for_weight, weight.dtype)
     if for_weight.repeats > 1 and not library_gradients.is_channels_last(image):
         return None
-    return _described((0, 1, 2, _ABSENT), for_weight, False, weight, True, is_checked, at_once)
+    own = library_call.own_tiles(for_image, for_weight)
+    places = 0, 1, 2, _ABSENT
+    return _described(places, for_weight, False, weight, True, is_checked, at_once, own or ())
 
 
 def _is_direct(plan: Plan) -> bool:
@@ -151,6 +156,7 @@ def _described(
     checks_weight: bool,
     checks_gradient: bool,
     at_once: int,
+    own: Sequence[Tiles],
 ) -> list[int]:
     case = plan.case
     source, image, weight_at, bias = places
@@ -181,7 +187,11 @@ def _described(
         at_once=at_once,
         repeats=plan.repeats,
         is_moved=int(not _is_direct(plan)),
+        tiles=own[0].address if own else 0,
+        weight_tiles=own[1].address if len(own) > 1 else 0,
+        tiled=len(Tiled._fields),
     )
     more = case.output_padding if is_transposed else (0,) * len(case.stride)
     shown = pixel or (_ABSENT,) * len(case.stride)
-    return [*convolved, *case.stride, *case.padding, *case.dilation, *more, *shown]
+    words = [word for each in own for word in each.about]
+    return [*convolved, *case.stride, *case.padding, *case.dilation, *more, *shown, *words]

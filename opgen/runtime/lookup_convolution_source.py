@@ -35,6 +35,8 @@ class Convolved(NamedTuple):
     Strides, paddings, dilations and output paddings follow, one of each for every spatial dim,
     and the pixel of the result, or of the gradient of the image, that shows whether the weight is
     finite.
+    With tiles there are the integers of `convolution_tiles_source.Tiled` after these, for both
+    gradients twice.
     Where dims are those of other tensors, there are after these the moves of `lookup_moves` for
     what is convolved, for the weight and the bias, as far as they are there, and for the result;
     and the rank, the sizes and the strides of what the library is to give.
@@ -72,6 +74,13 @@ class Convolved(NamedTuple):
     """How many times each channel of the image is there."""
     is_moved: int
     """Whether dims are those of other tensors."""
+    tiles: int
+    """The address of the function that computes the result, or the gradient of the image, in place
+    of the library (`convolution_tiles`); 0 for none."""
+    weight_tiles: int
+    """The same of the gradient of the weight, where both are wanted."""
+    tiled: int
+    """How many integers each of the two takes."""
 
 
 _SOURCE = r"""
@@ -91,6 +100,9 @@ void opgen_connect_convolutions(void *forward, void *backward)
 }
 
 CONVOLVED
+/* Those of `convolution_tiles_source`. */
+typedef int64_t Tiles(const void *, const void *, const void *, void *, const int64_t *);
+
 /* Numbers to be looked at, some at a time as threads become free. Between two layers a filter lies
    in no near cache: two threads fetch it in half the time, and lines that are asked for ahead come
    in two thirds of it. */
@@ -179,6 +191,40 @@ static void drop(Tensor *tensor)
 {
     if (*tensor) delete_tensor(*tensor);
     *tensor = NULL;
+}
+
+/* A tensor without values, as the entry promises it; where the next one is promised. */
+static const int64_t *promised_tensor(const int64_t *promised, Tensor *made, void **data)
+{
+    const int64_t rank = promised[1], *sizes = promised + 2;
+    if (new_tensor(rank, sizes, sizes + rank, (int32_t)promised[0], made)) return NULL;
+    return get_data(*made, data) ? NULL : sizes + 2 * rank;
+}
+
+/* The result, or both gradients, without the library. */
+static int by_tiles(const Entry *entry, const Tensor *inputs, Tensor *outputs)
+{
+    const Convolved *about = (const Convolved *)entry->integers;
+    const int64_t *tiled = about->geometry + 5 * about->spatial, *next = entry->outputs;
+    const void *from, *image, *weight, *bias = NULL;
+    void *to;
+    Tiles *tiles;
+    if (get_const_data(inputs[about->source], &from)
+        || get_const_data(inputs[about->weight], &weight)
+        || (about->bias >= 0 && get_const_data(inputs[about->bias], &bias))
+        || (about->image >= 0 && get_const_data(inputs[about->image], &image)))
+        return 0;
+    for (int at = 0; at <= (about->image >= 0); at++) outputs[at] = NULL;
+    memcpy(&tiles, &about->tiles, sizeof tiles);
+    next = promised_tensor(next, &outputs[0], &to);
+    int is_found = next && tiles(from, weight, bias, to, tiled);
+    if (is_found && about->image >= 0) {
+        memcpy(&tiles, &about->weight_tiles, sizeof tiles);
+        is_found = promised_tensor(next, &outputs[1], &to)
+            && tiles(image, from, NULL, to, tiled + about->tiled);
+    }
+    for (int at = 0; at <= (about->image >= 0) && !is_found; at++) drop(&outputs[at]);
+    return is_found;
 }
 
 /* What the library gives for an image, or the gradients of one and of the weight. */
@@ -393,7 +439,8 @@ __attribute__((noinline)) static int convolve(
         && !is_finite(inputs[about->weight], about->held, about))
         return 0;
     const Tensor image = about->image < 0 ? NULL : inputs[about->image];
-    const int is_found = about->at_once ? by_pieces(entry, inputs, outputs)
+    const int is_found = about->tiles ? by_tiles(entry, inputs, outputs)
+        : about->at_once ? by_pieces(entry, inputs, outputs)
         : about->repeats > 1 ? by_repeats(entry, inputs, outputs)
         : about->is_moved ? by_moves(entry, inputs, outputs)
         : compute(about, inputs[about->source], image, inputs[about->weight],

@@ -1,0 +1,242 @@
+"""Convolutions of few channels that opgen computes itself, in place of PyTorch's library.
+
+The library multiplies blocks of 16 channels whether so many are there or not. Tiles take as many
+channels as there are: tiles of results, or of gradients of images (`convolution_tiles_result`), and
+of gradients of weights (`convolution_tiles_weight`). What they compute for nothing is the padding
+at the ends of rows. Where that is less, they are faster: 1.3 to 4 times for fewer than 16 channels,
+or numbers of them between multiples of 16, on the machine of benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opgen.runtime import build, convolution_tiles_source, kept_memory
+from opgen.runtime.convolution_tiles_result import RESULT
+from opgen.runtime.convolution_tiles_source import RESULTS, STRIP_NUMBERS, Tiled
+from opgen.runtime.convolution_tiles_weight import WEIGHT
+from opgen.runtime.library_strips import as_memory
+
+if TYPE_CHECKING:
+    from opgen.runtime.evaluation import Call
+    from opgen.runtime.library import Case, Sizes
+
+_BLOCK = 16
+"""Channels of a block of the library."""
+
+_MOST_TAPS = 16
+"""Through windows of more, what the library needs to bring tensors into its order shows less."""
+
+_SLOWER = 0.85
+"""The rate of tiles beside that of full blocks: they order the weight, and copy rows."""
+
+_IN_GROUPS = 0.8
+"""The rate of blocks whose channels are one group of several."""
+
+_MOST_NUMBERS = 8 * STRIP_NUMBERS
+"""The most that one row of a result reads."""
+
+
+class Target(Enum):
+    """What is computed."""
+
+    RESULT = "result"
+    IMAGE = "the gradient of the image"
+    WEIGHT = "that of the weight"
+
+
+_FEW = 64
+"""Products of channels in a group: of fewer, the library is not asked but generated kernels are
+there, which copy no rows."""
+
+_FEWEST = 9
+_FEWEST_TAPS = 4
+_LEAST_WORK = 2**20
+"""How many of them, how many taps, and how many products in all tiles are worth it then."""
+
+_RESULT = "opgen_tiles", RESULT
+_PARTS = {
+    Target.RESULT: _RESULT,
+    Target.IMAGE: _RESULT,
+    Target.WEIGHT: ("opgen_weight_tiles", WEIGHT),
+}
+"""The functions, of two tensors, a bias or none, what is computed, and integers; their sources."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How a result of a convolution is computed, or the gradient of its image or weight."""
+
+    target: Target
+    about: Tiled
+    shape: Sizes
+    strides: Sizes
+
+    @property
+    def address(self) -> int:
+        """That of the function, which `lookup_convolution_source` calls."""
+        return ctypes.cast(function(self.target), ctypes.c_void_p).value or 0
+
+
+def tiles_of(case: Case, call: Call) -> Tiles | None:
+    """The tiles of a call with the tensors of a convolution, if they are the fastest way.
+
+    All are float32, and all but the weight contiguous.
+    """
+    names = call.operation.convolution
+    if names is None or names.orders or case.format != torch.contiguous_format:
+        return None
+    if len(case.stride) != 2 or max(case.stride) > 1:
+        return None
+    declared = zip(call.operation.inputs, call.tensors, strict=True)
+    given = {each.name: tensor for each, tensor in declared}
+    roles = {names.result: Target.RESULT, names.image: Target.IMAGE, names.weight: Target.WEIGHT}
+    target = roles.pop(names.target)
+    tensors = {name: given[name] for name in roles}
+    if names.bias is not None and given[names.bias] is not None:
+        tensors[names.bias] = given[names.bias]
+    for name, tensor in tensors.items():
+        if tensor is None or tensor.dtype != torch.float32:
+            return None
+        if name != names.weight and not tensor.is_contiguous():
+            return None
+    return _tiles(case, target, given.get(names.weight))
+
+
+def _tiles(case: Case, target: Target, weight: torch.Tensor | None) -> Tiles | None:
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return None
+    steps = torch.empty(case.weight, device="meta").stride() if weight is None else weight.stride()
+    about = _gradient(case, steps) if target is Target.IMAGE else _result(case, steps)
+    if not _is_worth(about) or function(target) is None:
+        return None
+    shape = {Target.IMAGE: case.image, Target.WEIGHT: case.weight}.get(target, case.result)
+    return Tiles(target, about, shape, torch.empty(shape, device="meta").stride())
+
+
+def _result(case: Case, steps: Sequence[int]) -> Tiled:
+    images, channels, height, width = case.image
+    results = case.weight[0] // case.groups
+    return Tiled(
+        images=images,
+        groups=case.groups,
+        channels=channels // case.groups,
+        results=results,
+        height=height,
+        width=width,
+        tap_rows=case.weight[2],
+        tap_columns=case.weight[3],
+        padding_rows=case.padding[0],
+        padding_columns=case.padding[1],
+        dilation_rows=case.dilation[0],
+        dilation_columns=case.dilation[1],
+        weight_at=0,
+        group_step=results * steps[0],
+        result_step=steps[0],
+        channel_step=steps[1],
+        row_step=steps[2],
+        column_step=steps[3],
+    )
+
+
+def _gradient(case: Case, steps: Sequence[int]) -> Tiled:
+    """A convolution of the cotangent with the window turned round, and channels for results."""
+    images, results, height, width = case.result
+    rows, columns = case.weight[2:]
+    each = results // case.groups
+    return Tiled(
+        images=images,
+        groups=case.groups,
+        channels=each,
+        results=case.image[1] // case.groups,
+        height=height,
+        width=width,
+        tap_rows=rows,
+        tap_columns=columns,
+        padding_rows=case.dilation[0] * (rows - 1) - case.padding[0],
+        padding_columns=case.dilation[1] * (columns - 1) - case.padding[1],
+        dilation_rows=case.dilation[0],
+        dilation_columns=case.dilation[1],
+        weight_at=(rows - 1) * steps[2] + (columns - 1) * steps[3],
+        group_step=each * steps[0],
+        result_step=steps[1],
+        channel_step=steps[0],
+        row_step=-steps[2],
+        column_step=-steps[3],
+    )
+
+
+def _is_worth(about: Tiled) -> bool:
+    """Whether more of what tiles compute is wanted than of what the library does."""
+    pitch = about.width + 2 * about.padding_columns
+    columns = pitch - about.dilation_columns * (about.tap_columns - 1)
+    held = 1 + about.dilation_rows * (about.tap_rows - 1)
+    taps = about.tap_rows * about.tap_columns
+    products = about.channels * about.results
+    if products < _FEW:
+        cells = about.images * about.groups * about.height * about.width
+        if products < _FEWEST or taps < _FEWEST_TAPS or cells * products * taps < _LEAST_WORK:
+            return False
+    if taps > _MOST_TAPS:
+        return False
+    if about.channels * held * pitch > _MOST_NUMBERS:
+        return False
+    own = _SLOWER * columns / pitch * _part(about.results, _tile(about.results))
+    blocks = _part(about.channels, _BLOCK) * _part(about.results, _BLOCK)
+    return own > blocks * (1 if about.groups == 1 else _IN_GROUPS)
+
+
+def _tile(results: int) -> int:
+    """Of what number a multiple of results is computed: the last ones may be a smaller tile."""
+    left = results % RESULTS
+    return RESULTS if left > RESULTS // 2 or left == 0 else RESULTS // 2 if left > 2 else 2
+
+
+def _part(size: int, block: int) -> float:
+    """How much of the blocks is wanted."""
+    return size / (math.ceil(size / block) * block)
+
+
+def computed(
+    plan: Tiles, one: torch.Tensor, other: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """The result of image and weight, or the gradient of the image of cotangent and weight, or that
+    of the weight of image and cotangent; None where there is no memory for what it takes meanwhile.
+    """
+    target = kept_memory.empty_strided(plan.shape, plan.strides, one.dtype)
+    words = (ctypes.c_int64 * len(plan.about))(*plan.about)
+    given = [None if each is None else as_memory(each) for each in (one, other, bias)]
+    addresses = [None if each is None else each.data_ptr() for each in given]
+    run = function(plan.target)
+    assert run is not None
+    return target if run(*addresses, target.data_ptr(), words) else None
+
+
+def function(target: Target) -> Callable[..., int] | None:
+    """The function; None without a compiler, or one for AVX512.
+
+    BuildError where there is one that fails.
+    """
+    found: Callable[..., int] | None = _function(*_PARTS[target])
+    return found
+
+
+@functools.cache
+def _function(name: str, part: str) -> Any:
+    try:
+        library = build.library(convolution_tiles_source.source(part))
+    except build.NoCompilerError:
+        return None
+    found = getattr(library, name, None)
+    if found is not None:
+        found.restype = ctypes.c_int64
+        found.argtypes = [ctypes.c_void_p] * 5
+    return found

@@ -1,0 +1,207 @@
+"""C for convolutions of few channels in float32, of which tiles stay in registers: what all have.
+
+A tile is some channels of the result by some vectors of its pixels. For every tap and channel of
+the image it takes a vector of the image and a number of the weight a few times each, so that what
+it loads is a fraction of what it multiplies: 24 products of vectors for 3 and 8 loads.
+
+Rows of an image, with the zeros of padding at both ends, lie one behind the other in memory of the
+thread, a strip of them that its cache holds. So a tap is the same distance from every pixel, and a
+vector may begin in one row and end in the next: pixels that lie over the end of a row are computed
+for nothing, and left out where the vector is stored.
+
+That is the direct convolution of Zhang, Franchetti and Low, "High Performance Zero-Memory Overhead
+Direct Convolutions" (2018), with rows in place of blocks of channels. PyTorch's library has blocks
+of 16 channels, images and weights are brought into that order for every call, and what 10 channels
+leave of a block is multiplied all the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from opgen.runtime.share_source import FORKS, PARTS
+
+STRIP_NUMBERS = 2**16
+"""The most of a strip: it shares the second cache with the weight."""
+
+RESULTS, VECTORS = 8, 3
+"""Channels and vectors of a tile: 24 sums, 3 vectors of the image and 1 number are in registers,
+of which AVX512 has 32."""
+
+
+class Tiled(NamedTuple):
+    """The geometry of a call, in this order; channels and results are those of a group.
+
+    Numbers of the weight are `weight_at` elements from its first one, and as many from each other
+    as the steps say: negative ones turn a window round.
+    """
+
+    images: int
+    groups: int
+    channels: int
+    results: int
+    height: int
+    width: int
+    tap_rows: int
+    tap_columns: int
+    padding_rows: int
+    padding_columns: int
+    dilation_rows: int
+    dilation_columns: int
+    weight_at: int
+    group_step: int
+    result_step: int
+    channel_step: int
+    row_step: int
+    column_step: int
+
+
+_COMMON = r"""#define _GNU_SOURCE
+#include <immintrin.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __AVX512F__
+TILED
+enum { LANES = 16, RESULTS = MOST_RESULTS, VECTORS = MOST_VECTORS, LINE = 64 };
+enum { STRIP = STRIP_NUMBERS, WEIGHT_STRIP = 4 * STRIP, MOST_PIXELS = 4096 };
+enum { PARTS_IN_ALL = 16 };  /* of the sums of a weight's gradient, about */
+enum { LITTLE = 1 << 20 };  /* products that are not worth waking a thread */
+#define KERNEL __attribute__((always_inline)) static inline
+
+/* What is the same for all strips: `pitch` is a row with its padding, `plane` all rows of a channel
+   in a strip, and `next` the strip that is to be taken. */
+typedef struct {
+    const Tiled *about;
+    const float *image, *weights, *bias;
+    float *result;
+    int64_t rows, columns, taps, pitch, plane, together, strips, group_weights, next;
+    int failed;
+} Shared;
+
+/* A strip: `memory` are its rows, `taps` how far each is from a pixel; and for every vector, which
+   of its lanes are pixels, and where in a channel of the result the first of these is. */
+typedef struct {
+    float *memory;
+    int64_t *taps, *places;
+    __mmask16 *pixels;
+} Strip;
+
+/* The first lanes. */
+KERNEL __mmask16 first_lanes(int64_t count)
+{
+    return (__mmask16)((1u << count) - 1);
+}
+
+/* How many results the next tile has, where so many are left: 8, 4 or 2. */
+static int64_t results_of(int64_t left)
+{
+    return left > 4 ? 8 : left > 2 ? 4 : 2;
+}
+
+/* The results of all tiles. */
+static int64_t padded(int64_t results)
+{
+    int64_t sum = 0;
+    for (int64_t at = 0, next; at < results; at += next) sum += next = results_of(results - at);
+    return sum;
+}
+
+/* Rows of the image in a group, from that of the result's row `top` on. */
+static void fill(
+    const Shared *all, const Strip *strip, const float *image, int64_t top, int64_t rows)
+{
+    const Tiled *about = all->about;
+    const int64_t width = about->width, whole = width / LANES * LANES;
+    const int64_t held = rows + about->dilation_rows * (about->tap_rows - 1);
+    const size_t padding = (size_t)about->padding_columns * sizeof(float);
+    const __mmask16 rest = first_lanes(width - whole);
+    for (int64_t channel = 0; channel < about->channels; channel++) {
+        float *const behind = strip->memory + channel * all->plane + held * all->pitch;
+        memset(behind, 0, (size_t)(all->plane - held * all->pitch) * sizeof(float));
+        for (int64_t at = 0; at < held; at++) {
+            float *const row = strip->memory + channel * all->plane + at * all->pitch;
+            float *const inner = row + about->padding_columns;
+            const int64_t h = top + at - about->padding_rows;
+            if (h < 0 || h >= about->height) {
+                memset(row, 0, (size_t)all->pitch * sizeof(float));
+                continue;
+            }
+            const float *const from = image + (channel * about->height + h) * width;
+            memset(row, 0, padding);
+            for (int64_t w = 0; w < whole; w += LANES)
+                _mm512_storeu_ps(inner + w, _mm512_loadu_ps(from + w));
+            _mm512_mask_storeu_ps(inner + whole, rest, _mm512_maskz_loadu_ps(rest, from + whole));
+            memset(inner + width, 0, padding);
+        }
+    }
+}
+
+/* How far taps are from a pixel. */
+static void find_taps(const Shared *all, int64_t *taps)
+{
+    const Tiled *about = all->about;
+    for (int64_t tap = 0; tap < all->taps; tap++)
+        taps[tap] = tap / about->tap_columns * about->dilation_rows * all->pitch
+            + tap % about->tap_columns * about->dilation_columns;
+}
+
+/* The memory of a thread, for strips of all calls; it goes with the thread. */
+static pthread_key_t own_key;
+__attribute__((constructor)) static void make_key(void) { pthread_key_create(&own_key, free); }
+
+static char *own_memory(size_t bytes)
+{
+    size_t *own = pthread_getspecific(own_key);
+    if (!own || *own < bytes) {
+        free(own);
+        own = aligned_alloc(LINE, (bytes + 2 * LINE - 1) / LINE * LINE);
+        pthread_setspecific(own_key, own);
+        if (!own) return NULL;
+        *own = bytes;
+    }
+    return (char *)own + LINE;
+}
+
+FORKS
+PARTS
+/* What follows from the geometry. Strips have about so many pixels; an image has `fewest`. */
+static Shared shared_of(const float *image, const Tiled *about, int64_t pixels, int64_t fewest)
+{
+    const int64_t reach = about->dilation_rows * (about->tap_rows - 1);
+    const int64_t across = about->dilation_columns * (about->tap_columns - 1);
+    Shared all = {about, image};
+    all.taps = about->tap_rows * about->tap_columns;
+    all.pitch = about->width + 2 * about->padding_columns;
+    all.rows = about->height + 2 * about->padding_rows - reach;
+    all.columns = all.pitch - across;
+    int64_t most = pixels / all.pitch - reach;
+    const int64_t fair = (all.rows + fewest - 1) / fewest;
+    if (most > fair) most = fair > 2 * reach ? fair : 2 * reach;
+    if (most < 1) most = 1;
+    if (most > all.rows) most = all.rows;
+    all.strips = (all.rows + most - 1) / most;
+    all.together = (all.rows + all.strips - 1) / all.strips;
+    all.strips = (all.rows + all.together - 1) / all.together;
+    /* The last pixel that is left out reads beyond its row, and so do lanes behind it. */
+    all.plane = (all.together + reach) * all.pitch + across + LANES;
+    all.plane = (all.plane + LANES - 1) / LANES * LANES;
+    return all;
+}
+
+static int is_little(const Shared *all, int64_t weights)
+{
+    return all->about->images * all->about->groups * all->rows * all->columns * weights < LITTLE;
+}
+"""
+
+
+def source(part: str) -> str:
+    """The text of one of the functions; there is none where the compiler has no AVX512."""
+    listed = "".join(f"    int64_t {name};\n" for name in Tiled._fields)
+    struct = f"/* What these are is said in Python. */\ntypedef struct {{\n{listed}}} Tiled;\n"
+    found = _COMMON.replace("TILED\n", struct).replace("FORKS\n", FORKS).replace("PARTS\n", PARTS)
+    found = found.replace("MOST_RESULTS", str(RESULTS)).replace("MOST_VECTORS", str(VECTORS))
+    return found.replace("STRIP_NUMBERS", str(STRIP_NUMBERS)) + part + "#endif\n"
