@@ -15,7 +15,14 @@ from torch import Tensor
 import opgen
 from catalogue import SPECS
 from guarded_memory import before_a_page
-from opgen.runtime import build, library, library_call, lookup_convolution, lookup_images
+from opgen.runtime import (
+    build,
+    convolution_tiles,
+    library,
+    library_call,
+    lookup_convolution,
+    lookup_images,
+)
 
 INSTRUCTIONS = {16: "", 8: "#undef __AVX512F__\n", 4: "#undef __AVX512F__\n#undef __AVX__\n"}
 HEAD = "#define _GNU_SOURCE\n#include <stdint.h>\n#include <string.h>\n#include <pthread.h>\n"
@@ -112,6 +119,7 @@ def test_few_channels_go_through_channels_last_some_images_at_a_time(
 ) -> None:
     monkeypatch.setattr(library, "_CACHED", 0)
     monkeypatch.setattr(library, "_NEW_PAGES", 0)
+    monkeypatch.setattr(convolution_tiles, "tiles_of", lambda case, call: None)
     conv = opgen.load(SPECS / "conv.op").conv2d
     torch.manual_seed(0)
     x = torch.randn(images, 10, 7, 9, dtype=dtype).requires_grad_()

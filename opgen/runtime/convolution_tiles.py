@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -215,18 +215,16 @@ def computed(
     words = (ctypes.c_int64 * len(plan.about))(*plan.about)
     given = [None if each is None else as_memory(each) for each in (one, other, bias)]
     addresses = [None if each is None else each.data_ptr() for each in given]
-    run = function(plan.target)
-    assert run is not None
-    return target if run(*addresses, target.data_ptr(), words) else None
+    is_done = function(plan.target)(*addresses, target.data_ptr(), words)
+    return target if is_done else None
 
 
-def function(target: Target) -> Callable[..., int] | None:
-    """The function; None without a compiler, or one for AVX512.
+def function(target: Target) -> Any:
+    """The function of ctypes; None without a compiler, or one for AVX512.
 
     BuildError where there is one that fails.
     """
-    found: Callable[..., int] | None = _function(*_PARTS[target])
-    return found
+    return _function(*_PARTS[target])
 
 
 @functools.cache

@@ -34,7 +34,7 @@ def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | N
     if moves is None:
         return None
     is_transposed = plan.image is None
-    if is_transposed and not plan.is_forward and plan.tiles is None:
+    if is_transposed and not plan.is_forward:
         return None
     weight = tensors[plan.weight.at]
     is_checked = is_transposed or any(plan.case.padding)

@@ -1,0 +1,376 @@
+"""Convolutions of few channels by tiles: numbers, memory, threads, and when there are any."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opgen
+from catalogue import SPECS
+from guarded_memory import before_a_page
+from opgen.runtime import build, convolution_tiles, convolution_tiles_source, library_call
+from opgen.runtime.convolution_tiles import Target, Tiles
+from opgen.runtime.convolution_tiles_result import RESULT
+from opgen.runtime.convolution_tiles_source import Tiled
+from opgen.runtime.convolution_tiles_weight import WEIGHT
+
+CONV = opgen.load(SPECS / "conv.op")
+TRANSPOSED = opgen.load(SPECS / "conv_transpose.op")
+
+has_vectors = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="tiles need AVX512"
+)
+pytestmark = has_vectors
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """No call is known before a test or after it."""
+    forget_plans()
+    yield
+    forget_plans()
+
+
+def forget_plans() -> None:
+    for plans in library_call._KNOWN.values():
+        plans.clear()
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
+    """What went by tiles from Python; later calls like these are looked up."""
+    found: list[Target] = []
+    computed = convolution_tiles.computed
+
+    def listening(plan: Tiles, *arguments: Any) -> Tensor | None:
+        found.append(plan.target)
+        return computed(plan, *arguments)
+
+    monkeypatch.setattr(convolution_tiles, "computed", listening)
+    return found
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles wherever they can be, however small and slow."""
+    monkeypatch.setattr(convolution_tiles, "_is_worth", lambda about: True)
+
+
+def check(found: Tensor, wanted: Tensor) -> None:
+    """Whether numbers are those of sums in float32, of which the exact ones are given."""
+    assert found.shape == wanted.shape and found.is_contiguous()
+    scale = max(wanted.abs().max().item(), 1)
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=4e-6 * scale)
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(shape).requires_grad_()
+
+
+def exact(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.detach().double().requires_grad_() for tensor in tensors]
+
+
+# ---------------------------------------------------------------------------- numbers
+@pytest.mark.parametrize("seed", range(6))
+def test_random_geometries(seed: int, always: None, heard: list[Target]) -> None:
+    """Result and gradients are those of PyTorch in float64: in Python, and looked up."""
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    for _ in range(10):
+        heard.clear()
+        groups = draw.choice((1, 1, 2, 3))
+        inner, outer = draw.randint(8, 20), draw.randint(8, 20)
+        taps = draw.randint(1, 4), draw.randint(1, 5)
+        dilation = draw.randint(1, 3), draw.randint(1, 3)
+        reach = [step * (count - 1) for step, count in zip(dilation, taps, strict=True)]
+        padding = tuple(draw.randint(0, most) for most in reach)
+        size = [
+            draw.randint(max(1, least + 1 - 2 * around), least + more)
+            for least, around, more in zip(reach, padding, (20, 70), strict=True)
+        ]
+        x = leaf(draw.randint(1, 4), groups * inner, *size)
+        weight = leaf(groups * outer, inner, *taps)
+        bias = leaf(groups * outer) if draw.random() < 0.5 else None
+        leaves = [x, weight] if bias is None else [x, weight, bias]
+        about = {"padding": padding, "dilation": dilation, "groups": groups}
+        wide = exact(*leaves)
+        wanted = F.conv2d(*wide, **about)  # type: ignore[arg-type]
+        cotangent = torch.randn(wanted.shape)
+        gradients = torch.autograd.grad(wanted, wide, cotangent.double())
+        for _ in range(3):
+            y = CONV.conv2d(*leaves, **about)
+            check(y, wanted)
+            found = torch.autograd.grad(y, leaves, cotangent)
+            for got, expected in zip(found, gradients, strict=True):
+                check(got, expected)
+        assert set(heard) == set(Target), (x.shape, weight.shape, about)
+
+
+def test_transposed_convolutions(always: None, heard: list[Target]) -> None:
+    """A public op of its own, with a bias, whose weight has channels of the image first."""
+    torch.manual_seed(0)
+    for groups, taps, padding, dilation in itertools.product((1, 2), (1, 2, 3), (0, 1), (1, 2)):
+        if padding > dilation * (taps - 1):
+            continue
+        leaves = [leaf(2, 9 * groups, 8, 11), leaf(9 * groups, 10, taps, taps), leaf(10 * groups)]
+        about = {"padding": padding, "dilation": dilation, "groups": groups}
+        wide = exact(*leaves)
+        wanted = F.conv_transpose2d(*wide, **about)  # type: ignore[arg-type]
+        cotangent = torch.randn(wanted.shape)
+        gradients = torch.autograd.grad(wanted, wide, cotangent.double())
+        for _ in range(3):
+            heard.clear()
+            y = TRANSPOSED.conv_transpose2d(*leaves, **about)
+            check(y, wanted)
+            found = torch.autograd.grad(y, leaves, cotangent)
+            for got, expected in zip(found, gradients, strict=True):
+                check(got, expected)
+
+
+def test_second_derivatives(always: None, heard: list[Target]) -> None:
+    torch.manual_seed(0)
+    x, weight = leaf(2, 10, 7, 9), leaf(12, 10, 3, 3)
+
+    def twice(conv: Callable[..., Tensor], *leaves: Tensor) -> tuple[Tensor, ...]:
+        y = conv(*leaves, padding=1)
+        first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
+
+    wanted = twice(F.conv2d, *exact(x, weight))
+    for _ in range(2):
+        for got, expected in zip(twice(CONV.conv2d, x, weight), wanted, strict=True):
+            check(got, expected)
+    assert set(heard) == set(Target)
+
+
+def test_tensors_with_other_strides(always: None, heard: list[Target]) -> None:
+    """Weights may have any; views that negate have other numbers in memory."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 10, 9, 8)
+    for weight in (
+        torch.randn(10, 12, 3, 3).transpose(0, 1),
+        torch.randn(12, 10, 3, 3).flip(2, 3).transpose(2, 3),
+        torch.randn(12, 1, 3, 3).expand(12, 10, 3, 3),
+        torch.randn(12, 10, 3, 3, dtype=torch.complex64).conj().imag,
+        torch.randn(12, 10, 3, 3).contiguous(memory_format=torch.channels_last),
+    ):
+        heard.clear()
+        for _ in range(2):
+            check(CONV.conv2d(x, weight, padding=1), F.conv2d(*exact(x, weight), padding=1))
+        assert heard[:1] == [Target.RESULT]
+    heard.clear()
+    weight = torch.randn(12, 10, 3, 3)
+    for image in (x.transpose(2, 3), x[..., 1:], torch.randn(2, 10, 1, 8).expand(2, 10, 9, 8)):
+        check(CONV.conv2d(image, weight, padding=1), F.conv2d(*exact(image, weight), padding=1))
+    bias = torch.randn(1).expand(12)
+    check(CONV.conv2d(x, weight, bias, padding=1), F.conv2d(*exact(x, weight, bias), padding=1))
+    assert not heard
+
+
+@pytest.mark.parametrize(("number", "width"), [(float("inf"), 5), (float("nan"), 6)])
+def test_what_is_not_finite_meets_no_padding(
+    number: float, width: int, always: None, heard: list[Target]
+) -> None:
+    """There are no terms outside of the image: each cell and tap alone, by a loop over terms."""
+    torch.manual_seed(0)
+    for of_image, padding in itertools.product((True, False), (0, 1)):
+        x, weight = torch.randn(1, 8, 4, width), torch.randn(8, 8, 3, 3)
+        (x if of_image else weight)[0, 0, 0, 0] = number
+        x.requires_grad_(), weight.requires_grad_()
+        y = CONV.conv2d(x, weight, padding=padding)
+        cotangent = torch.randn(y.shape)
+        found = (y, *torch.autograd.grad(y, (x, weight), cotangent))
+        wanted = terms(x.detach(), weight.detach(), cotangent, padding)
+        for got, expected in zip(found, wanted, strict=True):
+            assert torch.equal(got.isfinite(), expected.isfinite())
+            finite = expected.isfinite()
+            torch.testing.assert_close(got.double()[finite], expected[finite], rtol=0, atol=1e-4)
+    assert set(heard) == set(Target)
+
+
+def terms(x: Tensor, weight: Tensor, cotangent: Tensor, padding: int) -> tuple[Tensor, ...]:
+    """Result and gradients of one image, term by term."""
+    (_, _, height, width), (_, _, rows, columns) = x.shape, weight.shape
+    y = torch.zeros(cotangent.shape, dtype=torch.float64)
+    of_x, of_weight = (torch.zeros(each.shape, dtype=torch.float64) for each in (x, weight))
+    x, weight, cotangent = x.double(), weight.double(), cotangent.double()
+    for i, j, k, m in itertools.product(*map(range, (*y.shape[2:], rows, columns))):
+        h, w = i + k - padding, j + m - padding
+        if 0 <= h < height and 0 <= w < width:
+            taps, pixels, given = weight[:, :, k, m], x[0, :, h, w], cotangent[0, :, i, j]
+            y[0, :, i, j] += (taps * pixels).sum(1)
+            of_x[0, :, h, w] += (taps * given[:, None]).sum(0)
+            of_weight[:, :, k, m] += given[:, None] * pixels
+    return y, of_x, of_weight
+
+
+# ---------------------------------------------------------------------------- memory and threads
+def compiled(part: str, numbers: int) -> Any:
+    """A function with strips of about so many numbers."""
+    before = convolution_tiles_source.STRIP_NUMBERS
+    try:
+        convolution_tiles_source.STRIP_NUMBERS = numbers  # type: ignore[misc]
+        library = build.library(convolution_tiles_source.source(part))
+    finally:
+        convolution_tiles_source.STRIP_NUMBERS = before  # type: ignore[misc]
+    found = library.opgen_tiles if part is RESULT else library.opgen_weight_tiles
+    found.restype, found.argtypes = ctypes.c_int64, [ctypes.c_void_p] * 5
+    return found
+
+
+def tiled(x: Tensor, weight: Tensor, padding: int, groups: int) -> Any:
+    """The integers of a call."""
+    (images, _, height, width), (outer, inner, rows, columns) = x.shape, weight.shape
+    steps = weight.stride()
+    about = Tiled(
+        *(images, groups, inner, outer // groups, height, width, rows, columns),
+        *(padding, padding, 1, 1, 0, outer // groups * steps[0], *steps),
+    )
+    return (ctypes.c_int64 * len(about))(*about)
+
+
+@pytest.mark.parametrize("numbers", [64, 1024, 2**16])
+def test_nothing_outside_of_tensors_is_touched(numbers: int) -> None:
+    """It ends where memory does; strips of one row, of some, and whole images."""
+    torch.manual_seed(0)
+    results, weights = compiled(RESULT, numbers), compiled(WEIGHT, numbers)
+    for groups, inner, outer, width, padding in itertools.product(
+        (1, 2), (1, 3), (1, 2, 3, 5, 9), (3, 16, 33), (0, 2)
+    ):
+        x, weight = (
+            torch.randn(2, groups * inner, 5, width),
+            torch.randn(groups * outer, inner, 3, 3),
+        )
+        wide = exact(x, weight)
+        wanted = F.conv2d(*wide, padding=padding, groups=groups)
+        cotangent = torch.randn(wanted.shape)
+        (of_weight,) = torch.autograd.grad(wanted, wide[1:], cotangent.double())
+        about = tiled(x, weight, padding, groups)
+        kept = [before_a_page(each) for each in (x, weight, wanted.float(), cotangent, weight)]
+        image, factor, y, given, gradient = (each for each, _ in kept)
+        assert results(image.data_ptr(), factor.data_ptr(), None, y.data_ptr(), about)
+        assert weights(image.data_ptr(), given.data_ptr(), None, gradient.data_ptr(), about)
+        check(y, wanted)
+        check(gradient, of_weight)
+
+
+def test_threads_do_not_change_the_bits(always: None, heard: list[Target]) -> None:
+    torch.manual_seed(0)
+    x, weight = leaf(5, 10, 40, 50), leaf(15, 10, 3, 3)
+    cotangent = torch.randn(5, 15, 40, 50)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            y = CONV.conv2d(x, weight, padding=1)
+            found.append((y, *torch.autograd.grad(y, (x, weight), cotangent)))
+    finally:
+        torch.set_num_threads(before)
+    for some in found[1:]:
+        for one, other in zip(found[0], some, strict=True):
+            assert torch.equal(one, other)
+    assert set(heard) == set(Target)
+
+
+def test_a_forked_child_does_not_hang(always: None) -> None:
+    """Its parent has used the threads, which the child does not have."""
+    x, weight = torch.ones(4, 10, 60, 60), torch.ones(10, 10, 3, 3)
+
+    def is_right() -> bool:
+        """Of a few cells: for many PyTorch would ask for its threads, which is what hangs."""
+        return bool(CONV.conv2d(x, weight)[-1, -1, -5:, -5:].eq(90).all())
+
+    assert is_right()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(0 if is_right() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# ---------------------------------------------------------------------------- when there are any
+@pytest.mark.parametrize(
+    ("shape", "filters", "groups", "is_tiled"),
+    [
+        ((2, 10, 50, 50), (15, 10, 3, 3), 1, True),
+        ((8, 256, 56, 56), (256, 8, 3, 3), 32, True),
+        ((8, 256, 56, 56), (256, 16, 3, 3), 16, True),
+        ((2, 20, 9, 9), (20, 20, 1, 1), 1, True),
+        ((2, 3, 64, 64), (8, 3, 3, 3), 1, True),
+        ((2, 3, 8, 8), (8, 3, 3, 3), 1, False),  # little work for generated kernels
+        ((2, 3, 64, 64), (8, 3, 1, 1), 1, False),  # these copy no rows
+        ((2, 2, 64, 64), (4, 2, 3, 3), 1, False),
+        ((2, 16, 56, 56), (32, 16, 3, 3), 1, False),  # blocks of the library are full
+        ((2, 48, 28, 28), (48, 48, 3, 3), 1, False),
+        ((2, 100, 7, 7), (100, 100, 3, 3), 1, False),  # much of the rows would be padding
+        ((2, 10, 50, 50), (15, 10, 7, 7), 1, False),
+        ((1, 20, 3, 20000), (20, 20, 3, 3), 1, False),  # rows that no cache holds
+    ],
+)
+def test_which_convolutions_go_by_tiles(
+    shape: tuple[int, ...],
+    filters: tuple[int, ...],
+    groups: int,
+    is_tiled: bool,
+    heard: list[Target],
+) -> None:
+    x, weight = torch.randn(shape), torch.randn(filters)
+    padding = filters[2] // 2
+    y = CONV.conv2d(x, weight, padding=padding, groups=groups)
+    check(y, F.conv2d(*exact(x, weight), padding=padding, groups=groups))
+    assert bool(heard) == is_tiled
+
+
+def test_what_other_tensors_and_windows_take(heard: list[Target], always: None) -> None:
+    """Other types, formats and strides go to the library, and are right there."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 10, 12, 12), torch.randn(12, 10, 3, 3)
+    for dtype in (torch.float64, torch.bfloat16):
+        got = CONV.conv2d(x.to(dtype), weight.to(dtype))
+        wanted = F.conv2d(x.to(dtype), weight.to(dtype))
+        torch.testing.assert_close(got, wanted, rtol=2e-2, atol=5e-2)
+    last = x.contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(CONV.conv2d(last, weight), F.conv2d(last, weight))
+    torch.testing.assert_close(CONV.conv2d(x, weight, stride=2), F.conv2d(x, weight, stride=2))
+    row, taps = x[:, :, 0].contiguous(), weight[:, :, 0].contiguous()
+    torch.testing.assert_close(CONV.conv1d(row, taps), F.conv1d(row, taps))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(CONV.conv2d(x, weight), F.conv2d(x, weight), rtol=0, atol=0.2)
+    assert not heard
+
+
+def test_without_a_compiler_the_library_computes(
+    monkeypatch: pytest.MonkeyPatch, heard: list[Target]
+) -> None:
+    def missing(*_: Any) -> Any:
+        raise build.NoCompilerError("none")
+
+    monkeypatch.setattr(build, "library", missing)
+    convolution_tiles._function.cache_clear()
+    try:
+        x, weight = torch.randn(2, 10, 50, 50), torch.randn(15, 10, 3, 3)
+        check(CONV.conv2d(x, weight, padding=1), F.conv2d(*exact(x, weight), padding=1))
+        assert not heard
+    finally:
+        convolution_tiles._function.cache_clear()
+
+
+def test_a_compiler_without_vectors_has_no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source is empty there: the library is asked."""
+    monkeypatch.setenv("OPGEN_CFLAGS", "-O0 -mno-avx512f")
+    convolution_tiles._function.cache_clear()
+    try:
+        assert [convolution_tiles.function(target) for target in Target] == [None] * 3
+    finally:
+        convolution_tiles._function.cache_clear()
