@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pytest
 import torch.nn.functional as F
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
@@ -19,7 +21,21 @@ import catalogue_cases as cases
 import catalogue_torch as equivalents
 from catalogue_cases import AttributeValue, Case, Shape
 
-__all__ = ["CATALOGUE", "SPECS", "AttributeValue", "Case", "Entry", "entry", "load_reference"]
+__all__ = [
+    "CATALOGUE",
+    "LONG",
+    "SPECS",
+    "AttributeValue",
+    "Case",
+    "Entry",
+    "each_but",
+    "each_but_long",
+    "entry",
+    "load_reference",
+]
+
+LONG = ("local_attention", "conv1d", "conv3d", "conv_transpose1d", "group_norm")
+"""They take a quarter of the time of all; those beside them in their specs go the same ways."""
 
 SPECS = Path(__file__).resolve().parent.parent / "specs"
 
@@ -363,3 +379,18 @@ def entry(op: str) -> Entry:
     """The entry of an op."""
     (found,) = (candidate for candidate in CATALOGUE if candidate.op == op)
     return found
+
+
+def each_but(left_out: Iterable[str], subjects: Iterable[Entry]) -> pytest.MarkDecorator:
+    """A parameter `subject` of all these, of which some ops are left to the longer tiers."""
+    return pytest.mark.parametrize(
+        "subject",
+        [
+            pytest.param(subject, marks=[pytest.mark.slow] if subject.op in left_out else [])
+            for subject in subjects
+        ],
+        ids=repr,
+    )
+
+
+each_but_long = functools.partial(each_but, LONG)

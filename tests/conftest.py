@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import operator
 import os
 from collections.abc import Generator, Iterator
 
@@ -39,6 +40,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A tenth to a third of the time of the compiler; the longer tiers let it optimise, and
 # `test_special_kernels` compiles every spec as users do.
 os.environ.setdefault("OPGEN_CFLAGS", "-O0" if _PROFILE == "ci" else "-O1")
+
+
+_MARKED = type(pytest.param())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,13 +86,40 @@ def _sample(item: pytest.Item) -> None:
     """Leave all but each n-th case of a test that is marked `sampled(n)` to the longer tiers.
 
     Cases are counted along all parameters at once: with two of two values each, every value meets
-    one of the other's, and with three every pair of values is met by some case.
+    one of the other's, and with three every pair of values is met by some case. Where all cases
+    are of one parameter, `sampled(n, first)` keeps others than another test does.
     """
     marker = item.get_closest_marker("sampled")
     if marker is not None and isinstance(item, pytest.Function):
-        (every,) = marker.args
-        if sum(item.callspec.indices.values()) % every:
+        every, first = (*marker.args, 0)[:2]
+        if sum(places(item)) % every != first:
             item.add_marker(pytest.mark.slow)
+
+
+def places(item: pytest.Function) -> Iterator[int]:
+    """Where the values of a case stand among the quick ones of each parameter.
+
+    pytest numbers the values of fixtures alike, but gives all other parameters of a case the same
+    number: that of the case.
+    """
+    counted: set[str] = set()
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0]
+        names = [each.strip() for each in names.split(",")] if isinstance(names, str) else names
+        counted.update(names)
+        own = [item.callspec.params[name] for name in names]
+        place = 0
+        for given in mark.args[1]:
+            marks, values = (), given if len(names) > 1 else (given,)
+            if isinstance(given, _MARKED):
+                marks, values = given.marks, given.values
+            if all(map(operator.is_, values, own)):
+                break
+            place += all(each.name != "slow" for each in marks)
+        else:
+            raise pytest.UsageError(f"{item.nodeid}: values of {names} cannot be counted")
+        yield place
+    yield from (at for name, at in item.callspec.indices.items() if name not in counted)
 
 
 def pytest_collection_finish() -> None:

@@ -209,6 +209,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_gradients_of_image_and_filter(
     dtype: torch.dtype, threads: int, seen: list[object]
@@ -232,15 +233,17 @@ def test_gradients_of_image_and_filter(
     assert None not in seen
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
+)
 @pytest.mark.parametrize("flags", ["-O1 -march=x86-64", "-O1 -march=x86-64-v3"])
 def test_other_instructions(
-    flags: str, monkeypatch: pytest.MonkeyPatch, seen: list[object]
+    flags: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, seen: list[object]
 ) -> None:
     monkeypatch.setenv("OPGEN_CFLAGS", flags)
     op = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
-    for dtype, (n, channels, height, width) in itertools.product(
-        (torch.float32, torch.float64, torch.float16, torch.bfloat16), SHAPES[1:4]
-    ):
+    for n, channels, height, width in SHAPES[1:4]:
         x = image(n, channels, height, width, dtype=dtype).requires_grad_()
         weight = torch.randn(channels, 1, 2, 2).to(dtype).requires_grad_()
         cotangent = image(n, channels, 2 * height, 2 * width, dtype=dtype)
@@ -312,6 +315,7 @@ def test_nothing(transposed: Any) -> None:
     assert torch.equal(found[1], torch.zeros_like(weight))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_filters_of_windows_side_by_side(dtype: torch.dtype, threads: int) -> None:
     """The result, and its gradients, of a filter of 2x2 in steps of 2."""

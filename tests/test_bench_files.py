@@ -44,6 +44,7 @@ def test_tables_are_written_between_the_marks(written: Path) -> None:
     assert {line.count("|") for line in lines} == {columns}
 
 
+@pytest.mark.slow  # growth is measured in test_bench_memory, tables are written below
 def test_growth_has_its_own_place(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     rows = "\n".join(tables.marks(tables.ROWS))

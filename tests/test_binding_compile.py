@@ -77,7 +77,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("op", [cases.op(n) for n in ("shift_sum", "conv2d", "softmax")], ids=repr)
 @pytest.mark.parametrize("transform", COMPILED)
 def test_compiled_transforms(op: Op, transform: str) -> None:

@@ -66,7 +66,7 @@ GEOMETRIES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("which", ["result", "x", "weight"])
 def test_blocks_give_what_cells_give(name: str, which: str) -> None:
@@ -334,11 +334,12 @@ def test_the_sum_they_nearly_are_has_blocks() -> None:
 
 CALLS = [
     (torch.float32, 272, 8, 3),  # a last stretch that takes the rest
-    (torch.bfloat16, 530, 9, 3),
+    pytest.param((torch.bfloat16, 530, 9, 3), marks=pytest.mark.slow),
     (torch.float16, 260, 7, 3),
     (torch.bfloat16, 272, 12, 3),  # rows in two parts
     pytest.param((torch.float32, 272, 9, 3), marks=pytest.mark.slow),
-    (torch.bfloat16, 260, 10, 3),  # the same, and one by one at the border
+    # The same, and one by one at the border.
+    pytest.param((torch.bfloat16, 260, 10, 3), marks=pytest.mark.slow),
     pytest.param((torch.float16, 300, 10, 3), marks=pytest.mark.slow),
     pytest.param((torch.float64, 264, 11, 3), marks=pytest.mark.slow),
     pytest.param((torch.bfloat16, 260, 13, 3), marks=pytest.mark.slow),
@@ -371,6 +372,7 @@ def test_compiled_blocks_give_what_torch_gives(call: tuple[torch.dtype, int, int
             assert (own.double() - exact).abs().max() <= 64 * bits * exact.abs().max()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [*range(8, 13), 14, 16, 20])
 def test_short_rows_of_16_bits_go_two_vectors_at_a_time(size: int) -> None:
     """Not in more bodies than are worth being compiled twice."""

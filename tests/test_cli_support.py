@@ -86,7 +86,11 @@ def test_every_row_of_a_spec(spec: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("DDP", marks=pytest.mark.slow), "vendored", "without a compiler"]
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("DDP", "without a compiler")),
+        "vendored",
+    ],
 )
 def test_rows_in_other_processes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(SPECS / "channel_shuffle.op")

@@ -155,7 +155,7 @@ PIXELS = ("large", "small planes", "small pixels", "at the limit", "special", "z
 TAPS = ("large", "small", "at the limit", "zeros")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("flags", PROCESSORS)
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize("is_cast", [False, True])
@@ -183,6 +183,7 @@ def test_every_number_is_rounded_as_pytorch_rounds(
         torch.set_num_threads(before)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize("way", ["at once", "as if all were coarse"])
 def test_the_instruction_is_used_where_it_may_be(

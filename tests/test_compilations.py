@@ -55,6 +55,7 @@ def test_50_shapes_compile_at_most_4_kernels(name: str) -> None:
     assert max(compiled.values()) <= 4, compiled
 
 
+@pytest.mark.slow  # what is imported is tested at once; this takes several processes
 def test_a_warm_module_is_imported_in_a_twentieth_of_the_time_of_torch(tmp_path: Path) -> None:
     """50 ms beside a second, in time of the processor; the least of some, for others run too."""
     opgen.build(SPECS / "shift_sum.op", tmp_path, vendor=True)

@@ -33,6 +33,18 @@ def test_gpu():
     assert torch.cuda.is_available()
 """
 
+PRODUCT = """
+import pytest
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("letter", ["a", "b"])
+@pytest.mark.parametrize(
+    ("one", "two"), [(1, 2), pytest.param(3, 4, marks=pytest.mark.slow), (5, 6)]
+)
+def test_product(letter, one, two, threads):
+    pass
+"""
+
 
 def run(folder: Path, *options: str, profile: str = "ci", no_gpu: bool = True) -> dict[str, int]:
     """Run a small suite under the project's conftest; how often each outcome occurred."""
@@ -60,7 +72,7 @@ def run(folder: Path, *options: str, profile: str = "ci", no_gpu: bool = True) -
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ((), (1, 0, 4, 1)),
+        pytest.param((), (1, 0, 4, 1), marks=pytest.mark.slow),
         (("--fail-on-skip",), (1, 3, 1, 1)),
         (("--require-gpu",), (1, 4, 0, 1)),
     ],
@@ -76,7 +88,24 @@ def test_what_a_skip_counts_as_without_a_gpu(
     assert (found["PASSED"], failures, found["SKIPPED"], found["XFAIL"]) == expected
 
 
-@pytest.mark.parametrize("profile", ["ci", "fuzz", "explore"])
+def test_every_value_of_a_sampled_product_has_a_quick_case(tmp_path: Path) -> None:
+    """Those of a tuple together have one place, and those of a fixture have theirs."""
+    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    (tmp_path / "test_product.py").write_text(PRODUCT)
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "not slow"],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    cases = [line for line in result.stdout.splitlines() if line.startswith("test_product.py::")]
+    found = {line.partition("[")[2] for line in cases}
+    assert found == {"1-1-2-a]", "1-5-6-b]", "2-1-2-b]", "2-5-6-a]"}, result.stdout
+
+
+@pytest.mark.parametrize("profile", ["ci", pytest.param("fuzz", marks=pytest.mark.slow), "explore"])
 def test_profiles(tmp_path: Path, profile: str) -> None:
     """Only "explore" draws other examples in every run."""
     assert run(tmp_path, profile=profile)["PASSED"] == 1

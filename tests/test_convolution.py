@@ -335,6 +335,7 @@ GEOMETRIES = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=repr)
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -399,7 +400,9 @@ def test_what_generated_kernels_compute(
         ((4, 4), 4, {"padding": 1}, torch.channels_last, torch.bfloat16, 0),
         ((4, 4), 2, {"padding": 1}, torch.channels_last, torch.bfloat16, 3),
         ((4, 4), 4, {"stride": 2}, torch.channels_last, torch.bfloat16, 0),
-        ((1024, 1024), 1024, {}, torch.channels_last, torch.float32, 0),
+        pytest.param(
+            *((1024, 1024), 1024, {}, torch.channels_last, torch.float32, 0), marks=pytest.mark.slow
+        ),
         ((1024, 1024), 1024, {"stride": 2}, torch.channels_last, torch.float32, 0),
         ((4, 4), 4, {"padding": 1}, torch.contiguous_format, torch.bfloat16, 0),
     ],
@@ -460,13 +463,21 @@ LAST = torch.channels_last
         ((64, 128, 12, 12), (3, 3), {}, LAST, torch.bfloat16, True),
         ((8, 16, 320, 28), (3, 3), {"padding": 0}, LAST, torch.bfloat16, True),
         ((64, 128, 12, 11), (3, 3), {}, LAST, torch.bfloat16, False),
-        ((32, 128, 16, 16), (3, 3), {}, LAST, torch.bfloat16, False),
+        pytest.param(
+            *((32, 128, 16, 16), (3, 3), {}, LAST, torch.bfloat16, False), marks=pytest.mark.slow
+        ),
         ((32, 128, 16, 17), (3, 3), {}, LAST, torch.bfloat16, True),
         ((8, 48, 48, 56), (3, 3), {}, LAST, torch.bfloat16, False),  # fewer cells
         ((24, 15, 64, 56), (3, 3), {}, LAST, torch.bfloat16, False),  # fewer channels
         ((8, 48, 64, 56), (3, 2), {}, LAST, torch.bfloat16, False),
-        ((8, 48, 64, 56), (3, 3), {"dilation": 2, "padding": 2}, LAST, torch.bfloat16, False),
-        ((8, 150, 64, 60), (3, 3), {"stride": 2}, LAST, torch.bfloat16, False),
+        pytest.param(
+            *((8, 48, 64, 56), (3, 3), {"dilation": 2, "padding": 2}, LAST, torch.bfloat16, False),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *((8, 150, 64, 60), (3, 3), {"stride": 2}, LAST, torch.bfloat16, False),
+            marks=pytest.mark.slow,
+        ),
         ((8, 48, 64, 56), (3, 3), {}, LAST, torch.float16, False),
         ((8, 48, 64, 56), (3, 3), {}, LAST, torch.float32, False),
         ((8, 48, 64, 56), (3, 3), {}, torch.contiguous_format, torch.bfloat16, False),
@@ -563,6 +574,7 @@ def test_long_rows_of_single_channels(
     assert answers == [True] * asked
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
     ("channels", "window", "stride", "asked"),

@@ -115,6 +115,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return heard
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("geometry", "format_", "dtype"), CASES)
 def test_numbers_that_are_not_finite_meet_no_zero_of_the_padding(
     geometry: tuple[Any, ...],
@@ -146,6 +147,7 @@ def test_numbers_that_are_not_finite_meet_no_zero_of_the_padding(
         torch.testing.assert_close(got, wanted, rtol=0.02, atol=0.02, equal_nan=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("geometry", "format_", "dtype"), CASES)
 def test_gradients_of_numbers_that_are_not_finite(
     geometry: tuple[Any, ...],
@@ -193,6 +195,7 @@ def test_gradients_of_numbers_that_are_not_finite(
         check(other.requires_grad_(), cotangent)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("spec", "shape", "filter_shape", "stride"),

@@ -130,6 +130,7 @@ def correlation(x: torch.Tensor, g: torch.Tensor, count: int) -> torch.Tensor:
     return torch.stack(rows, 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("threads", [1, 64, 256])
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (3, 5, 17), (2, 8, 64), (70, 3, 9), (2, 0, 3), (3, 2, 0), (0, 3, 4)]
@@ -160,6 +161,7 @@ def few_terms() -> mock._patch[int]:
     return mock.patch.object(cuda_grid, "_FEWEST_TERMS", 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("blocks", [1, 65535])
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1, 1), (5, 3, 4, 6), (40, 2, 3, 33), (0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 4, 0)]

@@ -98,6 +98,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("threads", [64, 256])
 def test_every_cell_is_moved(shape: tuple[int, ...], threads: int) -> None:

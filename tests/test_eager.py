@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import opgen
 import test_emit_c
 import test_spec_kernels
-from catalogue import CATALOGUE, Entry
+from catalogue import CATALOGUE, Entry, each_but_long
 from opgen import compiler
 from opgen.ir.primitives import PRIMITIVES, Absence, Kind
 from opgen.runtime import build, eager, lookup_library
@@ -82,7 +82,7 @@ def test_boxes_hold_every_point_once_in_order(extents: list[int], size: int) -> 
 
 
 # ---------------------------------------------------------------------------- the ops of specs/
-@each
+@each_but_long(CATALOGUE)
 @settings(max_examples=2)
 @given(data=st.data())
 def test_specs_are_the_plain_loops(subject: Entry, data: st.DataObject) -> None:

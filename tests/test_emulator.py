@@ -512,6 +512,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["check", "fast"])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_loop_that_does_not_end(mode: str, loop: str) -> None:

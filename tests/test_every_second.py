@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from typing import Any
@@ -59,9 +60,14 @@ def ops() -> Any:
     return opgen.compile(OPS, "taps.op")
 
 
+@functools.cache
+def text_of_kernels() -> str:
+    return stage_text(Source(OPS, "taps.op"), "c")
+
+
 def functions_of(op: str) -> set[str]:
     """What the kernel of an op loads vectors with."""
-    text = stage_text(Source(OPS, "taps.op"), "c")
+    text = text_of_kernels()
     begin = text.index(f"// {op}\n")
     end = text.index("// Called by opgen.runtime", begin)
     return set(re.findall(r"(\w+)\(&[xg]\[", text[begin:end]))
@@ -107,7 +113,11 @@ def test_sums_of_every_width(dtype: torch.dtype, ops: Any) -> None:
         assert torch.equal(ops.taps(wide, g), expected)
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(each, marks=[pytest.mark.slow] if each in LIKE_OTHERS else []) for each in TYPES],
+    ids=str,
+)
 def test_nothing_behind_the_last_element_is_read(dtype: torch.dtype, ops: Any) -> None:
     """A read behind the end would end this process."""
     for width in WIDTHS[1:]:
@@ -120,7 +130,7 @@ def test_nothing_behind_the_last_element_is_read(dtype: torch.dtype, ops: Any) -
         assert torch.equal(ops.lone(other, given), found[:, 1])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("n", "width"), [(1, 8), (3, 5), (2, 14), (2, 16), (2, 21)])
 def test_filters_of_strided_convolutions(dtype: torch.dtype, n: int, width: int) -> None:

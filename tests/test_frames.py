@@ -164,7 +164,7 @@ def any_windows(generator: random.Random) -> Copy:
     return windows((2, height, width), window, padding, dilation, stride, gaps)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("kind", TYPES)
 def test_cells_are_those_of_the_source_or_zero(

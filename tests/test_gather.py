@@ -234,6 +234,7 @@ def test_gathered_form(text: str, input_: str, wanted: str) -> None:
     assert line == wanted
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("subject", [e for e in CATALOGUE if e.differentiable], ids=repr)
 @settings(max_examples=3)
 @given(data=st.data())

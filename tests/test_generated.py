@@ -80,13 +80,23 @@ def test_where_there_is_no_room_it_is_compiled_again(
     assert len(compiled) == 2
 
 
-def test_a_python_without_assertions_has_its_own(place: Path) -> None:
+@pytest.mark.parametrize(
+    "runs",
+    [
+        (((), False), (("-O",), True)),
+        pytest.param((((), False), (("-O",), True), ((), False)), marks=pytest.mark.slow),
+    ],
+    ids=["once", "again"],
+)
+def test_a_python_without_assertions_has_its_own(
+    runs: tuple[tuple[tuple[str, ...], bool], ...], place: Path
+) -> None:
     program = (
         "from opgen.runtime import generated\n"
         f"print(generated.load({TEXT.replace('42 // given', '42')!r}, 'one.op').answer(0))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(opgen.__file__).parent.parent)}
-    for flags, succeeds in (((), False), (("-O",), True), ((), False)):
+    for flags, succeeds in runs:
         command = [sys.executable, *flags, "-c", program]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert (done.stdout == "42\n") == succeeds == (done.returncode == 0), done.stderr

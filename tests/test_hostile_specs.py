@@ -136,6 +136,7 @@ def test_the_skeletons_see_code() -> None:
 
 
 # ---------------------------------------------------------------------------- text in the spec
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("payload", PAYLOADS, ids=ascii)
 @pytest.mark.parametrize("places", [("comment", "doc"), ("choice",)], ids="+".join)
 def test_text_stays_text(places: tuple[str, ...], payload: str) -> None:
@@ -222,6 +223,7 @@ MEANINGS = (
 """Names that mean something in generated Python, C or CUDA, or in what these include."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "place",
     [
@@ -251,6 +253,7 @@ def test_names_with_a_meaning_elsewhere(place: int) -> None:
     assert gradient.tolist() == [2.0, 2.0, 2.0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("op", "tensor"),
     [

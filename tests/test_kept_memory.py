@@ -66,6 +66,7 @@ def expected(x: Tensor) -> Tensor:
     return F.interpolate(x.detach(), scale_factor=2.0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
 def test_freed_memory_is_used_again(dtype: torch.dtype, format_: torch.memory_format) -> None:
@@ -353,13 +354,27 @@ def in_fork(forks: subprocess.Popen[str], program: str, **environment: str) -> s
     return said[:-1]
 
 
-def test_how_much_is_kept_is_chosen(forks: subprocess.Popen[str]) -> None:
-    hold = "up(x); held = [up(x) for _ in range(5)]; held.clear(); print(kept_memory.release())"
-    assert in_fork(forks, hold).split() == [str(5 * 4 * MEGABYTE)]
-    assert in_fork(forks, hold, OPGEN_KEPT_MEMORY="9").split() == [str(2 * 4 * MEGABYTE)]
-    assert in_fork(forks, hold, OPGEN_KEPT_MEMORY="0").split() == ["0"]
-    assert in_fork(forks, hold, OPGEN_KEPT_MEMORY=str(2**44)).split() == [str(5 * 4 * MEGABYTE)]
-    wrong = in_fork(forks, hold, OPGEN_KEPT_MEMORY="much")
+HOLD = "up(x); held = [up(x) for _ in range(5)]; held.clear(); print(kept_memory.release())"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kept"),
+    [
+        ({"OPGEN_KEPT_MEMORY": "9"}, 2),
+        ({"OPGEN_KEPT_MEMORY": "0"}, 0),
+        pytest.param({}, 5, marks=pytest.mark.slow),
+        pytest.param({"OPGEN_KEPT_MEMORY": str(2**44)}, 5, marks=pytest.mark.slow),
+    ],
+    ids=["9", "0", "nothing", "all"],
+)
+def test_how_much_is_kept_is_chosen(
+    chosen: dict[str, str], kept: int, forks: subprocess.Popen[str]
+) -> None:
+    assert in_fork(forks, HOLD, **chosen).split() == [str(kept * 4 * MEGABYTE)]
+
+
+def test_how_much_is_kept_is_a_number(forks: subprocess.Popen[str]) -> None:
+    wrong = in_fork(forks, HOLD, OPGEN_KEPT_MEMORY="much")
     assert "RuntimeError: $OPGEN_KEPT_MEMORY must be a number of megabytes, got 'much'" in wrong
 
 

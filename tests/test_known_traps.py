@@ -93,7 +93,7 @@ def test_cyclic_shift(shift: int) -> None:
     [
         (11, 3, {"stride": 2, "dilation": 2}),
         (13, 3, {"stride": 4, "dilation": 2, "padding": 1}),
-        (14, 3, {"stride": 6, "dilation": 4, "padding": 2}),
+        pytest.param(14, 3, {"stride": 6, "dilation": 4, "padding": 2}, marks=pytest.mark.slow),
         (2, 5, {"padding": 2}),
         (9, 2, {"stride": 3}),
     ],

@@ -133,6 +133,7 @@ def compare(spec: Path, directory: Path, dtypes: tuple[str, ...]) -> tuple[int, 
     return numbers, refusals
 
 
+@pytest.mark.slow  # a library of another op is compared at once, in test_solved_sizes
 def test_a_library_gives_what_python_gives(tmp_path: Path) -> None:
     numbers, refusals = compare(SPECS / "embedding.op", tmp_path, ("float32",))
     assert numbers > 20
@@ -147,6 +148,7 @@ def test_libraries_of_other_specs(spec: str, tmp_path: Path) -> None:
     assert refusals > 3
 
 
+@pytest.mark.slow  # what compares is as it was when libraries change
 def test_a_difference_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = tmp_path / "twice.op"
     spec.write_text("op twice(x: float[N]) -> y[N]\n  y[n] = x[n] + x[n]\n", encoding="utf-8")

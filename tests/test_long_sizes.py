@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import opgen
-from catalogue import Case, Entry
+from catalogue import Case, Entry, each_but_long
 from opgen.emit.statements import Emitter
 from opgen.ir.notation import BATCH
 from opgen.runtime import special
@@ -67,7 +67,7 @@ def cases_of(subject: Entry) -> tuple[Case, ...]:
     )
 
 
-@pytest.mark.parametrize("subject", WITH_TORCH, ids=repr)
+@each_but_long(WITH_TORCH)
 def test_long_sizes(subject: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results and gradients, of the kernels that take all attributes."""
     monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "0")

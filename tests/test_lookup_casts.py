@@ -88,6 +88,7 @@ where there are instructions for them, which round themselves."""
 SHAPES = {"channels_last": PIXELS, "contiguous": PLANES}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("layout", FORMATS)
 def test_images(layout: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:

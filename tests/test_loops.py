@@ -81,6 +81,7 @@ def test_programs_mean_what_the_notation_means(data: st.DataObject) -> None:
     assert not differences(op, call)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
 @settings(max_examples=2)
 @given(data=st.data())

@@ -128,7 +128,13 @@ def test_the_sum_they_nearly_are_has_one() -> None:
 
 
 # ---------------------------------------------------------------------------- compiled
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.float32, torch.bfloat16),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (torch.float16, torch.float64)),
+    ],
+)
 def test_compiled_kernels_give_what_pytorch_gives(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,21 +168,34 @@ def test_with_a_compiler_nothing_is_loaded_that_does_without_one(tmp_path: Path)
     assert result.stdout == "[]\n", result.stderr
 
 
-def test_orders_beyond_two_are_derived_where_opgen_is(tmp_path: Path) -> None:
-    result = run_without("", THIRD, written(tmp_path, CUBE))
+@pytest.fixture(scope="module")
+def third(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A module whose third derivatives were derived in a process, and what that did."""
+    path = written(tmp_path_factory.mktemp("third"), CUBE)
+    return path, run_without("", THIRD, path)
+
+
+def test_orders_beyond_two_are_derived_where_opgen_is(
+    third: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    _, result = third
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["32.0", "48.0", "48.0", "24.0"]
 
 
+@pytest.mark.slow  # a vendored module says so at once, in test_output
 def test_orders_beyond_two_say_so_where_opgen_is_not(tmp_path: Path) -> None:
     result = run_without("lark", THIRD, written(tmp_path, CUBE))
     assert result.stdout.split() == ["32.0", "48.0"]
     assert "is not part of the generated module, and opgen, which would derive it" in result.stderr
 
 
-def test_a_derivative_is_derived_once(tmp_path: Path) -> None:
-    path = written(tmp_path, CUBE)
-    before = run_without("", THIRD, path)
+def test_a_derivative_is_derived_once(
+    third: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    path, before = third
     after = run_without("lark opgen.compiler", THIRD, path)
     assert after.returncode == 0, after.stderr
     assert after.stdout == before.stdout

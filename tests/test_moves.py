@@ -171,7 +171,7 @@ def can_shuffle(compiled: ctypes.CDLL) -> bool:
     return Copy((100, 4, 8), (32, 8, 1), (32, 1, 4)).is_right(compiled, "f32")[1] == SHUFFLED
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("flags", ["", "-mno-avx512f", "-march=x86-64"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_blocks_of_rows_in_turn(kind: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +192,7 @@ def test_blocks_of_rows_in_turn(kind: str, flags: str, monkeypatch: pytest.Monke
     assert found[SHUFFLED if kind == "f32" and can_shuffle(compiled) else done] == 16
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("flags", ["", "-mno-avx512f", "-march=x86-64"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_long_runs(kind: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,12 +310,11 @@ def copies() -> ModuleType:
     return opgen.compile(OPS, "moves.op")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "dtype",
     [
-        pytest.param(dtype, marks=[pytest.mark.slow] if dtype in LIKE_OTHERS else [])
-        for dtype in DTYPES
+        torch.float32,  # those of other sizes are copied in the tests of all modes
+        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[1:]),
     ],
     ids=str,
 )
@@ -353,6 +353,7 @@ def check_copies(ops: ModuleType, dtype: torch.dtype) -> None:
         assert torch.equal(ops.heads(x, K=4), x.reshape(3, 7, 4, 5).transpose(1, 2))
 
 
+@pytest.mark.parametrize(("r", "c"), [(2, 16), pytest.param(4, 4, marks=pytest.mark.slow), (3, 5)])
 @pytest.mark.parametrize(
     ("dtype", "mode"),
     [
@@ -363,21 +364,20 @@ def check_copies(ops: ModuleType, dtype: torch.dtype) -> None:
     ],
     ids=str,
 )
-def test_images_with_channels_last(dtype: torch.dtype, mode: str) -> None:
+def test_images_with_channels_last(r: int, c: int, dtype: torch.dtype, mode: str) -> None:
     """Of a size at which plans are made, with their gradients: a shuffle undoes the other."""
     ops = opgen.load("specs/depth_to_space.op")
-    for r, c in ((2, 16), (4, 4), (3, 5)):
-        x = torch.arange(2 * c * r * r * 13 * 21).reshape(2, -1, 13, 21).remainder(251).to(dtype)
-        x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
-        y = ops.depth_to_space(x, r=r, mode=mode)
-        if mode == "CRD":
-            assert torch.equal(y, F.pixel_shuffle(x, r))
-        else:
-            blocks = x.reshape(2, r, r, c, 13, 21).permute(0, 3, 4, 1, 5, 2)
-            assert torch.equal(y, blocks.reshape(2, c, 13 * r, 21 * r))
-        assert torch.equal(ops.space_to_depth(y, r=r, mode=mode), x)
-        (grad,) = torch.autograd.grad(y, x, y.detach())
-        assert torch.equal(grad, x)
+    x = torch.arange(2 * c * r * r * 13 * 21).reshape(2, -1, 13, 21).remainder(251).to(dtype)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    y = ops.depth_to_space(x, r=r, mode=mode)
+    if mode == "CRD":
+        assert torch.equal(y, F.pixel_shuffle(x, r))
+    else:
+        blocks = x.reshape(2, r, r, c, 13, 21).permute(0, 3, 4, 1, 5, 2)
+        assert torch.equal(y, blocks.reshape(2, c, 13 * r, 21 * r))
+    assert torch.equal(ops.space_to_depth(y, r=r, mode=mode), x)
+    (grad,) = torch.autograd.grad(y, x, y.detach())
+    assert torch.equal(grad, x)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,14 @@ def shuffled(x: torch.Tensor, r: int, mode: str) -> torch.Tensor:
 SHUFFLES = (SPECS / "depth_to_space.op").read_text()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, marks=[pytest.mark.slow] if dtype in LIKE_OTHERS else [])
+        for dtype in DTYPES
+    ],
+    ids=str,
+)
 def test_kernels_for_all_modes_are_moves(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

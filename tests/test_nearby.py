@@ -89,14 +89,9 @@ def compared(
     return one, other
 
 
-@pytest.mark.parametrize(
-    ("which", "name"),
-    [
-        pytest.param(which, name, marks=[pytest.mark.slow] if which == "x" and at % 3 else [])
-        for which in LAYOUTS
-        for at, name in enumerate(GEOMETRIES)
-    ],
-)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("which", LAYOUTS)
 def test_copies_give_what_cells_give(which: str, name: str) -> None:
     wanted, found = compared(which, GEOMETRIES[name], lambda program: program)
     np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
@@ -107,6 +102,7 @@ def test_strided_windows_reach_further() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow  # calls of more channels are compiled
 def test_a_row_of_several_stretches() -> None:
     """The last one takes what is left of a vector."""
     wanted, found = compared("result", GEOMETRIES["two parts"], lambda program: program, 139)
@@ -240,7 +236,9 @@ def test_bits_do_not_depend_on_threads_or_strides() -> None:
     assert (results[0].double() - wanted).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("flags", ["-march=x86-64", "-march=x86-64-v3"])
+@pytest.mark.parametrize(
+    "flags", ["-march=x86-64", pytest.param("-march=x86-64-v3", marks=pytest.mark.slow)]
+)
 def test_other_processors(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGEN_CFLAGS", f"-O1 {flags}")
     conv = module(f"for_other_processors_{flags.count('v3')}")

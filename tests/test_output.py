@@ -82,7 +82,9 @@ def test_the_harness_hides_opgen(torch_alone: Path, spec: Path) -> None:
     assert "No module named 'lark'" in result.stderr
 
 
-@pytest.mark.parametrize("module", ["cube", "package.inner.cube"])
+@pytest.mark.parametrize(
+    "module", [pytest.param("cube", marks=pytest.mark.slow), "package.inner.cube"]
+)
 def test_a_vendored_module_works_with_torch_alone(
     torch_alone: Path, spec: Path, module: str
 ) -> None:
@@ -152,6 +154,7 @@ def test_copies_of_the_runtime_keep_their_ops_apart(spec: Path) -> None:
     assert len(found) == 4 and "False" not in result.stdout, result.stdout + result.stderr
 
 
+@pytest.mark.slow  # others are called without one at once, in test_eager
 def test_a_vendored_module_works_without_a_compiler(torch_alone: Path, spec: Path) -> None:
     opgen.build(spec, spec.parent, vendor=True)
     program = (

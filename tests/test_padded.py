@@ -209,7 +209,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGEN_CACHE", str(tmp_path))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
 def test_compiled_kernels_give_what_pytorch_gives(dtype: torch.dtype) -> None:
     module = opgen.load(SPECS / "conv.op")
     torch.manual_seed(0)
@@ -254,6 +256,7 @@ def test_large_windows_compiled(case: tuple[torch.dtype, int, int, int]) -> None
         torch.set_num_threads(before)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("dtype", "height", "padding"),
     [

@@ -79,6 +79,7 @@ def wanted(x: Tensor, weight: Tensor, dtype: torch.dtype) -> list[Tensor]:
     return [first, spreaded.detach(), second]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("dtype", "threads"),
     [
@@ -88,18 +89,20 @@ def wanted(x: Tensor, weight: Tensor, dtype: torch.dtype) -> list[Tensor]:
         pytest.param(torch.float16, 1, marks=pytest.mark.slow),
     ],
 )
-def test_results(dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_results(
+    size: tuple[int, int], dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     past_caches(monkeypatch, are_stored=True)
     up, spread = ops(f"lines_{str(dtype).split('.')[1]}_{threads}")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for size in SIZES:
-            x, weight = torch.randn(3, 70, *size), torch.randn(70, 1, 2, 2)
-            found = results(up, spread, x.to(dtype), weight.to(dtype))
-            for got, exact in zip(found, wanted(x, weight, dtype), strict=True):
-                bound = 6 * torch.finfo(dtype).eps * exact.abs().max()
-                assert got.dtype == dtype and (got.double() - exact).abs().max() <= bound, size
+        x, weight = torch.randn(3, 70, *size), torch.randn(70, 1, 2, 2)
+        found = results(up, spread, x.to(dtype), weight.to(dtype))
+        for got, exact in zip(found, wanted(x, weight, dtype), strict=True):
+            bound = 6 * torch.finfo(dtype).eps * exact.abs().max()
+            assert got.dtype == dtype and (got.double() - exact).abs().max() <= bound
     finally:
         torch.set_num_threads(before)
 
@@ -120,7 +123,9 @@ def test_gradients_that_are_rounded_where_they_are_stored(monkeypatch: pytest.Mo
         assert torch.equal(got, exact.float().to(torch.bfloat16).float()), size
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
 def test_whole_planes_go_this_way(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that get lost are missed, where there are instructions for planes."""
     if "avx512bw" not in Path("/proc/cpuinfo").read_text():
@@ -145,18 +150,19 @@ def test_whole_planes_go_this_way(dtype: torch.dtype, monkeypatch: pytest.Monkey
     assert are_lost[0] or dtype == torch.bfloat16  # alone a vector of those is half a line
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("channels", [64, 96, 70, 31])
 def test_pairs_of_vectors_in_channels_last_format(
-    channels: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    channels: int, size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All are lines where the channels are; the others are computed row by row."""
     past_caches(monkeypatch, are_stored=True)
     _, spread = ops(f"pairs_{channels}_{str(dtype).split('.')[1]}")
-    for size in SIZES:
-        got, exact = spread_channels_last(spread, channels, size, dtype)
-        bound = 6 * torch.finfo(dtype).eps * exact.abs().max()
-        assert got.dtype == dtype and (got.double() - exact).abs().max() <= bound, size
+    got, exact = spread_channels_last(spread, channels, size, dtype)
+    bound = 6 * torch.finfo(dtype).eps * exact.abs().max()
+    assert got.dtype == dtype and (got.double() - exact).abs().max() <= bound
 
 
 def test_pairs_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,7 @@ def test_the_same_input_gives_the_same_bytes() -> None:
 
 
 # ---------------------------------------------------------------------------- compiled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("window", [(2, 2), (1, 3), (3, 3)])
 @pytest.mark.usefixtures("threads")
 def test_gradients_alone_have_the_bits_of_those_together(window: tuple[int, int]) -> None:
@@ -228,7 +229,7 @@ def test_gradients_alone_have_the_bits_of_those_together(window: tuple[int, int]
     assert all(map(torch.equal, alone, together))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", FEW_DTYPES)
 @pytest.mark.parametrize("shape", [(33, 61, 8, 8), (300, 1, 8, 8), slow((5, 9, 16, 16))])
 @pytest.mark.usefixtures("processor", "threads")
@@ -260,7 +261,7 @@ def test_gradients_of_windows_side_by_side(
             assert float((gradient.double() - other).abs().max()) <= bound
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", FEW_DTYPES)
 @pytest.mark.parametrize(
     "size", [(8, 8, 3, 1, 1), (7, 5, 3, 1, 1), slow((9, 12, 3, 2, 1)), slow((16, 16, 3, 1, 1))]

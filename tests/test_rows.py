@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import notation_strategies
 import opgen
-from catalogue import CATALOGUE, Entry
+from catalogue import CATALOGUE, Entry, each_but_long
 from notation_strategies import Call
 from opgen.ir.binding import bind
 from opgen.ir.context import facts_of
@@ -104,7 +104,7 @@ IMAGES = [
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("special", [False, True], ids=["generic", "special"])
-@pytest.mark.parametrize("subject", IMAGES, ids=repr)
+@each_but_long(IMAGES)
 @settings(max_examples=2)
 @given(data=st.data())
 def test_channels_may_come_last(special: bool, subject: Entry, data: st.DataObject) -> None:
@@ -141,9 +141,8 @@ def specialised(op: Op, call: Call, sizes: bool) -> Op:
     return special
 
 
-@pytest.mark.parametrize(
-    "subject", [entry for entry in CATALOGUE if entry.differentiable], ids=repr
-)
+@pytest.mark.sampled(2, 1)
+@each_but_long(entry for entry in CATALOGUE if entry.differentiable)
 @settings(max_examples=1)
 @given(data=st.data())
 def test_rows_of_gradients_mean_what_the_notation_means(
@@ -247,7 +246,13 @@ def test_few_rows_are_read_in_turn() -> None:
     assert "h < H, i < 4" in text_of(doubled, r=4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.float32, torch.bfloat16),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (torch.float64, torch.float16)),
+    ],
+)
 def test_rows_of_many_images_in_turn(dtype: torch.dtype) -> None:
     """Of rows that are longer and shorter than a part of them, on one thread and on two."""
     own = opgen.load("specs/depth_to_space.op").depth_to_space

@@ -47,7 +47,10 @@ op with_gaps(x[N,2*H,2*W,C]) -> y[N,H,W,C]
 op weighted(x[N,2*H,2*W,C], weight[2,2,C]) -> y[N,H,W,C]
   y[n,h,w,c] = sum(i in 2, j in 2) x[n, 2*h + i, 2*w + j, c] * weight[i,j,c]
 """
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+DTYPES = [
+    *(torch.float32, torch.bfloat16),
+    *(pytest.param(each, marks=pytest.mark.slow) for each in (torch.float64, torch.float16)),
+]
 ASKED = "#define FETCH(place) __builtin_prefetch(place, 0, 2)"
 NOTED = """const void *fetched[1 << 16];
 int64_t fetches;

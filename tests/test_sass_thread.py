@@ -28,9 +28,18 @@ LIMITS = {
     ("bilinear", torch.bfloat16): 7.4,
     ("unfold", torch.bfloat16): 1.7,
 }
+LIKE_OTHERS = [(name, torch.float32) for name in ("depth_to_space", "depthwise", "transposed")]
+"""Their instructions are counted in another type at once."""
 
 
-@pytest.mark.parametrize(("name", "dtype"), LIMITS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=[pytest.mark.slow] if (name, dtype) in LIKE_OTHERS else [])
+        for name, dtype in LIMITS
+    ],
+    ids=str,
+)
 def test_instructions_for_an_output(name: str, dtype: torch.dtype) -> None:
     (found,) = launched(WORKLOADS[name], dtype)
     line = measured(found, dtype.itemsize)

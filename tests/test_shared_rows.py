@@ -102,6 +102,7 @@ def test_what_is_not_joined(name: str) -> None:
 
 
 # ---------------------------------------------------------------------------- meaning
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", JOINED)
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7])
 def test_the_loops_add_every_term_once(name: str, width: int) -> None:
@@ -167,9 +168,9 @@ SIZES = [
 
 
 USUAL = {
-    torch.float32: range(4),
-    torch.float64: range(4),  # those of PyTorch as well
-    torch.bfloat16: (0, 3),
+    torch.float32: (0, 3),
+    torch.float64: (1,),  # those of PyTorch as well
+    torch.bfloat16: (2,),
     torch.float16: (1,),
 }
 """Steps that are tried at once: types of 16 bits have the loops of float32, and other stores."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import notation_strategies
-from catalogue import CATALOGUE, Entry
+from catalogue import CATALOGUE, Entry, each_but_long
 from opgen.errors import OpgenError, Source
 from opgen.ir.notation import DType, Op, Tensor
 from opgen.ir.show import show, show_file
@@ -38,14 +38,16 @@ def stated(op: Op) -> Op:
     return replace(op, constraints=tuple(c for c in op.constraints if not c.derived))
 
 
-@pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
+@pytest.mark.sampled(2)
+@each_but_long(CATALOGUE)
 def test_printed_specs_read_back_as_the_same_op(subject: Entry) -> None:
     for op in derivatives(checked(subject)):
         (again,) = read(Source(show(op)))
         assert stated(again) == stated(op), show(op)
 
 
-@pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
+@pytest.mark.sampled(2, 1)
+@each_but_long(CATALOGUE)
 def test_gathered_forms_read_back_as_the_same_op(subject: Entry) -> None:
     for op in derivatives(checked(subject)):
         form = gathered_form(op)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catalogue import CATALOGUE, Entry, entry
+from catalogue import CATALOGUE, Entry, each_but_long, entry
 from opgen.algebra.fibre import points
 from opgen.ir.notation import BATCH, Boundary, Op
 from opgen.passes.derive import differentiable
@@ -33,7 +33,7 @@ def family(op: Op, order: int = 2) -> Iterator[Op]:
             yield from family(gradient(op, tensor.name).op, order - 1)
 
 
-@pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
+@each_but_long(CATALOGUE)
 def test_no_gradient_needs_atomics_or_enumeration(subject: Entry) -> None:
     for op in family(checked(subject)):
         for gathered in gather(op):
@@ -121,7 +121,8 @@ def small_enough(gathered: GatheredStatement, op: Op, symbols: dict[str, int]) -
     return work <= WORK
 
 
-@pytest.mark.parametrize("subject", [e for e in CATALOGUE if not e.integers], ids=repr)
+@pytest.mark.sampled(2, 1)
+@each_but_long(e for e in CATALOGUE if not e.integers)
 @settings(max_examples=3)
 @given(data=st.data())
 def test_executed_bodies_are_the_contributing_terms(subject: Entry, data: st.DataObject) -> None:

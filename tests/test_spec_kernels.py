@@ -16,23 +16,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import opgen
-from catalogue import CATALOGUE, Case, Entry
+from catalogue import CATALOGUE, LONG, Case, Entry, each_but
 from opgen.runtime import special
 from opgen.testing.layouts import spread, transposed
 
 WITH_TORCH = [e for e in CATALOGUE if e.torch_equivalent is not None]
 each = pytest.mark.parametrize("subject", WITH_TORCH, ids=repr)
-LONG = ("local_attention", "conv1d", "conv3d", "conv_transpose1d", "group_norm")
-"""They take a quarter of the time of all; those beside them in their specs go the same ways."""
-
-each_but_long = pytest.mark.parametrize(
-    "subject",
-    [
-        pytest.param(entry, marks=[pytest.mark.slow] if entry.op in LONG else [])
-        for entry in WITH_TORCH
-    ],
-    ids=repr,
-)
+LIKE_OTHERS = ("upsample_bilinear_size", "upsample_nearest_exact", "shift_sum_masked")
+LIKE_OTHERS += ("space_to_depth", "pad_replicate", "pad_circular")
+LIKE_OTHERS += ("unfold_conv", "conv_depth_to_space")
+"""Others of their specs, or `conv2d`, go the same ways; the results are compared of all."""
 
 
 @cache
@@ -60,7 +53,7 @@ def leaves(subject: Entry, tensors: dict[str, torch.Tensor]) -> list[torch.Tenso
     return found
 
 
-@each_but_long
+@each_but(LONG + LIKE_OTHERS, WITH_TORCH)
 @settings(max_examples=4, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_forward_and_two_backwards(

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catalogue import CATALOGUE, SPECS, Case, Entry, entry
+from catalogue import CATALOGUE, SPECS, Case, Entry, each_but_long, entry
 from opgen.ir.binding import Array
 from opgen.ir.notation import Op
 from spec_calls import (
@@ -111,7 +111,8 @@ def random_like(value: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.randn(value.shape, generator=generator, dtype=torch.float64)
 
 
-@each_differentiable
+@pytest.mark.sampled(2)
+@each_but_long(WITH_TORCH)
 @SOME
 @given(data=st.data())
 def test_adjoints_are_those_of_torch(subject: Entry, data: st.DataObject) -> None:
@@ -139,7 +140,8 @@ def test_adjoints_are_those_of_torch(subject: Entry, data: st.DataObject) -> Non
         close(got, expected.numpy(), scale)
 
 
-@each_differentiable
+@pytest.mark.sampled(2, 1)
+@each_but_long(WITH_TORCH)
 @FEW
 @given(data=st.data())
 def test_second_derivatives_are_those_of_torch(subject: Entry, data: st.DataObject) -> None:

@@ -34,7 +34,7 @@ def image(*shape: int, dtype: torch.dtype) -> Tensor:
     return made.contiguous(memory_format=format_)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("images", "channels"), [(2, 1), (2, 7), (92, 5), (12, 40)])
 @pytest.mark.parametrize("counts", [True, False])
@@ -57,6 +57,7 @@ def test_gradients_of_means(
         torch.testing.assert_close(got.double(), wanted, rtol=0, atol=tolerance)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(2, 7, 3, 5, 6), (9, 40, 4, 5, 6)], ids=str)
 def test_volumes(shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -86,6 +86,7 @@ def test_gradients_of_images_enlarged(shape: tuple[int, ...]) -> None:
     assert torch.equal(got, torch.autograd.grad(expected, x, grad)[0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(1, 4, 4), (2, 3, 16), (1, 1, 5)])
 @pytest.mark.parametrize("padding", [(1, 1, 1, 1), (3, 0, 0, 2)])
 def test_gradients_of_images_continued(

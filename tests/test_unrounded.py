@@ -143,16 +143,24 @@ def test_upsampling(layout: str, processor: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "layout", [pytest.param("contiguous", marks=pytest.mark.slow), "channels_last"]
 )
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *(pytest.param(size, marks=pytest.mark.slow) for size in SIZES[:2]),
+        SIZES[2],
+        (2, 1061, 2, 4),  # Many channels have kernels that compute both gradients, in pairs.
+    ],
+    ids=str,
+)
 def test_transposed_convolutions(
-    layout: str, processor: str, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], layout: str, processor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One product for each cell, exact but for the rounding of the result; weights stay casts."""
     monkeypatch.setenv("OPGEN_CFLAGS", FLAGS[processor])
     name = f"unrounded_transposed_{layout}_{processor}"
     found = module("conv_transpose", "conv_transpose2d", name)
     up = getattr(found, name)
-    # Many channels have kernels that compute both gradients, two vectors at a time.
-    for shape, threads in itertools.product([*SIZES[:3], (2, 1061, 2, 4)], (1, 2)):
+    for threads in (1, 2):
         torch.set_num_threads(threads)
         channels = shape[1]
         x = torch.randint(-300, 300, shape).float().to(memory_format=FORMATS[layout])
@@ -183,33 +191,35 @@ def test_transposed_convolutions(
 @pytest.mark.parametrize(
     "layout", [pytest.param("contiguous", marks=pytest.mark.slow), "channels_last"]
 )
-def test_windows_that_overlap_are_cast_as_ever_or_rounded_alike(layout: str) -> None:
+@pytest.mark.parametrize("shape", [SIZES[1], pytest.param(SIZES[2], marks=pytest.mark.slow)])
+def test_windows_that_overlap_are_cast_as_ever_or_rounded_alike(
+    shape: tuple[int, ...], layout: str
+) -> None:
     name = f"unrounded_conv_{layout}"
     found = module("conv", "conv2d", name)
-    for shape in SIZES[1:3]:
-        channels = shape[1]
-        x = torch.randint(-9, 9, shape).float().to(memory_format=FORMATS[layout])
-        x += 2**-10  # rounded away
-        weight = torch.randint(-3, 3, (channels, 1, 3, 3)).float() * (1 + 2**-10)
-        leaves = [x.clone(memory_format=torch.preserve_format), weight.clone()]
-        rounded = [each.to(torch.bfloat16).double().requires_grad_() for each in leaves]
-        for each in leaves:
-            each.requires_grad_()
-        exact = F.conv2d(*rounded, padding=1, groups=channels)
-        with autocast():
-            with torch.no_grad():
-                plain = getattr(found, name)(x, weight, padding=1, groups=channels)
-            y = getattr(found, name)(*leaves, padding=1, groups=channels)
-        assert torch.equal(plain, exact.detach().float().to(torch.bfloat16))
-        assert torch.equal(y, plain)
-        cotangent = torch.randint(-2, 2, y.shape).to(torch.bfloat16)
-        got = torch.autograd.grad(y, leaves, cotangent)
-        expected = torch.autograd.grad(exact, rounded, cotangent.double())
-        for own, other in zip(got, expected, strict=True):
-            limit = 2**-7 * other.abs().max()
-            assert own.dtype == torch.float32
-            assert (own.double() - other).abs().max() <= limit
-            assert torch.equal(own, own.to(torch.bfloat16).float())
+    channels = shape[1]
+    x = torch.randint(-9, 9, shape).float().to(memory_format=FORMATS[layout])
+    x += 2**-10  # rounded away
+    weight = torch.randint(-3, 3, (channels, 1, 3, 3)).float() * (1 + 2**-10)
+    leaves = [x.clone(memory_format=torch.preserve_format), weight.clone()]
+    rounded = [each.to(torch.bfloat16).double().requires_grad_() for each in leaves]
+    for each in leaves:
+        each.requires_grad_()
+    exact = F.conv2d(*rounded, padding=1, groups=channels)
+    with autocast():
+        with torch.no_grad():
+            plain = getattr(found, name)(x, weight, padding=1, groups=channels)
+        y = getattr(found, name)(*leaves, padding=1, groups=channels)
+    assert torch.equal(plain, exact.detach().float().to(torch.bfloat16))
+    assert torch.equal(y, plain)
+    cotangent = torch.randint(-2, 2, y.shape).to(torch.bfloat16)
+    got = torch.autograd.grad(y, leaves, cotangent)
+    expected = torch.autograd.grad(exact, rounded, cotangent.double())
+    for own, other in zip(got, expected, strict=True):
+        limit = 2**-7 * other.abs().max()
+        assert own.dtype == torch.float32
+        assert (own.double() - other).abs().max() <= limit
+        assert torch.equal(own, own.to(torch.bfloat16).float())
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def compared(
     return one, other
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("few_terms")
 @pytest.mark.parametrize("is_last", [False, True], ids=["rows", "channels last"])
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -343,7 +343,9 @@ def test_any_strides(name: str) -> None:
         agrees(own, exact, torch.float32)
 
 
-@pytest.mark.parametrize("flags", ["-march=x86-64", "-march=x86-64-v3"])
+@pytest.mark.parametrize(
+    "flags", [pytest.param("-march=x86-64", marks=pytest.mark.slow), "-march=x86-64-v3"]
+)
 def test_other_processors(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGEN_CFLAGS", f"-O1 {flags}")
     conv = module(f"planes_for_other_processors_{flags.count('v3')}")
