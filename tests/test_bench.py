@@ -260,7 +260,6 @@ def test_contenders_of_a_row_agree_on_a_gpu(row: Row) -> None:
 
 
 # ---------------------------------------------------------------------------- layout copies
-@pytest.mark.slow  # a whole network; what counts its copies is tested at once
 def test_no_copy_around_the_shuffle() -> None:
     name = "EDSR-like net [1,3,180,320] channels_last"
     result = measure(ROWS[name], Direction.FORWARD, CPU, shape=(1, 3, 180, 320), budget=0)

@@ -133,7 +133,6 @@ def compare(spec: Path, directory: Path, dtypes: tuple[str, ...]) -> tuple[int, 
     return numbers, refusals
 
 
-@pytest.mark.slow  # a library of another op is compared at once, in test_solved_sizes
 def test_a_library_gives_what_python_gives(tmp_path: Path) -> None:
     numbers, refusals = compare(SPECS / "embedding.op", tmp_path, ("float32",))
     assert numbers > 20
