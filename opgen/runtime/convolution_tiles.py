@@ -3,8 +3,8 @@
 The library multiplies blocks of 16 channels whether so many are there or not. Tiles take as many
 channels as there are: tiles of results, or of gradients of images (`convolution_tiles_result`), and
 of gradients of weights (`convolution_tiles_weight`). What they compute for nothing is the padding
-at the ends of rows. Where that is less, they are faster: 1.3 to 4 times for fewer than 16 channels,
-or numbers of them between multiples of 16, on the machine of benchmarks/README.md.
+at the ends of rows. Where that is less, they are faster: 1.3 to 3.5 times for fewer than 16
+channels, or numbers of them between multiples of 16, on the machine of benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -29,20 +29,29 @@ if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call
     from opgen.runtime.library import Case, Sizes
 
-_BLOCK = 16
+BLOCK = 16
 """Channels of a block of the library."""
 
-_MOST_TAPS = 16
-"""Through windows of more, what the library needs to bring tensors into its order shows less."""
+FEW = 64
+"""From how many products of channels in a group on the library is faster than generated kernels."""
 
-_SLOWER = 0.85
+_TAPS = range(4, 17)
+"""Through windows of fewer taps, rows are copied for too few products; through more, what the
+library needs to bring tensors into its order shows less."""
+
+_FULL = 0.85
 """The rate of tiles beside that of full blocks: they order the weight, and copy rows."""
 
 _IN_GROUPS = 0.8
 """The rate of blocks whose channels are one group of several."""
 
 _MOST_NUMBERS = 8 * STRIP_NUMBERS
-"""The most that one row of a result reads."""
+"""The most that is read for one row of a result, or of a cotangent."""
+
+_FEWEST = 9
+_LEAST_WORK = 2**20
+"""How many products of channels, and how many in all, tiles are worth where there are too few for
+the library: otherwise generated kernels are faster, which copy no rows."""
 
 
 class Target(Enum):
@@ -62,13 +71,13 @@ _FEWEST_TAPS = 4
 _LEAST_WORK = 2**20
 """How many of them, how many taps, and how many products in all tiles are worth it then."""
 
-_RESULT = "opgen_tiles", RESULT
-_PARTS = {
-    Target.RESULT: _RESULT,
-    Target.IMAGE: _RESULT,
+_FUNCTIONS = {
+    Target.RESULT: ("opgen_tiles", RESULT),
+    Target.IMAGE: ("opgen_tiles", RESULT),
     Target.WEIGHT: ("opgen_weight_tiles", WEIGHT),
 }
-"""The functions, of two tensors, a bias or none, what is computed, and integers; their sources."""
+"""Their names and sources. They take the addresses of two tensors, of a bias or none, of what is
+computed, and of the integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +125,7 @@ def _tiles(case: Case, target: Target, weight: torch.Tensor | None) -> Tiles | N
         return None
     steps = torch.empty(case.weight, device="meta").stride() if weight is None else weight.stride()
     about = _gradient(case, steps) if target is Target.IMAGE else _result(case, steps)
-    if not _is_worth(about) or function(target) is None:
+    if not _is_worth(about, target) or function(target) is None:
         return None
     shape = {Target.IMAGE: case.image, Target.WEIGHT: case.weight}.get(target, case.result)
     return Tiles(target, about, shape, torch.empty(shape, device="meta").stride())
@@ -174,23 +183,24 @@ def _gradient(case: Case, steps: Sequence[int]) -> Tiled:
     )
 
 
-def _is_worth(about: Tiled) -> bool:
+def _is_worth(about: Tiled, target: Target) -> bool:
     """Whether more of what tiles compute is wanted than of what the library does."""
     pitch = about.width + 2 * about.padding_columns
     columns = pitch - about.dilation_columns * (about.tap_columns - 1)
     held = 1 + about.dilation_rows * (about.tap_rows - 1)
     taps = about.tap_rows * about.tap_columns
+    if taps not in _TAPS:
+        return False
     products = about.channels * about.results
-    if products < _FEW:
+    if products < FEW:
         cells = about.images * about.groups * about.height * about.width
-        if products < _FEWEST or taps < _FEWEST_TAPS or cells * products * taps < _LEAST_WORK:
+        if products < _FEWEST or cells * products * taps < _LEAST_WORK:
             return False
-    if taps > _MOST_TAPS:
+    planes = about.channels + (about.results if target is Target.WEIGHT else 0)
+    if planes * held * pitch > _MOST_NUMBERS:
         return False
-    if about.channels * held * pitch > _MOST_NUMBERS:
-        return False
-    own = _SLOWER * columns / pitch * _part(about.results, _tile(about.results))
-    blocks = _part(about.channels, _BLOCK) * _part(about.results, _BLOCK)
+    own = _FULL * columns / pitch * _part(about.results, _tile(about.results))
+    blocks = _part(about.channels, BLOCK) * _part(about.results, BLOCK)
     return own > blocks * (1 if about.groups == 1 else _IN_GROUPS)
 
 
@@ -209,29 +219,30 @@ def computed(
     plan: Tiles, one: torch.Tensor, other: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor | None:
     """The result of image and weight, or the gradient of the image of cotangent and weight, or that
-    of the weight of image and cotangent; None where there is no memory for what it takes meanwhile.
+    of the weight of image and cotangent; None where it cannot be: for want of memory, or of strides
+    that the plan is for.
     """
+    given = [None if each is None else as_memory(each) for each in (one, other, bias)]
+    for before, after in zip((one, other, bias), given, strict=True):
+        if before is not None and after is not None and before.stride() != after.stride():
+            return None  # a copy of a view that negates: it lies otherwise than the plan says
     target = kept_memory.empty_strided(plan.shape, plan.strides, one.dtype)
     words = (ctypes.c_int64 * len(plan.about))(*plan.about)
-    given = [None if each is None else as_memory(each) for each in (one, other, bias)]
     addresses = [None if each is None else each.data_ptr() for each in given]
     is_done = function(plan.target)(*addresses, target.data_ptr(), words)
     return target if is_done else None
 
 
 def function(target: Target) -> Any:
-    """The function of ctypes; None without a compiler, or one for AVX512.
-
-    BuildError where there is one that fails.
-    """
-    return _function(*_PARTS[target])
+    """The function of ctypes; None where it cannot be built: the library is as right."""
+    return _function(*_FUNCTIONS[target])
 
 
 @functools.cache
 def _function(name: str, part: str) -> Any:
     try:
         library = build.library(convolution_tiles_source.source(part))
-    except build.NoCompilerError:
+    except (OSError, build.BuildError):
         return None
     found = getattr(library, name, None)
     if found is not None:

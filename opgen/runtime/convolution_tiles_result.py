@@ -77,13 +77,13 @@ static void compute_strip(const Shared *all, const Strip *strip, int64_t point)
 {
     const Tiled *about = all->about;
     const int64_t part = point % all->strips, group = point / all->strips % about->groups;
-    const int64_t channels = point / all->strips;  /* groups of all images */
+    const int64_t place = point / all->strips;  /* among groups of all images */
     const int64_t top = part * all->together, left = all->rows - top;
     const int64_t rows = left < all->together ? left : all->together;
     const int64_t cells = all->rows * all->columns;
     const float *weights = all->weights + group * all->group_weights;
-    float *result = all->result + channels * about->results * cells;
-    fill(all, strip, all->image + channels * about->channels * about->height * about->width,
+    float *result = all->result + place * about->results * cells;
+    fill(all, strip, all->image + place * about->channels * about->height * about->width,
          top, rows);
     const int64_t vectors = find_pixels(all, strip, top, rows);
     for (int64_t at = 0; at < about->results;) {

@@ -32,6 +32,9 @@ of which AVX512 has 32."""
 class Tiled(NamedTuple):
     """The geometry of a call, in this order; channels and results are those of a group.
 
+    Of the gradient of an image it is that of the convolution of the cotangent, which is the image
+    here, with the window turned round: results are channels of what is the image elsewhere.
+
     Numbers of the weight are `weight_at` elements from its first one, and as many from each other
     as the steps say: negative ones turn a window round.
     """
@@ -66,7 +69,7 @@ _COMMON = r"""#define _GNU_SOURCE
 #ifdef __AVX512F__
 TILED
 enum { LANES = 16, RESULTS = MOST_RESULTS, VECTORS = MOST_VECTORS, LINE = 64 };
-enum { STRIP = STRIP_NUMBERS, WEIGHT_STRIP = 4 * STRIP, MOST_PIXELS = 4096 };
+enum { STRIP = STRIP_NUMBERS, WEIGHT_STRIP = 4 * STRIP, MOST_PIXELS = 4096, FEW_PIXELS = 1024 };
 enum { PARTS_IN_ALL = 16 };  /* of the sums of a weight's gradient, about */
 enum { LITTLE = 1 << 20 };  /* products that are not worth waking a thread */
 #define KERNEL __attribute__((always_inline)) static inline
@@ -150,18 +153,26 @@ static void find_taps(const Shared *all, int64_t *taps)
 
 /* The memory of a thread, for strips of all calls; it goes with the thread. */
 static pthread_key_t own_key;
-__attribute__((constructor)) static void make_key(void) { pthread_key_create(&own_key, free); }
+static int has_key;
+__attribute__((constructor)) static void make_key(void)
+{
+    has_key = !pthread_key_create(&own_key, free);
+}
 
 static char *own_memory(size_t bytes)
 {
+    if (!has_key) return NULL;
     size_t *own = pthread_getspecific(own_key);
-    if (!own || *own < bytes) {
+    if (own && *own >= bytes) return (char *)own + LINE;
+    free(own);
+    own = aligned_alloc(LINE, (bytes + 2 * LINE - 1) / LINE * LINE);
+    if (pthread_setspecific(own_key, own)) {
         free(own);
-        own = aligned_alloc(LINE, (bytes + 2 * LINE - 1) / LINE * LINE);
-        pthread_setspecific(own_key, own);
-        if (!own) return NULL;
-        *own = bytes;
+        own = NULL;
+        pthread_setspecific(own_key, NULL);
     }
+    if (!own) return NULL;
+    *own = bytes;
     return (char *)own + LINE;
 }
 
@@ -179,7 +190,8 @@ static Shared shared_of(const float *image, const Tiled *about, int64_t pixels, 
     all.columns = all.pitch - across;
     int64_t most = pixels / all.pitch - reach;
     const int64_t fair = (all.rows + fewest - 1) / fewest;
-    if (most > fair) most = fair > 2 * reach ? fair : 2 * reach;
+    const int64_t enough = fair > 2 * reach ? fair : 2 * reach;
+    if (most > enough) most = enough;
     if (most < 1) most = 1;
     if (most > all.rows) most = all.rows;
     all.strips = (all.rows + most - 1) / most;

@@ -77,8 +77,9 @@ static void fill_cotangent(
     }
 }
 
+/* `place` counts groups of all images. */
 static void add_strip(
-    const Gradient *all, const Strip *strip, float *cotangent, int64_t plane, int64_t channels,
+    const Gradient *all, const Strip *strip, float *cotangent, int64_t plane, int64_t place,
     int64_t part, float *sums)
 {
     const Shared *shared = &all->shared;
@@ -88,9 +89,9 @@ static void add_strip(
     const int64_t vectors = (rows * shared->pitch + LANES - 1) / LANES;
     const int64_t step = about->channels * shared->taps;
     const int64_t cells = shared->rows * shared->columns;
-    fill(shared, strip, shared->image + channels * about->channels * about->height * about->width,
+    fill(shared, strip, shared->image + place * about->channels * about->height * about->width,
          top, rows);
-    fill_cotangent(shared, all->cotangent + channels * about->results * cells
+    fill_cotangent(shared, all->cotangent + place * about->results * cells
                    + top * shared->columns, cotangent, plane, rows);
     for (int64_t at = 0, count; at < about->results; at += count) {
         const int64_t there = about->results - at;
@@ -131,8 +132,8 @@ static void take_parts(void *data)
         if (__atomic_load_n(&shared->failed, __ATOMIC_RELAXED)) return;
         const int64_t group = point / all->parts, part = point % all->parts;
         for (int64_t at = part * strips / all->parts; at < (part + 1) * strips / all->parts; at++) {
-            const int64_t channels = at / shared->strips * about->groups + group;
-            add_strip(all, &strip, cotangent, plane, channels, at % shared->strips,
+            const int64_t place = at / shared->strips * about->groups + group;
+            add_strip(all, &strip, cotangent, plane, place, at % shared->strips,
                       all->sums + point * all->size);
         }
     }
@@ -149,7 +150,10 @@ int64_t opgen_weight_tiles(
     /* Long strips, as sums of lanes are added up for each, of which a cache holds both tensors. */
     const int64_t both = about->channels + about->results, held = WEIGHT_STRIP / both;
     const int64_t pixels = held < MOST_PIXELS ? held : MOST_PIXELS;
-    Gradient all = {shared_of(image, about, pixels, 1), cotangent};
+    /* Few images are cut for threads, whose number must not change the order of sums. */
+    const int64_t each = about->images * about->groups, wanted = (PARTS_IN_ALL + each - 1) / each;
+    const int64_t most = (about->height * about->width + FEW_PIXELS - 1) / FEW_PIXELS;
+    Gradient all = {shared_of(image, about, pixels, wanted < most ? wanted : most), cotangent};
     const Shared *shared = &all.shared;
     const int64_t strips = about->images * shared->strips;
     all.size = about->results * about->channels * shared->taps;

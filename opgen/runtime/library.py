@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from opgen.runtime.description import Convolution
     from opgen.runtime.evaluation import Call
 
-_LEAST_CHANNELS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
+_LEAST_CHANNELS = {torch.float32: convolution_tiles.FEW, torch.bfloat16: 4, torch.float16: 4}
 """From how many products of channels in a group on the library is faster, by element type."""
 
 _LEAST_CHANNELS_LAST = {torch.float32: 2, torch.bfloat16: 1, torch.float16: 4}
@@ -41,7 +41,7 @@ _MOST_PIXELS = 3 * 2**10
 """The most pixels of an image, its result and its filter for which such kernels are made, see
 `passes.wide_windows`: they take a quarter to two thirds of the library's time."""
 
-_VECTOR = 16
+_VECTOR = convolution_tiles.BLOCK
 """The fewest channels that fill a vector of the library."""
 
 _UNEVEN = range(_VECTOR // 2 + 1, 3 * _VECTOR // 2 + 1)
