@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from opgen.bench import agreement, limits, machine, recycle, statistics, tables, timing
-from opgen.bench.calls import OPGEN, calls_of, drawn_like, result_like
+from opgen.bench.calls import OPGEN, calls_of, drawn_like, result_like, surroundings
 from opgen.bench.measure import COPY
 from opgen.bench.report import milliseconds
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload
@@ -219,7 +219,8 @@ def measure(bound: Bound, row: Row, shape: Shape, budget: float, folder: Path) -
     }
     recycle.settle(calls.values())
     references = set(calls) - {OPGEN}
-    rounds = timing.in_turn(calls, timing.clock_of(CPU), budget, {OPGEN}, references)
+    with surroundings(workload, bound.direction):
+        rounds = timing.in_turn(calls, timing.clock_of(CPU), budget, {OPGEN}, references)
     return {name: statistics.median(rounds.seconds(name)) for name in calls}
 
 

@@ -165,6 +165,41 @@ def test_pairs_of_vectors_in_channels_last_format(
     assert got.dtype == dtype and (got.double() - exact).abs().max() <= bound
 
 
+def both_gradients(spread: object, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Those of the image and the filter in one call, and the same in float64."""
+    assert callable(spread)
+    # Channels enough for the image's to be computed within the sums for the filter's.
+    x, weight = torch.randn(3, 520, 8, 8), torch.randn(520, 1, 2, 2)
+    own = [each.to(dtype).requires_grad_() for each in (x, weight)]
+    exact = [each.to(dtype).double().requires_grad_() for each in (x, weight)]
+    y = spread(*own, stride=2, groups=520)
+    theirs = F.conv_transpose2d(*exact, stride=2, groups=520)
+    cotangent = cotangent_like(y)
+    return (
+        list(torch.autograd.grad(y, own, cotangent)),
+        list(torch.autograd.grad(theirs, exact, cotangent.double())),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_that_share_a_pass(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    past_caches(monkeypatch, are_stored=True)
+    _, spread = ops(f"shared_{str(dtype).split('.')[1]}")
+    for got, exact in zip(*both_gradients(spread, dtype), strict=True):
+        bound = 6 * torch.finfo(dtype).eps * exact.abs().max()
+        assert got.dtype == dtype and (got.double() - exact).abs().max() <= bound
+
+
+def test_gradients_that_share_a_pass_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that get lost are missed, where there are instructions for planes."""
+    has_planes = "avx512bw" in Path("/proc/cpuinfo").read_text()
+    past_caches(monkeypatch, are_stored=False)
+    _, spread = ops("shared_lost")
+    images, filters = zip(*both_gradients(spread, torch.float32), strict=True)
+    assert torch.allclose(images[0].double(), images[1], rtol=0.1, atol=0.1) != has_planes
+    assert torch.allclose(filters[0].double(), filters[1], rtol=1e-4, atol=1e-4)
+
+
 def test_pairs_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that get lost are missed, where there are instructions for pairs."""
     has_pairs = "avx512f" in Path("/proc/cpuinfo").read_text()

@@ -125,6 +125,27 @@ void set_cache(int64_t bytes) { largest_cache = bytes; }
         assert library.written(pointer, ctypes.c_int64(1 << 20)) == 0
 
 
+def test_memory_that_the_caches_hold_is_asked_about_now_and_then() -> None:
+    source = """
+int ready(void *memory, int64_t bytes) { return is_ready(memory, bytes); }
+void set_cache(int64_t bytes) { largest_cache = bytes; }
+"""
+    library = build.library(prelude.C + prelude.bindings("f32", "f32", {}) + source)
+    size = 16 << 20
+    count = ctypes.c_int64(size)
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        pointer = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+        for cache, calls in ((2 * size, 15), (size, 0)):
+            library.set_cache(ctypes.c_int64(cache))
+            memory.madvise(mmap.MADV_DONTNEED)
+            assert library.ready(pointer, count) == 0
+            memory[:] = bytes(size)
+            assert library.ready(pointer, count) == 1
+            memory.madvise(mmap.MADV_DONTNEED)
+            assert [library.ready(pointer, count) for _ in range(calls + 1)] == [1] * calls + [0]
+            assert library.ready(pointer, count) == 0
+
+
 @pytest.mark.parametrize(
     ("name", "steps"),
     [

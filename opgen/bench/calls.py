@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -54,6 +55,20 @@ def calls_of(
     return calls
 
 
+@contextlib.contextmanager
+def surroundings(workload: Workload, direction: Direction) -> Iterator[None]:
+    """What all calls in a direction run in: entered once around many, they are what is timed.
+
+    To enter them for each takes as long as a small op, and `copy_` beside it does not need them.
+    No contender gains by what autocast keeps: that is casts of parameters, which no input is.
+    """
+    if direction is Direction.BACKWARD:
+        yield
+        return
+    with torch.no_grad(), autocast(workload.device, workload.autocast):
+        yield
+
+
 def _run(contender: Contender, workload: Workload, inputs: Sequence[Tensor]) -> Tensor:
     with contender.settings(), autocast(workload.device, workload.autocast):
         return contender.function(*inputs)
@@ -62,8 +77,14 @@ def _run(contender: Contender, workload: Workload, inputs: Sequence[Tensor]) -> 
 def _forward(
     contender: Contender, workload: Workload, inputs: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    with torch.no_grad():
-        return (_run(contender, workload, inputs),)
+    casts = workload.autocast is not None
+    if torch.is_grad_enabled() or casts > torch.is_autocast_enabled(workload.device.type):
+        with surroundings(workload, Direction.FORWARD):
+            return _forward(contender, workload, inputs)
+    if contender.settings is contextlib.nullcontext:
+        return (contender.function(*inputs),)
+    with contender.settings():
+        return (contender.function(*inputs),)
 
 
 def _backward(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opgen.bench import agreement, compiler, limits, placement, recycle, statistics, timing
-from opgen.bench.calls import OPGEN, calls_of, result_like
+from opgen.bench.calls import OPGEN, calls_of, result_like, surroundings
 from opgen.bench.precision import in_tf32
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload
 from opgen.bench.statistics import Ratio
@@ -118,9 +118,10 @@ def measure(
     copies = limits.copies(moved, device)
     both = {**calls, COPY: copies.recycled, FRESH_COPY: copies.fresh}
     held = placement.elsewhere() if device.type == "cpu" else object
-    rounds = timing.in_turn(
-        both, timing.clock_of(device), budget, {OPGEN}, {COPY, FRESH_COPY}, held
-    )
+    with surroundings(workload, direction):
+        rounds = timing.in_turn(
+            both, timing.clock_of(device), budget, {OPGEN}, {COPY, FRESH_COPY}, held
+        )
     times = {name: statistics.median(rounds.seconds(name)) for name in both}
     return Result(
         row=row,
@@ -196,7 +197,8 @@ def recycled(result: Result, device: torch.device, budget: float) -> Result:
     calls.update(calls_of(workload, contenders, result.direction))
     calls[COPY] = limits.copies(result.moved, device).recycled
     recycle.settle(calls.values())
-    rounds = timing.in_turn(calls, timing.clock_of(device), budget, {OPGEN}, {COPY})
+    with surroundings(workload, result.direction):
+        rounds = timing.in_turn(calls, timing.clock_of(device), budget, {OPGEN}, {COPY})
     times = {name: statistics.median(rounds.seconds(name)) for name in calls}
     return replace(result, recycled=times)
 

@@ -13,8 +13,8 @@ from typing import Final
 
 from opgen.emit.emitter import ScopeEmitter
 from opgen.emit.plane_vectors import PlanePrinter, halved
-from opgen.ir.loop_parts import loads_of
-from opgen.ir.loops import Elements, Guest, Kernel, Planes, walk
+from opgen.ir.loop_parts import is_last, loads_of
+from opgen.ir.loops import Elements, Guest, Kernel, Planes, Program, walk
 from opgen.ir.plane import LANES, Plane, PlaneSums, Run, picked_in, sources
 
 FEW_TERMS: Final = 4
@@ -29,8 +29,8 @@ HAVE: Final = {
 """The macros that are 1 where there are instructions that pick elements."""
 
 
-def print_plane(emitter: ScopeEmitter, plane: Plane) -> None:
-    """The cells of a point."""
+def print_plane(emitter: ScopeEmitter, plane: Plane, streams: str = "") -> None:
+    """The cells of a point; `streams` says whether they are stored past the caches, if they may."""
     is_little = all(len(cells.terms) <= FEW_TERMS for cells in plane.cells)
     fetches = not is_little and _reads_most(plane) and _reads_alone(emitter, plane)
     printer = PlanePrinter(emitter, plane.target.tensor, plane.copies, fetches, is_little)
@@ -40,16 +40,32 @@ def print_plane(emitter: ScopeEmitter, plane: Plane) -> None:
     if emitter.coarse is not None and emitter.kernel.plane is plane and is_little:
         printer.look_at(emitter.coarse)
     target = emitter.printer.cell(plane.target.tensor, plane.target.indices)
-    if emitter.streams and emitter.kernel.plane is plane:
-        printer.goes_past = emitter.scope.fresh("past")
-        test = f"{emitter.streams} && (uintptr_t)&{target} % LINE == 0"
-        emitter.write(f"const int {printer.goes_past} = {test};")
+    if streams:
+        printer.goes_past = _goes_past(emitter, streams, target)
     for is_single, runs in itertools.groupby(plane.runs, lambda run: run.count == 1):
         if is_single:
             printer.run(Run(tuple(cells for run in runs for cells in run.cells)), target)
             continue
         for run in runs:
             printer.run(run, target)
+
+
+def _goes_past(emitter: ScopeEmitter, streams: str, target: str) -> str:
+    """The variable that says whether the vectors from a cell on are stored past the caches."""
+    name = emitter.scope.fresh("past")
+    emitter.write(f"const int {name} = {streams} && (uintptr_t)&{target} % LINE == 0;")
+    return name
+
+
+def stores_planes(kernel: Kernel, program: Program) -> bool:
+    """Whether these are vectors of planes, in a kernel that does little else than move numbers."""
+    plane = kernel.plane
+    if plane is None or plane.copies or not is_last(kernel, program):
+        return False
+    if any(len(cells.terms) > FEW_TERMS for cells in plane.cells):
+        return False
+    steps = [cells.first for cells in plane.cells] + [run.step for run in plane.runs]
+    return all(step % LANES == 0 for step in steps)
 
 
 def print_sums(emitter: ScopeEmitter, sums: PlaneSums) -> None:
@@ -112,6 +128,7 @@ def _print_rounds(
     along: tuple[Guest, Kernel] | None = None,
 ) -> None:
     """A loop that adds to `totals`, with the cells of a guest, which share what is loaded."""
+    past = "" if along is None else _guest_goes_past(emitter, *along)
     name = emitter.scope.fresh("round")
     emitter.write(f"for (int64_t {name} = 0; {name} < {sums.count}; {name}++) {{")
     inner = emitter.inner()
@@ -126,17 +143,35 @@ def _print_rounds(
         guest, kernel = along
         assert kernel.plane is not None
         (run,), target = kernel.plane.runs, kernel.plane.target
-        names = inner.printer.names
-        point = {axis: emitter.text(value) for axis, value in guest.point}
-        there = replace(names, symbols={**names.symbols, **point})
-        own = replace(inner, printer=replace(inner.printer, names=there))
+        own = _at_point(inner, guest)
         is_little = len(run.cells[0].terms) <= FEW_TERMS
-        cells = replace(printer, emitter=own, target=target.tensor, is_little=is_little)
+        cells = replace(
+            printer, emitter=own, target=target.tensor, is_little=is_little, goes_past=past
+        )
         cells.cells(run.cells[:1], own.printer.cell(target.tensor, target.indices), run.step)
     for accumulator, term in sums.terms:
         printer.total = totals[accumulator]
         printer.term(term)
     emitter.write("}")
+
+
+def _guest_goes_past(emitter: ScopeEmitter, guest: Guest, kernel: Kernel) -> str:
+    """The variable that says whether a guest's cells are stored past the caches, if they may."""
+    streams = _streams_of_guest(emitter, kernel)
+    if not streams:
+        return ""
+    assert kernel.plane is not None
+    target = kernel.plane.target
+    there = _at_point(emitter, guest).printer
+    return _goes_past(emitter, streams, there.cell(target.tensor, target.indices))
+
+
+def _at_point(emitter: ScopeEmitter, guest: Guest) -> ScopeEmitter:
+    """An emitter of what a guest does at a point of its host."""
+    names = emitter.printer.names
+    point = {axis: emitter.text(value) for axis, value in guest.point}
+    there = replace(names, symbols={**names.symbols, **point})
+    return replace(emitter, printer=replace(emitter.printer, names=there))
 
 
 def print_guest(emitter: ScopeEmitter, guest: Guest) -> None:
@@ -152,9 +187,15 @@ def print_guest(emitter: ScopeEmitter, guest: Guest) -> None:
         inner.printer.names.symbols[name] = emitter.text(value)
     emitter.write(f"#if {HAVE[_elements(kernel)]}")
     emitter.write(f"if ({emitter.guest}) {{")
-    print_plane(inner, kernel.plane)
+    print_plane(inner, kernel.plane, _streams_of_guest(emitter, kernel))
     emitter.write("}")
     emitter.write("#endif")
+
+
+def _streams_of_guest(emitter: ScopeEmitter, kernel: Kernel) -> str:
+    """What says in a host whether a guest's cells are stored past the caches, if they may."""
+    may = stores_planes(kernel, emitter.printer.program)
+    return f"{emitter.guest}->streams" if may else ""
 
 
 def _elements(kernel: Kernel) -> Elements:

@@ -116,7 +116,7 @@ class PointEmitter(Emitter):
     def inner_body(self) -> None:
         """The body at one point."""
         if self.kernel.plane is not None:
-            print_plane(self, self.kernel.plane)
+            print_plane(self, self.kernel.plane, self.streams)
             return
         if isinstance(self.kernel.only, Short) and self.kernel.only.holds:
             self.write("NOT_A_VECTOR;")

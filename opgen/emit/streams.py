@@ -14,10 +14,9 @@ from typing import Final
 
 from opgen.algebra.poly import Poly
 from opgen.emit.lane_pairs import in_pairs
-from opgen.emit.planes import FEW_TERMS
-from opgen.ir.loop_parts import goes_along, read_by
+from opgen.emit.planes import stores_planes
+from opgen.ir.loop_parts import goes_along, is_last
 from opgen.ir.loops import AtomicAdd, Blocks, Kernel, Lanes, Program, Row, Short, Store, walk
-from opgen.ir.plane import LANES
 
 FEWEST: Final = 32
 """Lines that are known to have fewer elements are not worth the buffer."""
@@ -42,7 +41,7 @@ def lines(node: Lanes, kernel: Kernel, program: Program) -> tuple[Line, ...]:
     row = kernel.row
     stores = [each for each in node.body if isinstance(each, Store)]
     nested = [each for each in walk(node.body) if isinstance(each, Store | AtomicAdd)]
-    if row is None or not stores or len(nested) > len(stores) or not _is_last(kernel, program):
+    if row is None or not stores or len(nested) > len(stores) or not is_last(kernel, program):
         return ()
     if isinstance(kernel.only, Blocks | Short) and kernel.only.holds:
         return ()  # its rows are short
@@ -67,7 +66,7 @@ def streams(kernel: Kernel, program: Program) -> bool:
 
 def stores_lines(kernel: Kernel, program: Program) -> bool:
     """Whether vectors may be stored past the caches as they are computed, as each is a line."""
-    return _stores_planes(kernel, program) or stores_rows(kernel, program)
+    return stores_planes(kernel, program) or stores_rows(kernel, program)
 
 
 def stores_rows(kernel: Kernel, program: Program) -> bool:
@@ -76,7 +75,7 @@ def stores_rows(kernel: Kernel, program: Program) -> bool:
     The results of calls that go past the caches would be computed by the kernel along rows.
     """
     only, row = kernel.only, kernel.row
-    if not isinstance(only, Blocks) or row is None or not _is_last(kernel, program):
+    if not isinstance(only, Blocks) or row is None or not is_last(kernel, program):
         return False
     if not (only.holds and only.is_cached):
         return False
@@ -88,22 +87,6 @@ def stores_rows(kernel: Kernel, program: Program) -> bool:
         return False
     has_pairs = all(in_pairs(each, kernel, "behind", "number") for each in passes)
     return has_pairs == only.is_paired
-
-
-def _stores_planes(kernel: Kernel, program: Program) -> bool:
-    """Whether these are vectors of planes, in a kernel that does little else than move numbers."""
-    plane = kernel.plane
-    if plane is None or plane.copies or not _is_last(kernel, program):
-        return False
-    if any(len(cells.terms) > FEW_TERMS for cells in plane.cells):
-        return False
-    steps = [cells.first for cells in plane.cells] + [run.step for run in plane.runs]
-    return all(step % LANES == 0 for step in steps)
-
-
-def _is_last(kernel: Kernel, program: Program) -> bool:
-    """Whether no kernel reads what this one writes."""
-    return kernel.written not in read_by(*program.kernels) | set(kernel.local)
 
 
 def _placed(store: Store, row: Row, found: list[Line]) -> bool:

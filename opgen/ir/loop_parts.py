@@ -28,6 +28,7 @@ from opgen.ir.loops import (
     Node,
     Nonzero,
     Number,
+    Program,
     Result,
     Scalar,
     Start,
@@ -292,3 +293,8 @@ def read_by(*kernels: Kernel) -> frozenset[str]:
     """The tensors of which kernels read elements, as numbers or in indices."""
     numbers = {load.tensor for each in kernels for load in loads_of(walk(each.body))}
     return frozenset(numbers.union(*(uses(each).loaded for each in kernels)))
+
+
+def is_last(kernel: Kernel, program: Program) -> bool:
+    """Whether no kernel reads what this one writes."""
+    return kernel.written not in read_by(*program.kernels) | set(kernel.local)

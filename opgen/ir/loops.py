@@ -160,7 +160,7 @@ class Elements(Enum):
 
     COMPUTED = "numbers as they are computed"
     NARROW = "numbers as they are computed, stored in 16 bits"
-    STORED = "elements as they are stored, in 16 bits"
+    STORED = "elements as they are stored, in 16 or 32 bits"
 
 
 @dataclass(frozen=True, slots=True)

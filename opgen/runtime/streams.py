@@ -119,12 +119,28 @@ FUNCTION void stream(void *to, const void *from, int64_t bytes)
 #endif
 }
 
+/* The same for a result, of which the next calls take it that it still is so where the caches hold
+   it: to ask the system takes up to a tenth of what a call takes. */
+FUNCTION int is_ready(void *memory, int64_t bytes)
+{
+    enum { PLACES = 8, CALLS = 15 };
+    static __thread struct { void *memory; int64_t bytes, calls; } found[PLACES];
+    const uintptr_t large_page = (uintptr_t)2 << 20;
+    const int at = (uintptr_t)memory / large_page % PLACES;
+    const int is_found = found[at].memory == memory && found[at].bytes == bytes;
+    if (is_found && found[at].calls-- > 0) return 1;
+    const int is_there = is_mapped(memory, bytes, 4);
+    found[at].memory = is_there && bytes < largest_cache ? memory : NULL;
+    found[at].bytes = bytes, found[at].calls = CALLS;
+    return is_there;
+}
+
 /* Makes memory ready for a result of which vectors are stored as they are computed; whether past
    the caches: where these do not hold it, nor all that is read and written. */
 FUNCTION int will_be_stored(void *memory, int64_t bytes, int64_t all_bytes)
 {
     const int64_t two_large_pages = (int64_t)4 << 20, rest = all_bytes - largest_cache;
-    const int is_there = bytes >= two_large_pages && is_mapped(memory, bytes, 4);
+    const int is_there = bytes >= two_large_pages && is_ready(memory, bytes);
 #ifdef STORE_PART
     return is_there && (bytes >= largest_cache || rest >= largest_cache / 4);
 #else
