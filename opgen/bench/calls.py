@@ -78,11 +78,10 @@ def _forward(
     contender: Contender, workload: Workload, inputs: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     casts = workload.autocast is not None
-    if torch.is_grad_enabled() or casts > torch.is_autocast_enabled(workload.device.type):
+    is_within = not casts or torch.is_autocast_enabled(workload.device.type)
+    if torch.is_grad_enabled() or not is_within:
         with surroundings(workload, Direction.FORWARD):
             return _forward(contender, workload, inputs)
-    if contender.settings is contextlib.nullcontext:
-        return (contender.function(*inputs),)
     with contender.settings():
         return (contender.function(*inputs),)
 

@@ -29,7 +29,7 @@ HAVE: Final = {
 """The macros that are 1 where there are instructions that pick elements."""
 
 
-def print_plane(emitter: ScopeEmitter, plane: Plane, streams: str = "") -> None:
+def print_plane(emitter: ScopeEmitter, plane: Plane, streams: str) -> None:
     """The cells of a point; `streams` says whether they are stored past the caches, if they may."""
     is_little = all(len(cells.terms) <= FEW_TERMS for cells in plane.cells)
     fetches = not is_little and _reads_most(plane) and _reads_alone(emitter, plane)
@@ -182,12 +182,10 @@ def print_guest(emitter: ScopeEmitter, guest: Guest) -> None:
     """
     kernel = emitter.printer.program.kernel(guest.kernel)
     assert kernel.plane is not None
-    inner = emitter.inner()
-    for name, value in guest.point:
-        inner.printer.names.symbols[name] = emitter.text(value)
+    own = _at_point(emitter.inner(), guest)
     emitter.write(f"#if {HAVE[_elements(kernel)]}")
     emitter.write(f"if ({emitter.guest}) {{")
-    print_plane(inner, kernel.plane, _streams_of_guest(emitter, kernel))
+    print_plane(own, kernel.plane, _streams_of_guest(emitter, kernel))
     emitter.write("}")
     emitter.write("#endif")
 

@@ -119,8 +119,8 @@ FUNCTION void stream(void *to, const void *from, int64_t bytes)
 #endif
 }
 
-/* The same for a result, of which the next calls take it that it still is so where the caches hold
-   it: to ask the system takes up to a tenth of what a call takes. */
+/* Whether a result has its pages. The next calls take it that memory which had them still does,
+   where the caches hold it: to ask the system takes up to a tenth of what such a call takes. */
 FUNCTION int is_ready(void *memory, int64_t bytes)
 {
     enum { PLACES = 8, CALLS = 15 };
