@@ -22,7 +22,7 @@ from opgen.bench.precision import in_tf32, tf32
 from opgen.bench.row import Contender, Direction, Row, Workload
 from opgen.bench.rows import QUICKLY_COMPILED, every_row, pyinn
 from opgen.bench.rows.nets import forward as net
-from opgen.bench.run import Omitted, Plan, Refused, chosen, run, run_again
+from opgen.bench.run import Omitted, Plan, Refused, chosen, run, run_again, run_closely
 from opgen.testing.cuda_on_cpu import RawKernel
 from opgen.testing.references import references_path
 
@@ -410,6 +410,36 @@ def test_disturbed_rows_are_measured_again() -> None:
     assert [found.row.name for found in run_again(plan, first, measured)] == ["once"]
     assert asked == ["once", "twice"]
     assert not list(run_again(dataclasses.replace(plan, minutes=0), first, measured))
+
+
+def test_close_rows_are_measured_again() -> None:
+    """Those ahead as those behind, the shortest first, and longer than all rows are at first."""
+    ratios = {"ahead": 1.2, "just ahead": 1.04, "just behind": 0.96, "behind": 0.9, "even": 1.0}
+    rows = {
+        n: dataclasses.replace(small(double, Contender("sum", lambda x: x + x)), name=n)
+        for n in ratios
+    }
+    results = {}
+    for at, (name, ratio) in enumerate(ratios.items()):
+        result = measure(rows[name], Direction.FORWARD, CPU, budget=0)
+        result = dataclasses.replace(with_ratio(result, ratio, 0.9, 1.1), noisy=False)
+        results[name] = dataclasses.replace(result, times={**result.times, "opgen": 10.0 - at})
+    asked: dict[str, float] = {}
+
+    def measured(
+        row: Row, direction: Direction, device: torch.device, *, budget: float, **_: object
+    ) -> Result:
+        asked[row.name] = budget
+        return dataclasses.replace(results[row.name], noisy=row.name == "even")
+
+    plan = Plan(tuple(rows.values()), (Direction.FORWARD,), CPU, minutes=100)
+    first = list(results.values())
+    found = [each.row.name for each in run_closely(plan, first, measured)]
+    assert found == ["just behind", "just ahead"]
+    assert list(asked) == ["even", "just behind", "just ahead"]
+    assert min(asked.values()) > 4
+    assert not list(run_closely(dataclasses.replace(plan, minutes=0), first, measured))
+    assert not list(run_closely(dataclasses.replace(plan, quick=True), first, measured))
 
 
 # ---------------------------------------------------------------------------- kernels of others

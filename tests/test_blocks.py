@@ -222,6 +222,7 @@ RESIZED = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("call", RESIZED, ids=str)
 def test_compiled_gradients_of_resizes_give_what_torch_gives(
     call: tuple[torch.dtype, int, int, int, int],
@@ -351,6 +352,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_compiled_blocks_give_what_torch_gives(call: tuple[torch.dtype, int, int, int]) -> None:
     dtype, channels, size, window = call

@@ -88,6 +88,7 @@ def test_compiled_filters_give_what_torch_gives(
 SPECIAL_NUMBERS = (float("nan"), float("inf"), -float("inf"), 3.38e38, -3.38e38, 1e-40, -0.0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("flags", ["-O1", "-O1 -mno-avx512f"])
 @pytest.mark.parametrize(
     ("dtype", "channels"), [(torch.bfloat16, 17), (torch.bfloat16, 75), (torch.float16, 75)]

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from opgen.bench import recycle
+from opgen.bench.calls import OPGEN
 from opgen.bench.faults import BenchError, DisagreementError
 from opgen.bench.growth import Growth, Peaks, growth
 from opgen.bench.measure import Measure, Result, measure, recycled
@@ -25,6 +26,14 @@ _MOST: Final = 4.0
 """Seconds after which more rounds of a row tell nothing new."""
 _AGAIN: Final = 0.1
 """The part of the time that is kept for rows that other programs disturbed."""
+_CLOSELY: Final = 0.1
+"""The part of the time that is kept for rows where opgen and the best contender are close."""
+_CLOSE: Final = 1.05
+"""How many times as long one of them takes there at most. So near, a few rounds do not tell who is
+faster: two ways to call one convolution were up to 5 % apart."""
+_TIMED_CLOSELY: Final = 0.7
+_MOST_CLOSELY: Final = 20.0
+"""What goes into rounds of that time, and how many seconds are enough for a row."""
 _RECYCLED: Final = 0.1
 """The part of the time that is kept for rows that only move data, with outputs recycled."""
 
@@ -42,6 +51,11 @@ class Plan:
     quick: bool = False
     tiny: bool = False
     """Whether rows have shapes for which times mean nothing: the runner itself is tried."""
+
+    @property
+    def closely(self) -> float:
+        """The part of the time for rows that are close; a quick run does without."""
+        return 0.0 if self.quick or self.tiny else _CLOSELY
 
     def shape(self, row: Row) -> Shape:
         """The shape that is measured of a row."""
@@ -101,7 +115,7 @@ def run(plan: Plan, measured: Measure = measure) -> Iterator[Outcome]:
     if plan.device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = False  # contenders that use it say so
-    end = time.perf_counter() + 60 * plan.minutes * (1 - _AGAIN - _RECYCLED)
+    end = time.perf_counter() + 60 * plan.minutes * (1 - _AGAIN - plan.closely - _RECYCLED)
     todo = plan.measurements()
     for at, (row, direction) in enumerate(todo):
         left = end - time.perf_counter()
@@ -131,8 +145,39 @@ def run_again(
     list may find no time.
     """
     noisy = [o for o in outcomes if isinstance(o, Result) and o.noisy]
-    end = time.perf_counter() + 60 * plan.minutes * _AGAIN
-    for at, result in enumerate(noisy):
+    return _remeasured(plan, noisy, _AGAIN, _TIMED, _MOST, measured)
+
+
+def run_closely(
+    plan: Plan, outcomes: Sequence[Outcome], measured: Measure = measure
+) -> Iterator[Result]:
+    """The rows where opgen and the best contender are close, once more, in more rounds.
+
+    Nor do these depend on who was faster. The short ones come first, and leave the rest their time.
+    """
+    close = [o for o in outcomes if isinstance(o, Result) and _is_close(o)]
+    close.sort(key=lambda result: result.times[OPGEN])
+    return _remeasured(plan, close, plan.closely, _TIMED_CLOSELY, _MOST_CLOSELY, measured)
+
+
+def _is_close(result: Result) -> bool:
+    return 1 / _CLOSE <= result.ratio.median <= _CLOSE
+
+
+def _remeasured(
+    plan: Plan,
+    results: Sequence[Result],
+    part: float,
+    timed: float,
+    most: float,
+    measured: Measure,
+) -> Iterator[Result]:
+    """Rows once more within a part of the time: those that are not disturbed this time.
+
+    Of the time `timed` goes into rounds, but no more than `most` seconds for a row.
+    """
+    end = time.perf_counter() + 60 * plan.minutes * part
+    for at, result in enumerate(results):
         left = end - time.perf_counter()
         if left <= 0:
             return
@@ -143,7 +188,7 @@ def run_again(
                 plan.device,
                 shape=result.shape,
                 compiled=result.row.name in plan.compiled,
-                budget=0 if plan.tiny else min(_MOST, _TIMED * left / (len(noisy) - at)),
+                budget=0 if plan.tiny else min(most, timed * left / (len(results) - at)),
             )
         except DisagreementError:
             raise

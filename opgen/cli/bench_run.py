@@ -29,6 +29,7 @@ from opgen.bench.run import (
     by_turns,
     chosen,
     run_again,
+    run_closely,
     run_growth,
     run_recycled,
 )
@@ -189,6 +190,8 @@ def _measured(plan: Plan, measured: Measure, console: Console) -> list[Outcome]:
             errors().print(f"opgen: {report.problem(outcome)}")
     again = run_again(plan, outcomes, measured)
     outcomes = _replaced(outcomes, again, console, "disturbed rows again", report.line)
+    closely = run_closely(plan, outcomes, measured)
+    outcomes = _replaced(outcomes, closely, console, "close rows again", report.line)
     kept = run_recycled(plan, outcomes)
     try:
         return _replaced(outcomes, kept, console, "with outputs recycled", report.recycled)

@@ -88,8 +88,9 @@ class AccumulatorEmitter(ScopeEmitter):
         row = self.kernel.row
         assert row is not None
         starts = {n.accumulator: n for n in walk(self.kernel.body) if isinstance(n, Start)}
+        outliving = _outliving_a_pass(self.kernel.body)
         for start in starts.values():
-            if not _outlives_a_pass(start.accumulator, self.kernel.body):
+            if start.accumulator not in outliving:
                 continue
             names = self.accumulator_names(start)
             if isinstance(self.kernel.only, Short) and self.kernel.only.holds:
@@ -339,11 +340,10 @@ class AccumulatorEmitter(ScopeEmitter):
         return text
 
 
-def _outlives_a_pass(accumulator: str, body: Sequence[Node]) -> bool:
-    """Whether some pass over the lanes goes on with an accumulator that another one started."""
-    passes = [node.body for node in walk(tuple(body)) if isinstance(node, Lanes)]
-    return any(
-        accumulator in accumulators_of(*nodes)
-        and not any(isinstance(n, Start) and n.accumulator == accumulator for n in walk(nodes))
-        for nodes in passes
-    )
+def _outliving_a_pass(body: Sequence[Node]) -> frozenset[str]:
+    """The accumulators with which some pass over the lanes goes on after another one began them."""
+    found: set[str] = set()
+    for nodes in (node.body for node in walk(tuple(body)) if isinstance(node, Lanes)):
+        begun = {each.accumulator for each in walk(nodes) if isinstance(each, Start)}
+        found |= accumulators_of(*nodes) - begun
+    return frozenset(found)

@@ -41,7 +41,7 @@ def lines(node: Lanes, kernel: Kernel, program: Program) -> tuple[Line, ...]:
     row = kernel.row
     stores = [each for each in node.body if isinstance(each, Store)]
     nested = [each for each in walk(node.body) if isinstance(each, Store | AtomicAdd)]
-    if row is None or not stores or len(nested) > len(stores) or not is_last(kernel, program):
+    if row is None or not stores or len(nested) > len(stores):
         return ()
     if isinstance(kernel.only, Blocks | Short) and kernel.only.holds:
         return ()  # its rows are short
@@ -54,7 +54,9 @@ def lines(node: Lanes, kernel: Kernel, program: Program) -> tuple[Line, ...]:
         return ()
     if any(each.tensor in kernel.local for each in whole):
         return ()
-    return () if any(_is_short(each, row) for each in whole) else whole
+    if any(_is_short(each, row) for each in whole) or not is_last(kernel, program):
+        return ()
+    return whole
 
 
 def streams(kernel: Kernel, program: Program) -> bool:
@@ -75,7 +77,7 @@ def stores_rows(kernel: Kernel, program: Program) -> bool:
     The results of calls that go past the caches would be computed by the kernel along rows.
     """
     only, row = kernel.only, kernel.row
-    if not isinstance(only, Blocks) or row is None or not is_last(kernel, program):
+    if not isinstance(only, Blocks) or row is None:
         return False
     if not (only.holds and only.is_cached):
         return False
@@ -86,7 +88,7 @@ def stores_rows(kernel: Kernel, program: Program) -> bool:
     if not all(goes_along(each.indices, row.axis.name) for each in stores):
         return False
     has_pairs = all(in_pairs(each, kernel, "behind", "number") for each in passes)
-    return has_pairs == only.is_paired
+    return has_pairs == only.is_paired and is_last(kernel, program)
 
 
 def _placed(store: Store, row: Row, found: list[Line]) -> bool:

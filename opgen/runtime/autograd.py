@@ -136,7 +136,7 @@ def without_repeats(cotangent: torch.Tensor, saved: Sequence[torch.Tensor | None
     Kernels for images, and the library, look for rows: without them a filter's gradient would take
     a hundred times as long as this copy.
     """
-    if 0 not in cotangent.stride() or cotangent.numel() < special.LARGE:
+    if cotangent.numel() < special.LARGE or 0 not in cotangent.stride():
         return cotangent
     return cotangent.contiguous(memory_format=memory_format(cotangent.dim(), saved))
 

@@ -206,19 +206,12 @@ def computed(
     tensors that it reads, or None, if its op is not to be run. Where nothing is recorded it
     `is_quick`.
     """
-
-    def given_to(step: Step) -> list[Any]:
-        return [
-            cotangents[-1 - source] if source < 0 else saved[kept.index(source)]
-            for source in step.sources
-        ]
-
     answer = lookup_library.ask_python()
     found: list[Any] = [None] * count
     for step in steps:
         if found[step.at] is not None:
             continue
-        given = given_to(step)
+        given = _given(step, cotangents, kept, saved)
         if instead is not None:
             gradients = instead(step, given)
             if gradients is not None:
@@ -235,12 +228,26 @@ def computed(
                 continue
         if is_quick and step.beside is not None:
             other, both = step.beside
-            pair = both(given, step.numbers, given_to(other), other.numbers)
+            given_to_other = _given(other, cotangents, kept, saved)
+            pair = both(given, step.numbers, given_to_other, other.numbers)
             if pair is not None:
                 found[step.at], found[other.at] = pair
                 continue
         _place(found, step, step.derived.apply(given, step.numbers))
     return found
+
+
+def _given(
+    step: Step,
+    cotangents: Sequence[torch.Tensor],
+    kept: Sequence[int],
+    saved: Sequence[torch.Tensor | None],
+) -> list[Any]:
+    """The tensors that a step reads."""
+    return [
+        cotangents[-1 - source] if source < 0 else saved[kept.index(source)]
+        for source in step.sources
+    ]
 
 
 def _place(found: list[Any], step: Step, gradients: Sequence[torch.Tensor]) -> None:

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -122,7 +122,15 @@ def build_meanwhile() -> bool:
 
 def _build() -> None:
     with contextlib.suppress(*_FAILURES):  # who needs the library meets the same failure
-        build.library(source(0, __name__, _dtypes()[torch.uint8]))
+        _built(0, _dtypes())
+
+
+def _built(block: int, dtypes: Mapping[torch.dtype, int]) -> ctypes.CDLL:
+    """The library, without what `-O3` adds: it has no loops over numbers.
+
+    The first call of an op waits for it, and it is compiled beside that op's kernels.
+    """
+    return build.library(source(block, __name__, dtypes[torch.uint8]), "-O2")
 
 
 def _dtypes() -> dict[torch.dtype, int]:
@@ -140,7 +148,7 @@ def _connected(block: int) -> _Library | None:
     try:
         libtorch, dtypes = _libtorch(), _dtypes()
         addresses = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in FUNCTIONS]
-        library = build.library(source(block, __name__, dtypes[torch.uint8]))
+        library = _built(block, dtypes)
     except _FAILURES:
         return None
     library.opgen_connect((ctypes.c_void_p * len(addresses))(*addresses))
