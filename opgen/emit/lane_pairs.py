@@ -165,15 +165,14 @@ def _groups(cells: Sequence[str], nodes: Sequence[Node], lane: str) -> list[list
         [*upper[at : at + COLUMNS], *lower[at : at + COLUMNS]] for at in range(0, half, COLUMNS)
     ]
 
+    found = [(accumulators_of(each), loads_of((each,))) for each in nodes]
+
+    def loads_for(group: Sequence[str]) -> int:
+        own = {load for names, loads in found if names <= set(group) for load in loads}
+        return sum(lane in index.symbols for load in own for index in load.indices)
+
     def loads(groups: list[list[str]]) -> int:
-        return sum(
-            sum(
-                lane in index.symbols
-                for load in set(loads_of(_own(nodes, group)))
-                for index in load.indices
-            )
-            for group in groups
-        )
+        return sum(map(loads_for, groups))
 
     return tiles if loads(tiles) < loads(rows) else rows
 

@@ -53,6 +53,9 @@ class Types:
             operand.name: operand.dtype for operand in (*program.operands, *program.unstored)
         }
         self._tables: dict[str, Table] = {table.name: table for table in program.tables}
+        self._body: tuple[Node, ...] | None = None
+        self._terms: dict[str, list[Accumulate]] = {}
+        """What joins each accumulator of the body that was looked at last."""
         self.is_floating = False  # while it is found out, T may be anything
         self.is_floating = DType.FLOAT in self._tensors.values() or any(
             self._writes_real(kernel) for kernel in program.kernels
@@ -111,11 +114,12 @@ class Types:
 
     def of_accumulator(self, tensor: str, accumulator: str, body: tuple[Node, ...]) -> Type:
         """The type of an accumulator for a tensor: that of its terms for argmax and argmin."""
-        terms = [
-            node
-            for node in walk(body)
-            if isinstance(node, Accumulate) and node.accumulator == accumulator
-        ]
+        if self._body is not body:  # a kernel of hundreds of accumulators is asked for each
+            self._body, self._terms = body, {}
+            for node in walk(body):
+                if isinstance(node, Accumulate):
+                    self._terms.setdefault(node.accumulator, []).append(node)
+        terms = self._terms.get(accumulator, [])
         types = [self.of(term.value) for term in terms]
         if any(term.reducer.is_argument for term in terms):
             return self.joined(*types)
