@@ -413,8 +413,16 @@ def test_disturbed_rows_are_measured_again() -> None:
 
 
 def test_close_rows_are_measured_again() -> None:
-    """Those ahead as those behind, the shortest first, and longer than all rows are at first."""
-    ratios = {"ahead": 1.2, "just ahead": 1.04, "just behind": 0.96, "behind": 0.9, "even": 1.0}
+    """Those ahead as those behind, the shortest first; a row keeps what it had more rounds of."""
+    ratios = {
+        "ahead": 1.2,
+        "just ahead": 1.04,
+        "no time": 1.0,
+        "just behind": 0.96,
+        "behind": 0.9,
+        "disturbed": 1.0,
+    }
+    again = {"just ahead": 60, "no time": 20, "just behind": 100, "disturbed": 90}
     rows = {
         n: dataclasses.replace(small(double, Contender("sum", lambda x: x + x)), name=n)
         for n in ratios
@@ -422,24 +430,40 @@ def test_close_rows_are_measured_again() -> None:
     results = {}
     for at, (name, ratio) in enumerate(ratios.items()):
         result = measure(rows[name], Direction.FORWARD, CPU, budget=0)
-        result = dataclasses.replace(with_ratio(result, ratio, 0.9, 1.1), noisy=False)
+        result = dataclasses.replace(with_ratio(result, ratio, 0.9, 1.1), noisy=False, rounds=25)
         results[name] = dataclasses.replace(result, times={**result.times, "opgen": 10.0 - at})
-    asked: dict[str, float] = {}
+    asked: dict[str, tuple[float, int]] = {}
 
     def measured(
-        row: Row, direction: Direction, device: torch.device, *, budget: float, **_: object
+        row: Row,
+        direction: Direction,
+        device: torch.device,
+        *,
+        budget: float,
+        rounds: int,
+        **_: object,
     ) -> Result:
-        asked[row.name] = budget
-        return dataclasses.replace(results[row.name], noisy=row.name == "even")
+        asked[row.name] = budget, rounds
+        return dataclasses.replace(
+            results[row.name], noisy=row.name == "disturbed", rounds=again[row.name]
+        )
 
     plan = Plan(tuple(rows.values()), (Direction.FORWARD,), CPU, minutes=100)
-    first = list(results.values())
+    refused = Refused(rows["ahead"], Direction.FORWARD, "out of memory")
+    first = [*results.values(), refused, Omitted(rows["behind"], Direction.FORWARD)]
     found = [each.row.name for each in run_closely(plan, first, measured)]
     assert found == ["just behind", "just ahead"]
-    assert list(asked) == ["even", "just behind", "just ahead"]
-    assert min(asked.values()) > 4
+    assert list(asked) == ["disturbed", "just behind", "no time", "just ahead"]
+    assert all(budget > 4 and rounds > 25 for budget, rounds in asked.values())
     assert not list(run_closely(dataclasses.replace(plan, minutes=0), first, measured))
     assert not list(run_closely(dataclasses.replace(plan, quick=True), first, measured))
+
+
+def test_rounds_that_are_asked_for() -> None:
+    """Of a short row more are run than others have, half of which may be disturbed."""
+    row = small(double, Contender("sum", lambda x: x + x))
+    assert measure(row, Direction.FORWARD, CPU, budget=20, rounds=7).rounds <= 14
+    assert measure(row, Direction.FORWARD, CPU, budget=20, rounds=60).rounds >= 30
 
 
 # ---------------------------------------------------------------------------- kernels of others

@@ -181,7 +181,6 @@ COUNTED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 }
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", COUNTED)
 def test_sizes_that_only_the_program_knows(name: str) -> None:
     function, given = COUNTED[name]

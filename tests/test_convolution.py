@@ -389,7 +389,6 @@ def test_what_generated_kernels_compute(
         torch.testing.assert_close(got, F.conv2d(x, w, **geometry), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("channels", "groups", "geometry", "format_", "dtype", "asked"),
     [
@@ -457,7 +456,6 @@ def test_long_rows_of_single_channels_of_16_bits(
 LAST = torch.channels_last
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("shape", "window", "more", "format_", "dtype", "asked"),
     [
@@ -542,7 +540,6 @@ def test_filters_of_long_rows_of_single_channels(
     assert answers == [True, True] * asked  # the result and the filter
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("channels", "width", "geometry", "format_", "asked"),
     [

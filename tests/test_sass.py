@@ -107,7 +107,6 @@ def code_of(case: Case, architecture: str = "sm_90", narrow: bool = True) -> sas
     return disassembled(case.shared, architecture, narrow)[case.kernel]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_accesses_are_as_wide_as_declared(name: str) -> None:
     case = CASES[name]

@@ -83,11 +83,12 @@ def measure(
     compiled: bool = False,
     only: str | None = None,
     budget: float = 2.0,
+    rounds: int = timing.MOST_ROUNDS,
 ) -> Result:
     """Build a row, check that all agree, and time it for about `budget` seconds.
 
-    `compiled` adds torch.compile; `only` leaves out all contenders but one. DisagreementError where
-    a contender computes something else.
+    So many `rounds` are enough. `compiled` adds torch.compile; `only` leaves out all contenders but
+    one. DisagreementError where a contender computes something else.
     """
     shape = row.shape if shape is None else shape
     torch.manual_seed(0)
@@ -119,29 +120,29 @@ def measure(
     both = {**calls, COPY: copies.recycled, FRESH_COPY: copies.fresh}
     held = placement.elsewhere() if device.type == "cpu" else object
     with surroundings(workload, direction):
-        rounds = timing.in_turn(
-            both, timing.clock_of(device), budget, {OPGEN}, {COPY, FRESH_COPY}, held
+        found = timing.in_turn(
+            both, timing.clock_of(device), budget, {OPGEN}, {COPY, FRESH_COPY}, held, rounds
         )
-    times = {name: statistics.median(rounds.seconds(name)) for name in both}
+    times = {name: statistics.median(found.seconds(name)) for name in both}
     return Result(
         row=row,
         shape=shape,
         direction=direction,
         times={name: times[name] for name in calls},
-        spreads={name: statistics.spread(rounds.seconds(name)) for name in calls},
+        spreads={name: statistics.spread(found.seconds(name)) for name in calls},
         ratios={
-            name: statistics.paired_ratio(*rounds.pairs(name, OPGEN))
+            name: statistics.paired_ratio(*found.pairs(name, OPGEN))
             for name in calls
             if name != OPGEN
         },
         limit=max(times[COPY], _multiplying(workload, direction, device)),
         copy={name: times[name] for name in (COPY, FRESH_COPY)},
-        copy_ratio=statistics.paired_ratio(*rounds.pairs(FRESH_COPY, OPGEN)),
+        copy_ratio=statistics.paired_ratio(*found.pairs(FRESH_COPY, OPGEN)),
         moved=moved,
         dispatched=dispatched,
-        rounds=len(rounds.taken),
-        repeated=rounds.repeated,
-        noisy=rounds.noisy,
+        rounds=len(found.taken),
+        repeated=found.repeated,
+        noisy=found.noisy,
         failed=failed,
         copies=copied if row.traced else {},
     )

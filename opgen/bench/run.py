@@ -19,21 +19,25 @@ from opgen.bench.faults import BenchError, DisagreementError
 from opgen.bench.growth import Growth, Peaks, growth
 from opgen.bench.measure import Measure, Result, measure, recycled
 from opgen.bench.row import Direction, Row, Shape
+from opgen.bench.timing import MOST_ROUNDS
 
 _TIMED: Final = 0.35
 """The part of the time that goes into rounds; making tensors and kernels takes the rest."""
 _MOST: Final = 4.0
-"""Seconds after which more rounds of a row tell nothing new."""
+"""Seconds after which more rounds of a row tell nothing new, unless it is close."""
 _AGAIN: Final = 0.1
 """The part of the time that is kept for rows that other programs disturbed."""
-_CLOSELY: Final = 0.1
+_CLOSE_ROWS: Final = 0.1
 """The part of the time that is kept for rows where opgen and the best contender are close."""
 _CLOSE: Final = 1.05
-"""How many times as long one of them takes there at most. So near, a few rounds do not tell who is
-faster: two ways to call one convolution were up to 5 % apart."""
+"""The larger of the two times over the smaller one, at most. Where they are so near each other, 25
+rounds do not tell who is faster: two ways to call one convolution were up to 5 % apart."""
 _TIMED_CLOSELY: Final = 0.7
+"""What goes into rounds of that part of the time."""
 _MOST_CLOSELY: Final = 20.0
-"""What goes into rounds of that time, and how many seconds are enough for a row."""
+"""Seconds of rounds that are enough for such a row,"""
+_ROUNDS_CLOSELY: Final = 100
+"""and how many rounds are."""
 _RECYCLED: Final = 0.1
 """The part of the time that is kept for rows that only move data, with outputs recycled."""
 
@@ -53,9 +57,9 @@ class Plan:
     """Whether rows have shapes for which times mean nothing: the runner itself is tried."""
 
     @property
-    def closely(self) -> float:
+    def for_close_rows(self) -> float:
         """The part of the time for rows that are close; a quick run does without."""
-        return 0.0 if self.quick or self.tiny else _CLOSELY
+        return 0.0 if self.quick or self.tiny else _CLOSE_ROWS
 
     def shape(self, row: Row) -> Shape:
         """The shape that is measured of a row."""
@@ -115,7 +119,7 @@ def run(plan: Plan, measured: Measure = measure) -> Iterator[Outcome]:
     if plan.device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = False  # contenders that use it say so
-    end = time.perf_counter() + 60 * plan.minutes * (1 - _AGAIN - plan.closely - _RECYCLED)
+    end = time.perf_counter() + 60 * plan.minutes * (1 - _AGAIN - plan.for_close_rows - _RECYCLED)
     todo = plan.measurements()
     for at, (row, direction) in enumerate(todo):
         left = end - time.perf_counter()
@@ -145,19 +149,25 @@ def run_again(
     list may find no time.
     """
     noisy = [o for o in outcomes if isinstance(o, Result) and o.noisy]
-    return _remeasured(plan, noisy, _AGAIN, _TIMED, _MOST, measured)
+    parts = plan.minutes * 60 * _AGAIN, _TIMED
+    for _, found in _remeasured(plan, noisy, *parts, _MOST, MOST_ROUNDS, measured):
+        yield found
 
 
 def run_closely(
     plan: Plan, outcomes: Sequence[Outcome], measured: Measure = measure
 ) -> Iterator[Result]:
-    """The rows where opgen and the best contender are close, once more, in more rounds.
+    """The rows where opgen and the best contender are close, once more, if in more rounds.
 
     Nor do these depend on who was faster. The short ones come first, and leave the rest their time.
     """
     close = [o for o in outcomes if isinstance(o, Result) and _is_close(o)]
     close.sort(key=lambda result: result.times[OPGEN])
-    return _remeasured(plan, close, plan.closely, _TIMED_CLOSELY, _MOST_CLOSELY, measured)
+    parts = plan.minutes * 60 * plan.for_close_rows, _TIMED_CLOSELY
+    again = _remeasured(plan, close, *parts, _MOST_CLOSELY, _ROUNDS_CLOSELY, measured)
+    for result, found in again:
+        if result.noisy or found.rounds > result.rounds:
+            yield found
 
 
 def _is_close(result: Result) -> bool:
@@ -167,16 +177,17 @@ def _is_close(result: Result) -> bool:
 def _remeasured(
     plan: Plan,
     results: Sequence[Result],
-    part: float,
+    seconds: float,
     timed: float,
     most: float,
+    rounds: int,
     measured: Measure,
-) -> Iterator[Result]:
-    """Rows once more within a part of the time: those that are not disturbed this time.
+) -> Iterator[tuple[Result, Result]]:
+    """Rows before and after they were measured once more, if they were not disturbed this time.
 
-    Of the time `timed` goes into rounds, but no more than `most` seconds for a row.
+    Of the seconds `timed` goes into rounds, of which `most` seconds of a row or so many are enough.
     """
-    end = time.perf_counter() + 60 * plan.minutes * part
+    end = time.perf_counter() + seconds
     for at, result in enumerate(results):
         left = end - time.perf_counter()
         if left <= 0:
@@ -189,13 +200,14 @@ def _remeasured(
                 shape=result.shape,
                 compiled=result.row.name in plan.compiled,
                 budget=0 if plan.tiny else min(most, timed * left / (len(results) - at)),
+                rounds=rounds,
             )
         except DisagreementError:
             raise
         except Exception:  # as where its process dies: the first figures, and all others, are kept
             continue
         if not found.noisy:
-            yield found
+            yield result, found
         gc.collect()
 
 

@@ -143,16 +143,20 @@ def in_turn(
     always: Collection[str] = (),
     references: Collection[str] = (),
     held: Callable[[], object] = object,
+    most: int = MOST_ROUNDS,
 ) -> Rounds:
     """Time calls round by round, in the `orders` of so many, for about `budget` seconds.
 
-    At least five rounds are run, three where five would take several budgets; as many again, for as
-    long again, in place of disturbed ones. Contenders that are slow beside the fastest one take
-    part in few rounds; `always`, who they are compared with, and `references`, such as a copy, take
-    part in all. Every call has been made before: the first one is not like the others. What `held`
-    gives is kept for the time of a sample, and there is another one for the next.
+    At least five rounds are run, three where five would take several budgets, and at most `most`;
+    as many again, for as long again, in place of disturbed ones. Contenders that are slow beside
+    the fastest one take part in few rounds; `always`, who they are compared with, and `references`,
+    such as a copy, take part in all. Every call has been made before: the first one is not like the
+    others. What `held` gives is kept for the time of a sample, and there is another one for the
+    next.
     """
-    return _Turns(dict(calls), clock, frozenset(always), frozenset(references), held).run(budget)
+    return _Turns(dict(calls), clock, frozenset(always), frozenset(references), held).run(
+        budget, most
+    )
 
 
 class _Turns:
@@ -194,12 +198,12 @@ class _Turns:
                 self.most[name] = 1 if self.once[name] > VERY_SLOW * fastest else FEW_ROUNDS
         self.rounds: list[Taken] = []
 
-    def run(self, budget: float) -> Rounds:
+    def run(self, budget: float, most: int) -> Rounds:
         """The rounds, with disturbed ones replaced."""
         start = time.perf_counter()
         least = LEAST_ROUNDS if LEAST_ROUNDS * self._round_time() < 3 * budget else FEW_ROUNDS
         while len(self.rounds) < least or (
-            len(self.rounds) < MOST_ROUNDS and time.perf_counter() < start + budget
+            len(self.rounds) < most and time.perf_counter() < start + budget
         ):
             self._round()
         if self._reconsidered():

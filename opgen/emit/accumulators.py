@@ -89,7 +89,8 @@ class AccumulatorEmitter(ScopeEmitter):
         assert row is not None
         starts = {n.accumulator: n for n in walk(self.kernel.body) if isinstance(n, Start)}
         outliving = _outliving_a_pass(self.kernel.body)
-        more = 2 if outliving and hold_pairs(self.kernel) else 1  # the last block begins earlier
+        # The last block begins earlier.
+        spare_vectors = 2 if outliving and hold_pairs(self.kernel) else 1
         for start in starts.values():
             if start.accumulator not in outliving:
                 continue
@@ -101,7 +102,7 @@ class AccumulatorEmitter(ScopeEmitter):
                 continue
             if isinstance(self.kernel.only, Blocks) and self.kernel.only.holds:
                 most = (row.joined + 1) * row.width
-                self.write(f"wide_lanes {names.total}[{most} / LANES + {more}];")
+                self.write(f"wide_lanes {names.total}[{most} / LANES + {spare_vectors}];")
                 self.adopt(start.accumulator, names)
                 self.arrays.add(start.accumulator)
                 continue

@@ -168,8 +168,9 @@ def _groups(cells: Sequence[str], nodes: Sequence[Node], lane: str) -> list[list
     found = [(accumulators_of(each), loads_of((each,))) for each in nodes]
 
     def loads_for(group: Sequence[str]) -> int:
-        own = {load for names, loads in found if names <= set(group) for load in loads}
-        return sum(lane in index.symbols for load in own for index in load.indices)
+        own = frozenset(group)
+        needed = {load for names, theirs in found if names <= own for load in theirs}
+        return sum(lane in index.symbols for load in needed for index in load.indices)
 
     def loads(groups: list[list[str]]) -> int:
         return sum(map(loads_for, groups))

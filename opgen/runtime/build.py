@@ -34,7 +34,7 @@ arithmetic of the whole process when the library is loaded."""
 
 
 def flags(*own: str) -> tuple[str, ...]:
-    """What sources are compiled with: flags of their own, and `$OPGEN_CFLAGS`, such as `-O1`."""
+    """What sources are compiled with: flags of their own, and last `$OPGEN_CFLAGS`, as `-O1`."""
     try:
         return (*FLAGS, *own, *shlex.split(os.environ.get("OPGEN_CFLAGS", "")))
     except ValueError as error:
@@ -47,7 +47,8 @@ _FULL = ("No space left on device", "Disk quota exceeded", "Read-only file syste
 def library(source: str, *own: str) -> ctypes.CDLL:
     """The shared library of a C source; compiled if the cache does not hold it.
 
-    `own` are flags for this source, which do not say for which processor it is compiled.
+    `own` are flags for this source. They do not say for which processor it is compiled, so that the
+    compiler need not be asked about itself again.
 
     Where the cache cannot take it, because the disk is full or must not hold programs, a directory
     of this process does. BuildError with what the compiler said if it refuses the source.
