@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -101,3 +102,31 @@ def test_a_python_without_assertions_has_its_own(
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert (done.stdout == "42\n") == succeeds == (done.returncode == 0), done.stderr
     assert len(list(place.iterdir())) == 2
+
+
+# ---------------------------------------------------------------------------- collections
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_nobody_collects_while_a_text_is_made(
+    monkeypatch: pytest.MonkeyPatch, is_enabled: bool
+) -> None:
+    """Not even where it is refused; then it is as it was before."""
+    seen: list[bool] = []
+
+    def made(text: str, name: str) -> str:
+        seen.append(gc.isenabled())
+        if not text:
+            raise ValueError(name)
+        return text
+
+    monkeypatch.setattr("opgen.compiler.module_source", made)
+    before = gc.isenabled()
+    try:
+        (gc.enable if is_enabled else gc.disable)()
+        assert generated.source("module_source", TEXT, "one.op") == TEXT
+        assert gc.isenabled() is is_enabled
+        with pytest.raises(ValueError, match=r"two\.op"):
+            generated.source("module_source", "", "two.op")
+        assert gc.isenabled() is is_enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert seen == [False, False]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import gc
 import hashlib
 import importlib
 import importlib.util
@@ -16,6 +17,7 @@ import linecache
 import marshal
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 from opgen.runtime import cache
@@ -47,10 +49,28 @@ def source(maker: str, *given: object) -> str:
     known = cache.find_source(cache.directory(), key, suffix)
     if known is not None:
         return known
-    text: str = getattr(importlib.import_module("opgen.compiler"), maker)(*given)
+    with _without_collections():
+        text: str = getattr(importlib.import_module("opgen.compiler"), maker)(*given)
     with contextlib.suppress(OSError):  # where there is no room, it is made again another time
         cache.add_source(text, cache.directory(), key, suffix)
     return text
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Nobody looks for unreachable objects meanwhile, if somebody would.
+
+    To make a text takes many objects, of which few are in cycles, and Python looks at all objects
+    of PyTorch when there are many new ones: a fifth of the time of a first call.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def is_installed() -> bool:
