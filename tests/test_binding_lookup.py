@@ -178,6 +178,44 @@ def test_the_first_call_of_all_is_known_afterwards(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["[2.0, 2.0, 2.0] False", "True ['MainThread']"]
 
 
+FIRST_AUTOCAST_CALL = """
+import sys, threading, torch, opgen
+from opgen.runtime import build, lookup_library, unrounded
+library, others = build.library, threading.Event()
+in_time = []
+def in_turn(source, *flags):
+    if threading.current_thread().name == "opgen-build":
+        in_time.append(others.wait(30))
+    else:
+        others.set()
+    return library(source, *flags)
+build.library = in_turn
+conv, up = opgen.load(sys.argv[1] + "/conv.op"), opgen.load(sys.argv[1] + "/upsample_nearest.op")
+x, weight = torch.randn(8, 64, 8, 8), torch.randn(64, 1, 3, 3)
+calls = {
+    "kernels": lambda: up.upsample_nearest(x),
+    "casts": lambda: conv.conv2d(x, weight, padding=1, groups=64),
+}
+with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+    found = [calls[sys.argv[2]]() for _ in range(3)]
+(kernels,) = unrounded._KERNELS.values()
+print(in_time, all(torch.equal(each, found[0]) for each in found), kernels.twin is not None)
+"""
+
+
+@pytest.mark.parametrize("way", ["kernels", "casts"])
+def test_the_first_call_under_autocast(tmp_path: Path, way: str) -> None:
+    """Nor does this one wait for the library before its kernels are built."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_AUTOCAST_CALL, str(SPECS), way],
+        env={**os.environ, "OPGEN_CACHE": str(tmp_path), "PYTHONPATH": str(SPECS.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["[True] True True"]
+
+
 def test_more_values_of_attributes_than_there_are_ops_for() -> None:
     module = opgen.compile(
         "op mix(x[N]; f = 0.5, s: int, g = 0.25, k: int[2] = 0) -> y[N]\n"

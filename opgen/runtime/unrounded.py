@@ -42,6 +42,7 @@ from opgen.runtime.toolchain import NoCompilerError, find_compiler
 
 if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call
+    from opgen.runtime.library_call import Plan
     from opgen.runtime.lookup_autograd import Step
     from opgen.runtime.operation import Operation
 
@@ -61,15 +62,27 @@ class _Kernels:
     """
 
     operation: Operation
-    twin: lookup.Twin | None
     refused: set[Any] = field(default_factory=set)
     fixed: dict[Numbers, Callable[..., Any]] = field(default_factory=dict)
+    _twins: list[lookup.Twin | None] = field(default_factory=list)
+
+    @property
+    def twin(self) -> lookup.Twin | None:
+        """What runs calls that were seen before; None where calls cannot be looked up."""
+        if not self._twins:
+            with lookup_library.LOCK:
+                if not self._twins:
+                    name = f"{self.operation.registered_name}_unrounded"
+                    self._twins.append(lookup.twin(self.operation, name, is_cast=False))
+        return self._twins[0]
 
     def __call__(self, tensors: Tensors, numbers: Numbers) -> tuple[torch.Tensor, ...] | None:
         """The outputs, of which large ones of a gradient are float32; None where casts are needed.
 
         Inputs that the op does not round are bfloat16, if their type is not declared.
         """
+        if lookup_library.build_meanwhile():
+            return self.made(tensors, numbers)  # kernels are compiled beside that library
         if self.twin is None:
             return None
         key = _key(tensors, numbers) if self.refused else None
@@ -79,19 +92,35 @@ class _Kernels:
         result = (call_fixed or self._fixed(numbers))(*tensors)
         if lookup_library.is_answered(result):
             return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+        return self.made(tensors, numbers)
+
+    def made(self, tensors: Tensors, numbers: Numbers) -> tuple[torch.Tensor, ...] | None:
+        """The same for a call that was not seen before, which is looked up or refused then."""
         found: tuple[torch.Tensor, ...] | None = None
         call = self.checked(tensors, numbers)
         if call is not None:
             try:
-                return evaluation.computed(call, self.twin)
+                return evaluation.computed(call, self)
             except NotMadeError:
                 found, is_entered = self.cast(tensors, numbers)
                 if is_entered:
                     return found
         if len(self.refused) >= _MOST:
             self.refused.clear()
-        self.refused.add(key or _key(tensors, numbers))
+        self.refused.add(_key(tensors, numbers))
         return found
+
+    def enter(
+        self, call: Call, outputs: Sequence[torch.Tensor], operands: dict[str, torch.Tensor]
+    ) -> None:
+        """See `lookup.Twin`, which is made when there is something to enter."""
+        if self.twin is not None:
+            self.twin.enter(call, outputs, operands)
+
+    def enter_convolution(self, call: Call, plan: Plan, output: torch.Tensor) -> None:
+        """See `lookup.Twin`."""
+        if self.twin is not None:
+            self.twin.enter_convolution(call, plan, output)
 
     def cast(
         self, tensors: Tensors, numbers: Numbers
@@ -99,7 +128,6 @@ class _Kernels:
         """The outputs by kernels that need casts, and whether the next such call is looked up."""
         if not self.operation.is_public or len(self.operation.outputs) != 1:
             return None, False
-        assert self.twin is not None
         narrow = [
             x if x is None or declared.dtype not in GENERIC else kept_memory.cast(x, _NARROW)
             for declared, x in zip(self.operation.inputs, tensors, strict=True)
@@ -107,6 +135,8 @@ class _Kernels:
         attributes = unflatten(self.operation.attributes, numbers)
         call = evaluation.prepare(self.operation, narrow, attributes)
         outputs = evaluation.computed(call)
+        if self.twin is None:
+            return outputs, False
         return outputs, lookup_casts.enter(self.twin, call, tensors, outputs[0])
 
     def _fixed(self, numbers: Numbers) -> Callable[..., Any]:
@@ -156,8 +186,7 @@ def _kernels(operation: Operation) -> _Kernels:
     if name not in _KERNELS:
         with lookup_library.LOCK:
             if name not in _KERNELS:
-                twin = lookup.twin(operation, f"{name}_unrounded", is_cast=False)
-                _KERNELS[name] = _Kernels(operation, twin)
+                _KERNELS[name] = _Kernels(operation)
     return _KERNELS[name]
 
 
