@@ -55,12 +55,16 @@ def measure(row: Row) -> dict[str, float]:
     ]
     wanted = [leaves[at] for at in workload.differentiable]
 
-    def forward() -> object:
-        with torch.no_grad():
+    def called() -> torch.Tensor:
+        with torch.autocast("cpu", dtype=workload.autocast, enabled=workload.autocast is not None):
             return workload.opgen(*leaves)
 
+    def forward() -> object:
+        with torch.no_grad():
+            return called()
+
     def backward() -> object:
-        return torch.autograd.grad(workload.opgen(*leaves).sum(), wanted)
+        return torch.autograd.grad(called().sum(), wanted)
 
     return {"forward": _extra(forward), "backward": _extra(backward), "gradients": len(wanted)}
 
