@@ -25,6 +25,7 @@ from opgen.ir.notation import Op
 from opgen.ir.plane import Joined, Picked, Vector
 from opgen.passes import plane_cells
 from opgen.passes.gather import gather
+from opgen.passes.guests import PLANES
 from opgen.passes.plane_sums import with_plane_sums
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
@@ -397,7 +398,7 @@ def test_the_planes_of_the_next_round_are_asked_for(
         return found
 
     monkeypatch.setattr(build, "library", noting)
-    images_, channels, group = 3, 60, 8
+    images_, channels, group = 3, 60, PLANES
     own = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
     x = torch.randn(images_, channels, 8, 8, dtype=dtype, requires_grad=True)
     weight = torch.randn(channels, 1, 2, 2, dtype=dtype, requires_grad=True)
