@@ -19,6 +19,7 @@ import opgen
 from binding_cases import OPS, Op, real, spec
 from catalogue import SPECS
 from opgen.runtime import checks, lookup, lookup_library, registration
+from opgen.runtime.lookup_table import SLOTS
 from opgen.testing.transforms import loss
 
 close = torch.testing.assert_close
@@ -214,6 +215,25 @@ def test_the_first_call_under_autocast(tmp_path: Path, way: str) -> None:
         check=True,
     )
     assert done.stdout.splitlines() == ["[True] True True"]
+
+
+def test_ops_that_meet_no_compiler_cost_later_ones_nothing(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Also where the next ops need a library of their own, which cannot be built meanwhile."""
+
+    def called(name: str) -> bool:
+        module = opgen.compile(f"op {name}(x[N]) -> y[N]\n  y[n] = 2*x[n]\n")
+        x = torch.ones(3)
+        close(getattr(module, name)(x), 2 * x)
+        twin = registration.twin(getattr(module, f"_{name}").registered_name)
+        return twin is not None and lookup_library.is_answered(twin.call(x))
+
+    monkeypatch.setattr(lookup_library, "_slots", 1000 * SLOTS)  # no test needs as many
+    with monkeypatch.context() as patch:
+        patch.setenv("OPGEN_CC", "/no/such/compiler")
+        assert not called("without_compiler")
+    assert called("with_compiler")
 
 
 def test_more_values_of_attributes_than_there_are_ops_for() -> None:

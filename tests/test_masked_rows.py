@@ -127,6 +127,24 @@ def test_the_sum_they_nearly_are_has_one() -> None:
     assert has_short(program), show_program(program)
 
 
+def test_sums_that_are_stored_in_a_wider_type_have_no_kernels_for_short_rows() -> None:
+    """Vectors are stored in the type of the call; such a kernel could not be loaded."""
+    text = """
+op near(x[N,W], t[K]) -> y[N,W]
+  s[n,w] = sum(k) x[n, w + k ?0] * t[k] for w in W
+  y[n,w] = s[n,w] * (sum(v in W) s[n,v])
+"""
+    (op,) = check_source(Source(text, "near.op"))
+    plain, program = programs(op, {"K": 3})
+    assert plain.operand("s").widened
+    assert not has_short(program), show_program(program)
+    x, t = torch.randn(2**11, 21).bfloat16(), torch.tensor([0.5, 2.0, -1.0]).bfloat16()
+    sums = F.conv1d(F.pad(x, (0, 2)).double()[:, None], t.double()[None, None])[:, 0]
+    wanted = sums * sums.sum(1, keepdim=True)
+    found = opgen.compile(text).near(x, t)
+    assert (found.double() - wanted).abs().max() <= 2**-7 * wanted.abs().max()
+
+
 # ---------------------------------------------------------------------------- compiled
 @pytest.mark.parametrize(
     "dtype",

@@ -98,9 +98,15 @@ def _libtorch() -> ctypes.CDLL:
 
 
 def _library(block: int) -> _Library | None:
-    """The library for a block of ops; None where it cannot be had."""
+    """The library for a block of ops; None where it cannot be had.
+
+    It is asked for again where no compiler was found, since there may be one later.
+    """
     with LOCK:
-        return _connected(block)
+        try:
+            return _connected(block)
+        except build.NoCompilerError:
+            return None
 
 
 _FAILURES = (OSError, AttributeError, build.BuildError)
@@ -143,12 +149,15 @@ def _dtypes() -> dict[torch.dtype, int]:
 
 @functools.cache
 def _connected(block: int) -> _Library | None:
+    """The same, known once it was asked for; NoCompilerError where there is none."""
     for builder in _builders:
         builder.join()
     try:
         libtorch, dtypes = _libtorch(), _dtypes()
         addresses = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in FUNCTIONS]
         library = _built(block, dtypes)
+    except build.NoCompilerError:
+        raise  # so that it is not remembered
     except _FAILURES:
         return None
     library.opgen_connect((ctypes.c_void_p * len(addresses))(*addresses))
