@@ -192,13 +192,13 @@ def test_the_instruction_is_used_where_it_may_be(
     """A wrong way to round at once is noticed where numbers are coarse, and only there."""
     library = build.library
 
-    def changed(source: str, *flags: str) -> ctypes.CDLL:
+    def changed(source: str) -> ctypes.CDLL:
         if way == "at once":
             source = source.replace("v32hi(second, first)", "v32hi(first, second)")
             source = source.replace("v32bf(second, first)", "v32bf(first, second)")
         else:
             source = source.replace("__builtin_expect(is_coarse, 1)", "1")
-        return library(source, *flags)
+        return library(source)
 
     monkeypatch.setattr(build, "library", changed)
     op = transposed(f"ways_{way.replace(' ', '_')}", "own", monkeypatch)

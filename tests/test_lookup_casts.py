@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import platform
+import re
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen.runtime import lookup_casts, lookup_library, special, unrounded
+from opgen.runtime import build, lookup_casts, lookup_library, special, unrounded
 from test_unrounded import FORMATS, image, same
 
 OPS = """
@@ -86,6 +90,32 @@ PLANES = {(5, 2, 40, 40): 5, (8, 1, 24, 33): 4, (1, 3, 64, 64): 1}
 """How many pieces images are cut into: seven only in one or in seven. Small planes are not cast
 where there are instructions for them, which round themselves."""
 SHAPES = {"channels_last": PIXELS, "contiguous": PLANES}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="it reads the assembly of x86-64")
+@pytest.mark.parametrize("function", ["cast_numbers", "uint16_t_found", "uint32_t_found"])
+def test_numbers_are_gone_over_in_vectors(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one, casts took eight times as long."""
+    sources: list[str] = []
+    monkeypatch.setattr(build, "library", sources.append)
+    lookup_library._built(0, lookup_library._dtypes())
+    text, made = tmp_path / "library.c", tmp_path / "library.s"
+    # A function that nothing is known of cannot become a part of another one.
+    alone = re.sub(r"static (void|int) (cast_numbers|TYPE##_found)\(", _ALONE, sources[0])
+    assert alone.count("noipa") == 2
+    text.write_text(alone)
+    monkeypatch.delenv("OPGEN_CFLAGS", raising=False)  # tests compile quickly
+    flags = [flag for flag in build.flags() if flag != "-shared"]
+    subprocess.run([*build.find_compiler(), *flags, "-S", str(text), "-o", str(made)], check=True)
+    _, _, after = made.read_text().partition(f"\n{function}:")
+    body, end, _ = after.partition(f".size\t{function}")
+    assert end
+    assert re.search(r"\sv?p(add|cmp|and|or|tern)\w*\s.*%[xyz]mm", body)
+
+
+_ALONE = r"__attribute__((noipa)) static \1 \2("
 
 
 @pytest.mark.sampled(2)

@@ -132,9 +132,9 @@ def test_whole_planes_go_this_way(dtype: torch.dtype, monkeypatch: pytest.Monkey
         return
     libraries, library = [], build.library
 
-    def noted(source: str, *flags: str) -> ctypes.CDLL:
+    def noted(source: str) -> ctypes.CDLL:
         libraries.append(source)
-        return library(source, *flags)
+        return library(source)
 
     monkeypatch.setattr(build, "library", noted)
     past_caches(monkeypatch, are_stored=False)

@@ -321,11 +321,11 @@ def test_calls_with_dense_planes_run_them(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(special, "MOST_SIZES", 10)
     library, changes = build.library, []
 
-    def without_terms(source: str, *flags: str) -> ctypes.CDLL:
+    def without_terms(source: str) -> ctypes.CDLL:
         lines = source.split("\n")
         kept = [line for line in lines if not line.lstrip().startswith("total_1_1_lanes += x_")]
         changes.append(len(lines) - len(kept))
-        return library("\n".join(kept), *flags)
+        return library("\n".join(kept))
 
     monkeypatch.setattr(build, "library", without_terms)
     own = opgen.load(SPECS / "conv.op").conv2d
@@ -352,10 +352,10 @@ def test_gradients_of_windows_side_by_side_share_rounds(monkeypatch: pytest.Monk
     monkeypatch.setattr(special, "MOST_SIZES", 10)
     library, changes = build.library, []
 
-    def without_terms(source: str, *flags: str) -> ctypes.CDLL:
+    def without_terms(source: str) -> ctypes.CDLL:
         kept, count = re.subn(r"\n *sums_4 \+= .*;", "", source, count=1)
         changes.append(count)
-        return library(kept, *flags)
+        return library(kept)
 
     monkeypatch.setattr(build, "library", without_terms)
     own = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
@@ -389,11 +389,11 @@ def test_the_planes_of_the_next_round_are_asked_for(
     asked = "#define FETCH(place) __builtin_prefetch(place, 0, 2)"
     noted = "#define FETCH(place) (fetched[fetches++ & 0xffff] = (place))"
 
-    def noting(source: str, *flags: str) -> ctypes.CDLL:
+    def noting(source: str) -> ctypes.CDLL:
         if asked not in source:
-            return library(source, *flags)  # of calls that are looked up, not of kernels
+            return library(source)  # of calls that are looked up, not of kernels
         changed = f"const void *fetched[1 << 16];\nint64_t fetches;\n{noted}"
-        found = library(source.replace(asked, changed), *flags)
+        found = library(source.replace(asked, changed))
         made.append(found)
         return found
 

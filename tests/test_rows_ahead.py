@@ -108,8 +108,8 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> list[ctypes.CDLL]:
     monkeypatch.setattr(prelude, "C", changed.replace(ASKED, NOTED))
     library, made = build.library, []
 
-    def noted(source: str, *flags: str) -> ctypes.CDLL:
-        found = library(source, *flags)
+    def noted(source: str) -> ctypes.CDLL:
+        found = library(source)
         if NOTED in source:
             made.append(found)
         return found

@@ -330,16 +330,6 @@ def test_the_compiler_may_be_chosen(cache: Path, monkeypatch: pytest.MonkeyPatch
         build.library(SOURCE)
 
 
-def test_a_source_may_have_flags_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was built with others is not taken for it, and those of the user come last."""
-    source = "int answer(void) { return ANSWER; }\n"
-    answers = [build.library(source, f"-DANSWER={number}").answer() for number in (7, 8, 7)]
-    assert answers == [7, 8, 7]
-    assert len(list(cache.glob("*.so"))) == 2
-    monkeypatch.setenv("OPGEN_CFLAGS", "-UANSWER -DANSWER=9")
-    assert build.library(source, "-DANSWER=7").answer() == 9
-
-
 def test_a_refused_source_shows_what_the_compiler_said(cache: Path) -> None:
     with pytest.raises(build.BuildError, match=r"(?s)failed:.*error:.*nonsense"):
         build.library("nonsense {\n")

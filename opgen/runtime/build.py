@@ -33,10 +33,10 @@ floating-point arithmetic stays as written, so there is no -ffast-math: it would
 arithmetic of the whole process when the library is loaded."""
 
 
-def flags(*own: str) -> tuple[str, ...]:
-    """What sources are compiled with: flags of their own, and last `$OPGEN_CFLAGS`, as `-O1`."""
+def flags() -> tuple[str, ...]:
+    """What a kernel is compiled with; `$OPGEN_CFLAGS` adds to it, as `-O1` or `-g`."""
     try:
-        return (*FLAGS, *own, *shlex.split(os.environ.get("OPGEN_CFLAGS", "")))
+        return (*FLAGS, *shlex.split(os.environ.get("OPGEN_CFLAGS", "")))
     except ValueError as error:
         raise BuildError(f"$OPGEN_CFLAGS cannot be split into words: {error}") from error
 
@@ -44,25 +44,21 @@ def flags(*own: str) -> tuple[str, ...]:
 _FULL = ("No space left on device", "Disk quota exceeded", "Read-only file system")
 
 
-def library(source: str, *own: str) -> ctypes.CDLL:
+def library(source: str) -> ctypes.CDLL:
     """The shared library of a C source; compiled if the cache does not hold it.
-
-    `own` are flags for this source. They do not say for which processor it is compiled, so that the
-    compiler need not be asked about itself again.
 
     Where the cache cannot take it, because the disk is full or must not hold programs, a directory
     of this process does. BuildError with what the compiler said if it refuses the source.
     """
-    compiler = find_compiler()
-    command = (*compiler, *flags(*own))
-    made_from = "\0".join((*command, identity(compiler, flags()), source))
+    compiler, options = find_compiler(), flags()
+    made_from = "\0".join((*compiler, *options, identity(compiler, options), source))
     key = hashlib.sha256(made_from.encode()).hexdigest()[:32]
     failures: list[OSError] = []
     for place in (cache_directory, cache.private_directory):
         try:
             directory = place()
             loaded = cache.find(directory, key)
-            return _told(loaded or ctypes.CDLL(str(_compile(command, source, directory, key))))
+            return _told(loaded or ctypes.CDLL(str(_compile(compiler, source, directory, key))))
         except OSError as error:
             failures.append(error)
     reasons = "; ".join(dict.fromkeys(map(str, failures)))
@@ -92,7 +88,7 @@ def _compile(compiler: tuple[str, ...], source: str, directory: Path, key: str) 
     with cache.scratch(directory, key) as scratch:
         text, built = scratch / "op.c", scratch / "op.so"
         text.write_text(source, encoding="utf-8")
-        command = [*compiler, "-o", str(built), str(text), "-lm"]
+        command = [*compiler, *flags(), "-o", str(built), str(text), "-lm"]
         # Temporary files of the compiler stay where they are found again if it is killed; what it
         # says is in the language in which it is looked at below.
         environment = {**os.environ, "TMPDIR": str(scratch), "LC_ALL": "C"}
