@@ -86,9 +86,11 @@ def only_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PIXELS = {(1, 3, 8, 8): 1, (6, 16, 8, 8): 3, (7, 16, 8, 8): 7, (4, 33, 16, 16): 4, (2, 3, 4, 4): 1}
+PIXELS |= {(9, 16, 8, 8): 9}
 PLANES = {(5, 2, 40, 40): 5, (8, 1, 24, 33): 4, (1, 3, 64, 64): 1}
-"""How many pieces images are cut into: seven only in one or in seven. Small planes are not cast
-where there are instructions for them, which round themselves."""
+"""How many pieces images are cut into: seven only in one or in seven. Two threads share out four or
+nine, and compute three together. Small planes are not cast where there are instructions for them,
+which round themselves."""
 SHAPES = {"channels_last": PIXELS, "contiguous": PLANES}
 
 
@@ -142,6 +144,8 @@ def test_images(layout: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> N
             only_looked_up(context)
             assert same(smooth(x, gain=2.0), smooth(x.to(torch.bfloat16), gain=2.0))
     assert [cast.pieces for cast in casts] == list(SHAPES[layout].values())
+    # Threads that computed pieces of their own have not changed how many there are for others.
+    assert f"omp_get_max_threads() : {threads}\n" in torch.__config__.parallel_info()
 
 
 def test_entries_that_depend_on_each_other_are_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:

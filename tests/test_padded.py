@@ -20,7 +20,7 @@ from opgen.errors import Source
 from opgen.ir.binding import Array
 from opgen.ir.cells import Cells, to_array
 from opgen.ir.context import facts_of
-from opgen.ir.loops import Finite, Load, Program, Start, walk
+from opgen.ir.loops import Finite, For, Load, Program, Start, Store, walk
 from opgen.ir.map_loops import map_loads
 from opgen.ir.notation import Op
 from opgen.ir.show_loops import show_program
@@ -110,6 +110,23 @@ def test_loops_of_gradients(name: str) -> None:
     (wanted, _), (got, _) = run(ordinary, tensors, {}), run(changed, tensors, {})
     np.testing.assert_array_equal(numbers(got["grad_x"]), numbers(wanted["grad_x"]))
     assert "grad_y_padded" in got
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_zeros_are_stored_once(name: str) -> None:
+    """Every point stores into the same cells of the copy, so what is zero stays so."""
+    _, changed = padded(CONV["conv2d"], GEOMETRIES[name])
+    kernel = changed.kernels[0]
+    assert kernel.zeroed == kernel.local == ("x_padded",)
+    loops = {node.name for node in walk(kernel.body) if isinstance(node, For)}
+    copied = [
+        node
+        for node in walk(kernel.body)
+        if isinstance(node, Store) and node.tensor in kernel.local
+    ]
+    assert copied
+    for store in copied:
+        assert all(index.symbols <= loops for index in store.indices)
 
 
 def test_a_call_runs_one_of_both() -> None:

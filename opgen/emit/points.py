@@ -44,6 +44,7 @@ class PointEmitter(Emitter):
         digits = self.digits()
         if not digits:
             memory = self.take_memory()
+            self.begin_with_zeros()
             self.inner_body()
             self.give_back(memory)
             return
@@ -59,6 +60,7 @@ class PointEmitter(Emitter):
                 self.write(f"int64_t {digit.name} = {rest} % {digit.extent.at(Level.UNARY)};")
                 self.write(f"{rest} /= {digit.extent.at(Level.ADDITIVE)};")
         memory = self.take_memory()
+        self.begin_with_zeros()
         self.loop_over_points(begin, end, digits)
         self.give_back(memory)
 
@@ -139,7 +141,7 @@ class PointEmitter(Emitter):
                 self.printer.names.symbols[name] = own
                 self.write(f"const int64_t {own} = {value.format(first)};")
         for name in self.kernel.local:
-            if not self.has_memory:
+            if not self.has_memory and name not in self.kernel.zeroed:
                 self.declare_local(name)
         if self.kernel.row is not None:
             self.declare_lane_accumulators()
@@ -173,6 +175,14 @@ class PointEmitter(Emitter):
         """How many elements it has."""
         operand = self.printer.program.operand(name)
         return math.prod(extent.constant for extent in operand.extents)
+
+    def begin_with_zeros(self) -> None:
+        """Those that hold zeros before the first point."""
+        for name in self.kernel.zeroed:
+            if not self.has_memory:
+                self.declare_local(name)
+            own, size = self.printer.names.tensors[name], self.local_size(name)
+            self.write(f"memset({own}, 0, {size} * sizeof *{own});")
 
     @property
     def has_memory(self) -> bool:

@@ -316,10 +316,13 @@ class Kernel:
     A `group` are several rows of one parallel point: a second axis that is shared out likewise. The
     body has loops over its values, and accumulators are those of one cell of one row.
 
-    `local` names unstored operands of constant extents of which every point has its own. A kernel
-    with `only` is passed over in calls where that is not so, one with `unless` where that is so.
-    With `Blocks` its passes over the row may take several lanes at a time, with `Short` they take
-    all of a stretch at once.
+    `local` names unstored operands of constant extents of which every point has its own. Those that
+    are `zeroed` hold zeros before a thread's first point, and then what its points have stored: for
+    kernels whose points all store into the same cells.
+
+    A kernel with `only` is passed over in calls where that is not so, one with `unless` where that
+    is so. With `Blocks` its passes over the row may take several lanes at a time, with `Short` they
+    take all of a stretch at once.
 
     `written` is the tensor it writes, `also` are others; `prologue` holds what is the same for
     every point; `spec` are the spec lines it computes. A `contraction`, `moves`, `framed`, a
@@ -336,6 +339,7 @@ class Kernel:
     row: Row | None = None
     group: Row | None = None
     local: tuple[str, ...] = ()
+    zeroed: tuple[str, ...] = ()
     only: Finite | Blocks | Short | Planes | Fitting | None = None
     unless: Planes | Blocks | Fitting | None = None
     contraction: Contraction | None = None

@@ -63,7 +63,8 @@ def show_kernel(kernel: Kernel) -> str:
         if guest.point:
             places = ", ".join(f"{name} = {value}" for name, value in guest.point)
             lines.append(f"    as a part of it, {places}")
-    lines += [f"      local {name}" for name in kernel.local]
+    for name in kernel.local:
+        lines.append(f"      local {name}" + (", zero at first" if name in kernel.zeroed else ""))
     for move in kernel.moves:
         axes = ", ".join(f"{axis.name} < {axis.extent}" for axis in move.axes)
         where = " and ".join(map(str, move.conditions))

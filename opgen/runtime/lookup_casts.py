@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _PIECE: Final = 2**21
 """The most bytes of a piece of bfloat16, if it can be cut. Filters of 3 by 3 for 2048 channels of
-16 by 16 in channels-last format, where that is two of eight images, take 0.9 of the time of all at
-once, and 0.95 in halves or quarters of that."""
+16 by 16 in channels-last format, where that is two of eight images, take as long in pieces of twice
+as many, and a tenth longer in halves."""
 
 _LEAST_PIECE: Final = 2**20
-"""The fewest: threads wait for each other twice in each. Eight images of 8 by 8 take a tenth longer
-in pieces of half as many."""
+"""The fewest: threads may wait for each other twice in each. Eight images of 8 by 8 take a tenth
+longer in pieces of half as many."""
 
 
 def enter(

@@ -32,6 +32,7 @@ FORKS: Final = r"""
 extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
 extern int omp_get_max_threads(void) __attribute__((weak));
 extern int omp_get_thread_num(void) __attribute__((weak));
+extern void omp_set_num_threads(int) __attribute__((weak));
 
 /* A child of a fork has no threads but its own: entering the parent's pool would hang. A library
    that is loaded in the child sees no fork, and is told. */

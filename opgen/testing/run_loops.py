@@ -107,16 +107,22 @@ class _Runner:
         groups, stretches = (self.stretches(row, values) for row in (kernel.group, kernel.row))
         self.row = kernel.row
         self.group = kernel.group.axis.name if kernel.group is not None else ""
+        for local in kernel.zeroed:
+            cells = self.tensors[local] = self.local(local)
+            cells.values = dict.fromkeys(cells.all_cells(), 0)
         for point, group, stretch in itertools.product(
             itertools.product(*ranges), groups, stretches
         ):
             names = (axis.name for axis in kernel.axes)
             at = dict(zip(names, point, strict=True))
-            for local in kernel.local:
-                extents = self.program.operand(local).extents
-                shape = tuple(extent.evaluate(values) for extent in extents)
-                self.tensors[local] = Cells(shape, False)
+            for local in set(kernel.local) - set(kernel.zeroed):
+                self.tensors[local] = self.local(local)
             self.nodes(kernel.body, {**values, **at, **group, **stretch})
+
+    def local(self, name: str) -> Cells:
+        """A tensor of a point's own, of which no cell is written."""
+        extents = self.program.operand(name).extents
+        return Cells(tuple(extent.constant for extent in extents), False)
 
     def is_so(
         self,
