@@ -43,7 +43,8 @@ class ScopeEmitter(ABC):
     vectors: dict[str, str] = field(default_factory=dict)  # vectors of partial sums,
     pairs: dict[str, tuple[str, str]] = field(default_factory=dict)  # who share one,
     waiting: dict[str, str] = field(default_factory=dict)  # and for whom it is there already
-    around: str | None = None  # the innermost loop around, if it may be long
+    around: str | None = None  # the innermost loop around, if it may be long,
+    in_turn: bool = False  # and whether all rows of the group have their turn in each round of it
     blocks: bool = False  # whether numbers are vectors of several lanes,
     whole: bool = True  # whether all cells of the row have a lane,
     named: bool = False  # and whether what terms load has names

@@ -25,7 +25,7 @@ complex imaginary I errno main unix linux NULL EOF INFINITY NAN HUGE_VAL M_PI M_
 threadIdx blockIdx blockDim gridDim warpSize half
 f16 bf16 f32 f64 u8 i8 i16 i32 i64 b8 T real fault gcd inside
 KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER FIRST EACH LANES PROVED PLANES UNROLL ACROSS ALONG
-ANY_STEPS FENCE FETCH HAVE_MASKS HAVE_PLANES HAVE_PLANES_OF_T
+ANY_STEPS FENCE FETCH FETCH_SOON HAVE_MASKS HAVE_PLANES HAVE_PLANES_OF_T
 HAVE_NARROW_PLANES LANE_BYTES LANE_MASK LINE NOT_A_VECTOR PAIRED_LANES SHUFFLE STORE_PART THREAD
 THREADS WHOLE_GRIDS MEMBER MEMBERS
 quotient aligned load_run store_run multiply_add tile_places copy_in copy_out
@@ -46,7 +46,7 @@ two_to_T_alone two_to_T_at_once pair_to_T_at_once line_of_halves ROUNDED_AT_ONCE
 least_words pair_if_coarse ARE_COARSE LEAST_COARSE ROUNDS_AT_ONCE
 pair_to_T_alone first_of_pair_unrounded_alone second_of_pair_unrounded_alone pair_to_unrounded_alone
 call tensors integers numbers arguments task share shares MOST_SHARES stream is_of_lines
-will_be_written is_mapped is_ready asked_ahead largest_cache
+will_be_written is_mapped is_ready asked_ahead rows_ahead largest_cache
 run_as_one find_largest_cache watch_forks take_chunks stored_T stored_bits masked_lanes
 stored_lanes unrounded rounded rounded_lanes stored_from_unrounded unrounded_from_stored
 """

@@ -123,6 +123,9 @@ class Emitter(LaneEmitter):
         self.write(f"for ({kind} {name} = {lower}; {name} < {end}; {name}++) {{")
         if node.name not in self.members:
             inner.around = None if any(each.is_constant for each in node.upper) else node.name
+            inner.in_turn = False
+        elif self.kernel.group is not None and node.name == self.kernel.group.axis.name:
+            inner.in_turn = self.around is not None
         if not self.printer.cuda and any(isinstance(each, Lanes) for each in walk(node.body)):
             inner.write("NOT_A_VECTOR;")
         if self.kernel.sums is not None and self.is_round(node, self.kernel.sums):
