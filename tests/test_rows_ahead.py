@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -149,6 +150,41 @@ def test_all_but_the_first_piece_is_asked_for_in_order(
     assert len(at) <= whole // 64 + shares
 
 
+@pytest.mark.parametrize("channels", [64, 200, 1100, 2100])
+def test_blocks_of_lanes_ask_in_turn(
+    channels: int, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of an upsampling under autocast rounds vectors: all lines, in their order."""
+    made = small_cache(monkeypatch)
+    library, sources = build.library, list[str]()
+
+    def seen(source: str) -> ctypes.CDLL:
+        sources.append(source)
+        return library(source)
+
+    monkeypatch.setattr(build, "library", seen)
+    monkeypatch.setattr(special, "LARGE", 1)
+    threads(1)
+    text = (SPECS / "upsample_nearest.op").read_text(encoding="utf-8")
+    nearest = op_of(text, "upsample_nearest", f"in_turn_{channels}")
+    image = torch.zeros(2, channels, 3, 4).to(memory_format=torch.channels_last).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        result = nearest(image, scale_factor=2)
+    generator = torch.Generator().manual_seed(3)
+    cotangent = torch.randint(-4, 4, result.shape, generator=generator).to(result.dtype)
+    cotangent = cotangent.to(memory_format=torch.channels_last)
+    (found,) = torch.autograd.grad(result, image, cotangent)
+    assert torch.equal(found, (F.avg_pool2d(cotangent.double(), 2) * 4).float())
+    assert re.search(r"LANES\) \{(\n.*){1,4}FETCH\(asked\)", sources[-1])
+    start, whole = cotangent.data_ptr(), cotangent.numel() * 2
+    at = [place - start for place in asked_for(made)]
+    piece_bytes = 2 * 8 * channels * 2
+    assert at[0] == piece_bytes
+    assert max(at) < whole + piece_bytes + 2 * channels  # of each lane no more than a byte too many
+    lines = range((start + piece_bytes) // 64 + 1, (start + whole - 1) // 64)
+    assert {*lines} <= {(start + each) // 64 for each in at}
+
+
 def test_what_is_not_one_piece_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     made = small_cache(monkeypatch)
     pixels = op_of(OPS, "pixels", "apart")
@@ -171,7 +207,11 @@ def test_tensors_that_the_caches_hold_are_not_asked_for() -> None:
     source = """
 int64_t asked(int64_t bytes, int64_t piece, int64_t points)
 {
-    return asked_ahead(bytes, piece, points);
+    return asked_ahead(bytes, piece, MOST_AT_ONCE, points);
+}
+int64_t asked_in_turn(int64_t bytes, int64_t piece, int64_t points)
+{
+    return asked_ahead(bytes, piece, MOST_IN_TURN, points);
 }
 void set_cache(int64_t bytes) { largest_cache = bytes; }
 """
@@ -186,6 +226,9 @@ void set_cache(int64_t bytes) { largest_cache = bytes; }
     assert asked(1 << 20, 1000, 10) == 100
     assert asked(1 << 20, 1001, 10) == 101
     assert asked(1 << 30, (96 << 10) + 1, 10) == 0  # a piece that is gone before it is read
+    library.asked_in_turn.restype = ctypes.c_int64
+    assert library.asked_in_turn(*map(ctypes.c_int64, (1 << 30, 512 << 10, 512))) == 1024
+    assert library.asked_in_turn(*map(ctypes.c_int64, (1 << 30, (512 << 10) + 1, 512))) == 0
     assert asked(1 << 30, 1000, 0) == 0
     assert asked(1 << 30, 0, 10) == 0
 

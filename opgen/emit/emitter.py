@@ -16,7 +16,7 @@ from opgen.ir.loops import Kernel, Load, Node
 
 if TYPE_CHECKING:
     from opgen.emit.coarse import Coarse
-    from opgen.emit.rows_ahead import Piece
+    from opgen.emit.rows_ahead import Piece, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class ScopeEmitter(ABC):
     is_coarse: str = ""  # and the variable that says whether all of it is, seen from here
     ahead: Piece | None = None  # the piece of memory of which points ask for the next one,
     asked: str = ""  # and the parameter that says how many bytes of it
+    share: Share | None = None  # what is left of that for the blocks of lanes to ask for
     places: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # cells of lines
     halves: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # of pairs
     copied: dict[Load, str] = field(default_factory=dict)  # names of vectors as they are stored

@@ -155,11 +155,14 @@ static int will_be_written(void *memory, int64_t bytes)
     return will_be_stored(memory, bytes, 0);
 }
 
+/* The bytes of the largest pieces of which points ask for what others read later, all at once or in
+   turn with what they compute: larger ones are gone from the second cache until then. */
+enum { MOST_AT_ONCE = 96 << 10, MOST_IN_TURN = 512 << 10 };
+
 /* How many bytes each of some points asks for of the next piece of a tensor, which as many read
    together. None where the caches hold the tensor, nor where one does not hold a piece of it. */
-FUNCTION int64_t asked_ahead(int64_t bytes, int64_t piece, int64_t points)
+FUNCTION int64_t asked_ahead(int64_t bytes, int64_t piece, int64_t most, int64_t points)
 {
-    const int64_t most = (int64_t)96 << 10;
     return bytes < largest_cache || piece > most || points < 1 ? 0 : (piece + points - 1) / points;
 }
 
