@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import opgen
+from asked_ahead import FETCH_SOON, asked_for, noting
 from opgen.runtime import build, prelude
 
 OPS = """
@@ -23,10 +24,6 @@ op single(x[B,C,W]; step=1) -> y[B,V]
   let V = W + (C - 1)*step
   y[b,v] = sum(c) x[b,c, v - c*step ?0]
 """
-ASKED = "#define FETCH_SOON(place) __builtin_prefetch(place, 0, 3)"
-NOTED = """const void *soon[1 << 18];
-int64_t asked_soon;
-#define FETCH_SOON(place) (soon[asked_soon++ & 0x3ffff] = (place))"""
 GROUP, PLANES = 16, 2
 """How many rows take turns, and of how many channels one pass has a row."""
 
@@ -42,34 +39,13 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[ctypes.CDLL]:
     """The kernels made from now on, which note what they ask for."""
-    assert ASKED in prelude.C
-    monkeypatch.setattr(prelude, "C", prelude.C.replace(ASKED, NOTED))
-    library, found = build.library, []
-
-    def noted(source: str) -> ctypes.CDLL:
-        compiled = library(source)
-        if NOTED in source:
-            found.append(compiled)
-        return compiled
-
-    monkeypatch.setattr(build, "library", noted)
-    return found
+    return noting(monkeypatch, FETCH_SOON)
 
 
 def op_of(op: str, test: str) -> Any:
     """An op under a name of its own, with kernels that no other test has made."""
     name = f"{op}_{test}"
     return getattr(opgen.compile(OPS.replace(f"op {op}(", f"op {name}("), f"{name}.op"), name)
-
-
-def asked_for(made: list[ctypes.CDLL]) -> list[int]:
-    """What the kernels asked for, in this order."""
-    places: list[int] = []
-    for each in made:
-        count = ctypes.c_int64.in_dll(each, "asked_soon").value
-        assert count <= 1 << 18
-        places += list((ctypes.c_void_p * (1 << 18)).in_dll(each, "soon"))[:count]
-    return places
 
 
 def shifted_sum(x: Tensor, step: int) -> Tensor:

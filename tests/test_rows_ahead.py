@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opgen
+from asked_ahead import FETCH, asked_for, noting
 from catalogue import SPECS
 from opgen.compiler import check_source
 from opgen.emit.rows_ahead import Piece, piece
@@ -52,10 +53,6 @@ DTYPES = [
     *(torch.float32, torch.bfloat16),
     *(pytest.param(each, marks=pytest.mark.slow) for each in (torch.float64, torch.float16)),
 ]
-ASKED = "#define FETCH(place) __builtin_prefetch(place, 0, 2)"
-NOTED = """const void *fetched[1 << 16];
-int64_t fetches;
-#define FETCH(place) (fetched[fetches++ & 0xffff] = (place))"""
 
 
 def piece_of(name: str) -> Piece | None:
@@ -103,29 +100,7 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> list[ctypes.CDLL]:
 
     Each place that is asked for is noted.
     """
-    changed = prelude.C.replace("bytes < largest_cache ||", "bytes < 0 ||")
-    assert changed != prelude.C
-    assert ASKED in changed
-    monkeypatch.setattr(prelude, "C", changed.replace(ASKED, NOTED))
-    library, made = build.library, []
-
-    def noted(source: str) -> ctypes.CDLL:
-        found = library(source)
-        if NOTED in source:
-            made.append(found)
-        return found
-
-    monkeypatch.setattr(build, "library", noted)
-    return made
-
-
-def asked_for(made: list[ctypes.CDLL]) -> list[int]:
-    """What the kernels asked for, in this order."""
-    places: list[int] = []
-    for each in made:
-        count = ctypes.c_int64.in_dll(each, "fetches").value
-        places += list((ctypes.c_void_p * (1 << 16)).in_dll(each, "fetched"))[:count]
-    return places
+    return noting(monkeypatch, FETCH, {"bytes < largest_cache ||": "bytes < 0 ||"})
 
 
 def sums_of_four(x: Tensor) -> Tensor:
