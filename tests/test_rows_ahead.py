@@ -129,7 +129,7 @@ def test_all_but_the_first_piece_is_asked_for_in_order(
 def test_blocks_of_lanes_ask_in_turn(
     channels: int, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gradient of an upsampling under autocast rounds vectors: all lines, in their order."""
+    """The gradient of an upsampling under autocast rounds vectors: it asks for all lines."""
     made = small_cache(monkeypatch)
     library, sources = build.library, list[str]()
 
