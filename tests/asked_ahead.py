@@ -10,7 +10,8 @@ import pytest
 from opgen.runtime import build, prelude
 
 FETCH: Final = "#define FETCH(place) __builtin_prefetch(place, 0, 2)"
-FETCH_SOON: Final = "#define FETCH_SOON(place) __builtin_prefetch(place, 0, 3)"
+FETCH_SOON: Final = r"""#define FETCH_SOON(place) \
+    (first_cache < 48 << 10 ? __builtin_prefetch(place, 0, 2) : __builtin_prefetch(place, 0, 3))"""
 MOST: Final = 1 << 18
 """How many places a library notes."""
 
@@ -23,7 +24,7 @@ def noting(
     `changes` are other texts of the prelude, and what is put in their place.
     """
     text = prelude.C
-    head = macro.split(" __builtin_prefetch")[0]
+    head = " ".join(macro.split()[:2])
     noted = f"const void *noted[{MOST}];\nint64_t notes;\n{head} "
     noted += f"(noted[notes++ & {MOST - 1}] = (place))"
     for old, new in {**(changes or {}), macro: noted}.items():

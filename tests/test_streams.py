@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,6 +124,16 @@ void set_cache(int64_t bytes) { largest_cache = bytes; }
         library.set_cache(ctypes.c_int64(2 * size))
         assert library.written(pointer, count) == 0
         assert library.written(pointer, ctypes.c_int64(1 << 20)) == 0
+
+
+def test_the_first_cache_has_the_size_that_the_c_library_finds() -> None:
+    source = """
+int64_t found(void) { return first_cache; }
+int64_t expected(void) { return sysconf(_SC_LEVEL1_DCACHE_SIZE); }
+"""
+    library = build.library(prelude.C + prelude.bindings("f32", "f32", {}) + source)
+    is_known = Path("/sys/devices/system/cpu/cpu0/cache/index0/size").exists()
+    assert library.found() == (library.expected() if is_known else 0)
 
 
 def test_memory_that_the_caches_hold_is_asked_about_now_and_then() -> None:

@@ -46,9 +46,9 @@ two_to_T_alone two_to_T_at_once pair_to_T_at_once line_of_halves ROUNDED_AT_ONCE
 least_words pair_if_coarse ARE_COARSE LEAST_COARSE ROUNDS_AT_ONCE
 pair_to_T_alone first_of_pair_unrounded_alone second_of_pair_unrounded_alone pair_to_unrounded_alone
 call tensors integers numbers arguments task share shares MOST_SHARES stream is_of_lines
-will_be_written is_mapped is_ready asked_ahead rows_ahead largest_cache
+will_be_written is_mapped is_ready asked_ahead rows_ahead first_cache largest_cache
 MOST_AT_ONCE MOST_IN_TURN
-run_as_one find_largest_cache watch_forks take_chunks stored_T stored_bits masked_lanes
+run_as_one find_cache find_caches watch_forks take_chunks stored_T stored_bits masked_lanes
 stored_lanes unrounded rounded rounded_lanes stored_from_unrounded unrounded_from_stored
 """
 _FUNCTIONS: Final = """

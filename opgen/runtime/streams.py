@@ -44,16 +44,21 @@ static int is_mapped(void *memory, int64_t bytes, uintptr_t places)
 """Pages of memory that is to be written, for C that includes <sys/mman.h> and <stdint.h>."""
 
 STREAMS: Final = r"""
-/* The size of the largest cache; as large as can be where it is not known. */
-static int64_t largest_cache = INT64_MAX;
-__attribute__((constructor)) static void find_largest_cache(void)
+/* The sizes of the first cache and of the largest one. Where they are not known the first is as
+   small, and the largest as large, as can be. */
+static int64_t first_cache = 0, largest_cache = INT64_MAX;
+FUNCTION void find_cache(const char *path, int64_t *size)
 {
-    FILE *file = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r");
+    FILE *file = fopen(path, "r");
     int kibibytes = 0;
     if (file == NULL) return;
-    if (fscanf(file, "%dK", &kibibytes) == 1 && kibibytes > 0)
-        largest_cache = (int64_t)kibibytes << 10;
+    if (fscanf(file, "%dK", &kibibytes) == 1 && kibibytes > 0) *size = (int64_t)kibibytes << 10;
     fclose(file);
+}
+__attribute__((constructor)) static void find_caches(void)
+{
+    find_cache("/sys/devices/system/cpu/cpu0/cache/index0/size", &first_cache);
+    find_cache("/sys/devices/system/cpu/cpu0/cache/index3/size", &largest_cache);
 }
 
 /* Lines of memory that are written whole, and not read before. */
