@@ -12,6 +12,7 @@ from opgen.emit.coarse import Coarse, are_coarse
 from opgen.emit.columns import COUNT, columns_of, stored_rows
 from opgen.emit.expression import type_name
 from opgen.emit.polynomial import Text
+from opgen.emit.streams import stored_beside
 from opgen.ir.loop_parts import goes_along, loads_of
 from opgen.ir.loops import Accumulate, Blocks, Lanes, Load, Node, Row, Store, walk
 
@@ -162,9 +163,8 @@ class BlockCellEmitter(AccumulatorEmitter):
             elif not operand.widened:
                 function += self.printer.alone
             cell = self.printer.cell(node.tensor, node.indices)
-            if self.streams and operand.unrounded:
-                past = f"lanes_past_unrounded(&{cell}, {values});"
-                self.write(f"if ({self.streams}) {past}")
+            if self.goes_past(node.tensor) and (operand.unrounded or self.beside):
+                self.write(f"if ({self.streams}) lanes_past_{kind}(&{cell}, {values});")
                 self.write("else")
             self.write(f"{function}(&{cell}, {values}{more});")
             return
@@ -186,9 +186,14 @@ class BlockCellEmitter(AccumulatorEmitter):
         function, more = f"pair_to_{kind}{self.printer.alone}", ""
         if self.is_coarse:
             function, more = "pair_to_T_at_once", f", {self.is_coarse}"
-        if self.streams:
+        arguments = f"{self.halves.pop(key)}, {values}"
+        if self.goes_past(node.tensor) and kind == "unrounded":
+            cell = self.printer.cell(node.tensor, indices)
+            self.write(f"if ({self.streams}) pair_past_unrounded(&{cell}, {arguments});")
+            self.write("else")
+        elif self.goes_past(node.tensor):
             function, more = "pair_to_or_past_T", f", {self.is_coarse or 0}, {self.streams}"
-        arguments = f"{self.halves.pop(key)}, {values}{more}"
+        arguments += more
         if goes_along(indices, self.row_axis):
             self.write(f"{function}(&{self.printer.cell(node.tensor, indices)}, {arguments});")
             return
@@ -199,6 +204,15 @@ class BlockCellEmitter(AccumulatorEmitter):
         inner.write(f"for (int64_t {number} = 0; {number} < 2 * LANES; {number}++)")
         inner.write(f"    {cell} = {cells}[{number}];")
         self.write("}")
+
+    @property
+    def beside(self) -> str | None:
+        """The tensor whose cells are stored beside sums."""
+        return stored_beside(self.kernel, self.printer.program)
+
+    def goes_past(self, tensor: str) -> bool:
+        """Whether vectors of a tensor are stored past the caches in some calls."""
+        return bool(self.streams) and self.beside in (None, tensor)
 
     def one_by_one(self, tensor: str, indices: Sequence[Poly]) -> tuple[Self, str, str, str]:
         """A scope to store an array from; the names of its index and of itself; the cell to write.

@@ -17,8 +17,9 @@ from opgen.emit.entry_helpers import Orders, copied_inputs
 from opgen.emit.entry_scope import EntryScope
 from opgen.emit.expression import type_name
 from opgen.emit.function import Function
+from opgen.emit.lane_pairs import hold_pairs
 from opgen.emit.names import CNames
-from opgen.emit.streams import stores_lines
+from opgen.emit.streams import stored_beside, stores_lines
 from opgen.ir.loops import Kernel, Program
 from opgen.ir.primitives import Level
 from opgen.ir.work import points, work
@@ -65,7 +66,7 @@ def print_entry(
         {
             kernel.written
             for kernel, function in zip(program.kernels, functions, strict=True)
-            if _may_stream(kernel, function)
+            if _may_stream(kernel, function) and stored_beside(kernel, program) is None
         }
     )
     copies = writer.copy_inputs()
@@ -101,7 +102,8 @@ class _Writer(EntryScope):
     """Writes the lines of an entry."""
 
     flags: dict[Condition, str] = field(default_factory=dict)
-    streams: dict[str, str] = field(default_factory=dict)  # whether results go past the caches
+    streams: dict[str, str] = field(default_factory=dict)  # whether results go past the caches,
+    vectors: dict[str, str] = field(default_factory=dict)  # and whether vectors of them do
     guests: dict[str, _Guest] = field(default_factory=dict)  # by their names
     coarse: dict[str, tuple[str, ...]] = field(default_factory=dict)  # tensors, by kernels
     arguments: str = "arguments"  # what `call` points to
@@ -118,7 +120,10 @@ class _Writer(EntryScope):
     def sizes(self) -> Iterator[Poly]:
         """What the lines speak of beside the work of the kernels."""
         yield from (size for _, size in self.written())
-        if any(stores_lines(kernel, self.program) for kernel in self.program.kernels):
+        if any(
+            stores_lines(kernel, self.program) or self.beside(kernel)
+            for kernel in self.program.kernels
+        ):
             yield from (self.cells(operand.name) for operand in self.program.operands)
         for name in copied_inputs(self.program, self.orders):
             yield from self.program.operand(name).extents
@@ -156,16 +161,29 @@ class _Writer(EntryScope):
             moved = self.moved_in_lines(name)
             if moved:
                 text = f"will_be_stored({given}, {moved});"
+            if name in map(self.beside, self.program.kernels):
+                past = self.vectors[name] = self.scope.fresh(f"{name}_past")
+                text = f"const int {past} = will_be_stored({given}, {self.moved()});"
+                self.lines += broken(text)
+                is_large = f" && {size} * (int64_t)sizeof({kind}) >= largest_cache"
+                text = f"{past}{'' if moved else is_large};"
             if name in streamed:
                 self.streams[name] = self.scope.fresh(f"{name}_streams")
                 text = f"const int {self.streams[name]} = {text}"
-            self.lines += broken(text)
+            if name in streamed or name not in self.vectors:
+                self.lines += broken(text)
+
+    def beside(self, kernel: Kernel) -> str | None:
+        """The tensor that a kernel stores beside its sums."""
+        return stored_beside(kernel, self.program)
 
     def moved_in_lines(self, written: str) -> str:
         """The bytes of all tensors of a call whose kernel may store vectors of one as lines."""
         kernels = (each for each in self.program.kernels if each.written == written)
-        if not any(stores_lines(kernel, self.program) for kernel in kernels):
-            return ""
+        return self.moved() if any(stores_lines(each, self.program) for each in kernels) else ""
+
+    def moved(self) -> str:
+        """The bytes of all tensors of a call."""
         texts = []
         for operand in self.program.operands:
             cells = self.printer.poly(self.cells(operand.name)).at(Level.MULTIPLICATIVE)
@@ -215,7 +233,9 @@ class _Writer(EntryScope):
         """Call a kernel, if it is one for this call."""
         self.look_before(kernel)
         if _may_stream(kernel, function):
-            self.lines.append(f"{self.arguments}.streams = {self.streams[kernel.written]};")
+            beside = self.beside(kernel)
+            value = self.streams[kernel.written] if beside is None else self.past(kernel, beside)
+            self.lines += broken(f"{self.arguments}.streams = {value};")
         self.ask_ahead(kernel)
         if kernel.name in self.guests:
             self.lines.append(f"const struct call {self.guests[kernel.name].call} = *call;")
@@ -256,6 +276,18 @@ class _Writer(EntryScope):
             )
         if kernel.unless is not None:
             self.lines.append("}")
+
+    def past(self, kernel: Kernel, beside: str) -> str:
+        """Whether the vectors that a kernel stores beside its sums go past the caches."""
+        assert kernel.row is not None
+        operand = self.program.operand(beside)
+        steps = " | ".join(self.strides(beside)[:-1])
+        places = f"(uintptr_t){self.tensor(beside)} | (uintptr_t)({steps}) * "
+        places += f"sizeof({type_name(operand)})"
+        extent = self.printer.poly(kernel.row.axis.extent).at(Level.MULTIPLICATIVE)
+        pairs = "LANES * (1 + PAIRED_LANES)" if hold_pairs(kernel) else "LANES"
+        tests = self.vectors[beside], "STORES_LINES", f"({places}) % LINE == 0"
+        return f"{' && '.join(tests)} && {extent} % ({pairs}) == 0"
 
     def ask_ahead(self, kernel: Kernel) -> None:
         """Decide how many bytes points ask for of what the next ones read."""

@@ -45,6 +45,7 @@ two_lanes two_vectors few_words two_lanes_from_T even_of_two odd_of_two
 two_to_T_alone two_to_T_at_once pair_to_T_at_once line_of_halves ROUNDED_AT_ONCE magnitudes
 least_words pair_if_coarse ARE_COARSE LEAST_COARSE ROUNDS_AT_ONCE
 pair_to_T_alone first_of_pair_unrounded_alone second_of_pair_unrounded_alone pair_to_unrounded_alone
+pair_past_unrounded
 call tensors integers numbers arguments task share shares MOST_SHARES stream is_of_lines
 will_be_written is_mapped is_ready asked_ahead rows_ahead first_cache largest_cache
 MOST_AT_ONCE MOST_IN_TURN

@@ -61,14 +61,35 @@ def lines(node: Lanes, kernel: Kernel, program: Program) -> tuple[Line, ...]:
 
 def streams(kernel: Kernel, program: Program) -> bool:
     """Whether some pass of the kernel writes lines, or its vectors are lines."""
-    return stores_lines(kernel, program) or any(
-        isinstance(node, Lanes) and lines(node, kernel, program) for node in walk(kernel.body)
+    return (
+        stores_lines(kernel, program)
+        or stored_beside(kernel, program) is not None
+        or any(
+            isinstance(node, Lanes) and lines(node, kernel, program) for node in walk(kernel.body)
+        )
     )
 
 
 def stores_lines(kernel: Kernel, program: Program) -> bool:
     """Whether vectors may be stored past the caches as they are computed, as each is a line."""
     return stores_planes(kernel, program) or stores_rows(kernel, program)
+
+
+def stored_beside(kernel: Kernel, program: Program) -> str | None:
+    """The tensor whose cells a kernel stores as vectors beside its sums (`passes.one_pass`).
+
+    They go past the caches by themselves: sums are few. None where there is no such tensor.
+    """
+    only, row = kernel.only, kernel.row
+    if not isinstance(only, Blocks) or only.together is None or row is None:
+        return None
+    stores = [each for each in walk(kernel.body) if isinstance(each, Store)]
+    cells = [each for each in stores if each.tensor != kernel.written]
+    tensors = {each.tensor for each in cells}
+    if len(tensors) != 1 or not all(goes_along(each.indices, row.axis.name) for each in cells):
+        return None
+    (tensor,) = tensors
+    return None if program.operand(tensor).widened else tensor
 
 
 def stores_rows(kernel: Kernel, program: Program) -> bool:

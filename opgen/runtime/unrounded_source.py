@@ -138,6 +138,13 @@ FUNCTION void lanes_in_turn(unrounded *place, wide_lanes even, wide_lanes odd)
     lanes_in_turn(place, rounded_lanes(first), rounded_lanes(second))
 #define pair_to_unrounded_alone(place, first, second) \
     lanes_in_turn(place, rounded_lanes_alone(first), rounded_lanes_alone(second))
+FUNCTION void pair_past_unrounded(unrounded *place, wide_lanes first, wide_lanes second)
+{
+    wide_lanes both[2];
+    lanes_in_turn((unrounded *)both, rounded_lanes_alone(first), rounded_lanes_alone(second));
+    STORE_LINE(place, both[0]);
+    STORE_LINE(place + LANES, both[1]);
+}
 """
 
 _STORED: Final = r"""
