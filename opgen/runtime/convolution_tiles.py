@@ -5,6 +5,9 @@ channels as there are: tiles of results, or of gradients of images (`convolution
 of gradients of weights (`convolution_tiles_weight`). What they compute for nothing is the padding
 at the ends of rows. Where that is less, they are faster: 1.3 to 3.5 times for fewer than 16
 channels, or numbers of them between multiples of 16, on the machine of benchmarks/README.md.
+
+Images in channels-last format have tiles of their own (`convolution_pixels_result`,
+`convolution_pixels_weight`), for groups of 8 and of 16 channels.
 """
 
 from __future__ import annotations
@@ -19,7 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import build, convolution_tiles_source, kept_memory
+from opgen.runtime import (
+    build,
+    convolution_pixels_result,
+    convolution_pixels_weight,
+    convolution_tiles_source,
+    kept_memory,
+)
 from opgen.runtime.convolution_tiles_result import RESULT
 from opgen.runtime.convolution_tiles_source import RESULTS, STRIP_NUMBERS, Tiled
 from opgen.runtime.convolution_tiles_weight import WEIGHT
@@ -38,6 +47,10 @@ FEW = 64
 _TAPS = range(4, 17)
 """Through windows of fewer taps, rows are copied for too few products; through more, what the
 library needs to bring tensors into its order shows less."""
+
+_TAPS_LAST = range(6, 10)
+_LONG = 40
+"""The same in channels-last format, and the pixels of a row that is long there."""
 
 _FULL = 0.85
 """The rate of tiles beside that of full blocks: they order the weight, and copy rows."""
@@ -62,19 +75,17 @@ class Target(Enum):
     WEIGHT = "that of the weight"
 
 
-_FEW = 64
-"""Products of channels in a group: of fewer, the library is not asked but generated kernels are
-there, which copy no rows."""
-
-_FEWEST = 9
-_FEWEST_TAPS = 4
-_LEAST_WORK = 2**20
-"""How many of them, how many taps, and how many products in all tiles are worth it then."""
-
+_RESULTS = {
+    torch.contiguous_format: ("opgen_tiles", RESULT),
+    torch.channels_last: ("opgen_pixel_tiles", convolution_pixels_result.RESULT),
+}
 _FUNCTIONS = {
-    Target.RESULT: ("opgen_tiles", RESULT),
-    Target.IMAGE: ("opgen_tiles", RESULT),
-    Target.WEIGHT: ("opgen_weight_tiles", WEIGHT),
+    Target.RESULT: _RESULTS,
+    Target.IMAGE: _RESULTS,
+    Target.WEIGHT: {
+        torch.contiguous_format: ("opgen_weight_tiles", WEIGHT),
+        torch.channels_last: ("opgen_pixel_weight_tiles", convolution_pixels_weight.WEIGHT),
+    },
 }
 """Their names and sources. They take the addresses of two tensors, of a bias or none, of what is
 computed, and of the integers."""
@@ -86,24 +97,23 @@ class Tiles:
 
     target: Target
     about: Tiled
+    format: torch.memory_format
     shape: Sizes
     strides: Sizes
 
     @property
     def address(self) -> int:
         """That of the function, which `lookup_convolution_source` calls."""
-        return ctypes.cast(function(self.target), ctypes.c_void_p).value or 0
+        return ctypes.cast(function(self.target, self.format), ctypes.c_void_p).value or 0
 
 
 def tiles_of(case: Case, call: Call) -> Tiles | None:
     """The tiles of a call with the tensors of a convolution, if they are the fastest way.
 
-    All are float32, and all but the weight contiguous.
+    All are float32, and all but the weight contiguous, or the images in channels-last format.
     """
     names = call.operation.convolution
-    if names is None or names.orders or case.format != torch.contiguous_format:
-        return None
-    if len(case.stride) != 2 or max(case.stride) > 1:
+    if names is None or names.orders or len(case.stride) != 2 or max(case.stride) > 1:
         return None
     declared = zip(call.operation.inputs, call.tensors, strict=True)
     given = {each.name: tensor for each, tensor in declared}
@@ -115,7 +125,8 @@ def tiles_of(case: Case, call: Call) -> Tiles | None:
     for name, tensor in tensors.items():
         if tensor is None or tensor.dtype != torch.float32:
             return None
-        if name != names.weight and not tensor.is_contiguous():
+        format_ = case.format if tensor.dim() == 4 else torch.contiguous_format
+        if name != names.weight and not tensor.is_contiguous(memory_format=format_):
             return None
     return _tiles(case, target, given.get(names.weight))
 
@@ -123,12 +134,14 @@ def tiles_of(case: Case, call: Call) -> Tiles | None:
 def _tiles(case: Case, target: Target, weight: torch.Tensor | None) -> Tiles | None:
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return None
-    steps = torch.empty(case.weight, device="meta").stride() if weight is None else weight.stride()
+    own = torch.empty(case.weight, device="meta", memory_format=case.format)
+    steps = own.stride() if weight is None else weight.stride()
     about = _gradient(case, steps) if target is Target.IMAGE else _result(case, steps)
-    if not _is_worth(about, target) or function(target) is None:
+    if not _is_worth(about, target, case.format) or function(target, case.format) is None:
         return None
     shape = {Target.IMAGE: case.image, Target.WEIGHT: case.weight}.get(target, case.result)
-    return Tiles(target, about, shape, torch.empty(shape, device="meta").stride())
+    strides = torch.empty(shape, device="meta", memory_format=case.format).stride()
+    return Tiles(target, about, case.format, shape, strides)
 
 
 def _result(case: Case, steps: Sequence[int]) -> Tiled:
@@ -183,25 +196,40 @@ def _gradient(case: Case, steps: Sequence[int]) -> Tiled:
     )
 
 
-def _is_worth(about: Tiled, target: Target) -> bool:
-    """Whether more of what tiles compute is wanted than of what the library does."""
+def _is_worth(about: Tiled, target: Target, format_: torch.memory_format) -> bool:
+    """Whether tiles take less time than the library does."""
     pitch = about.width + 2 * about.padding_columns
     columns = pitch - about.dilation_columns * (about.tap_columns - 1)
+    is_last = format_ == torch.channels_last
+    channels, results = about.channels, about.results
+    if is_last:
+        channels, results = (-(-each // BLOCK) * BLOCK for each in (channels, results))
     held = 1 + about.dilation_rows * (about.tap_rows - 1)
-    taps = about.tap_rows * about.tap_columns
-    if taps not in _TAPS:
+    planes = channels + (results if target is Target.WEIGHT else 0)
+    if about.taps not in _TAPS or planes * held * pitch > _MOST_NUMBERS:
         return False
-    products = about.channels * about.results
-    if products < FEW:
-        cells = about.images * about.groups * about.height * about.width
-        if products < _FEWEST or cells * products * taps < _LEAST_WORK:
-            return False
-    planes = about.channels + (about.results if target is Target.WEIGHT else 0)
-    if planes * held * pitch > _MOST_NUMBERS:
+    if is_last:
+        return _is_half_empty_or_long(about, columns)
+    products = channels * results
+    if products < FEW and (products < _FEWEST or about.work < _LEAST_WORK):
         return False
-    own = _FULL * columns / pitch * _part(about.results, _tile(about.results))
-    blocks = _part(about.channels, BLOCK) * _part(about.results, BLOCK)
+    own = _FULL * columns / pitch * _part(results, _tile(results))
+    blocks = _part(channels, BLOCK) * _part(results, BLOCK)
     return own > blocks * (1 if about.groups == 1 else _IN_GROUPS)
+
+
+def _is_half_empty_or_long(about: Tiled, columns: int) -> bool:
+    """Whether images in channels-last format are such that the library takes 1.1 to 2 times as long
+    as tiles of full vectors: its blocks are half empty, or its groups have long rows.
+
+    Beside that it takes 0.7 to 1.1 of the time: with few pixels, one image, more channels, or such
+    as leave lanes of a vector empty.
+    """
+    if about.taps not in _TAPS_LAST or not {about.channels, about.results} <= {BLOCK // 2, BLOCK}:
+        return False
+    if about.groups == 1:
+        return about.channels + about.results < 2 * BLOCK and about.work >= _LEAST_WORK
+    return about.images > 1 and columns >= _LONG
 
 
 def _tile(results: int) -> int:
@@ -229,13 +257,13 @@ def computed(
     target = kept_memory.empty_strided(plan.shape, plan.strides, one.dtype)
     words = (ctypes.c_int64 * len(plan.about))(*plan.about)
     addresses = [None if each is None else each.data_ptr() for each in given]
-    is_done = function(plan.target)(*addresses, target.data_ptr(), words)
+    is_done = function(plan.target, plan.format)(*addresses, target.data_ptr(), words)
     return target if is_done else None
 
 
-def function(target: Target) -> Any:
+def function(target: Target, format_: torch.memory_format = torch.contiguous_format) -> Any:
     """The function of ctypes; None where it cannot be built: the library is as right."""
-    return _function(*_FUNCTIONS[target])
+    return _function(*_FUNCTIONS[target][format_])
 
 
 @functools.cache

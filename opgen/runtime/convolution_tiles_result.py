@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-RESULT = r"""
+from opgen.runtime.convolution_tiles_planes import PLANES
+
+_RESULT = r"""
 /* Sums of products, in the order of the channels and then of the taps. Of the results of a tile so
    many are there. */
 KERNEL void tile(
@@ -166,3 +168,5 @@ int64_t opgen_tiles(
     return !all.failed;
 }
 """
+
+RESULT = PLANES + _RESULT

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-WEIGHT = r"""
+from opgen.runtime.convolution_tiles_planes import PLANES
+
+_WEIGHT = r"""
 /* What is the same for all sums: the images of a group are in `parts`, each of which has sums of
    its own, so that their order does not depend on how many threads there are. */
 typedef struct {
@@ -173,3 +175,5 @@ int64_t opgen_weight_tiles(
     return !shared->failed;
 }
 """
+
+WEIGHT = PLANES + _WEIGHT
