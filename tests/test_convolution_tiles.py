@@ -395,6 +395,9 @@ def test_a_forked_child_does_not_hang(format_: torch.memory_format, always: None
         ((2, 100, 7, 7), (100, 100, 3, 3), 1, False),  # much of the rows would be padding
         ((2, 10, 50, 50), (15, 10, 7, 7), 1, False),
         ((1, 20, 3, 20000), (20, 20, 3, 3), 1, False),  # rows that no cache holds
+        ((8, 128, 7, 7), (64, 2, 3, 3), 64, True),  # sums over channels of short rows
+        ((8, 128, 8, 8), (64, 2, 3, 3), 64, False),
+        ((8, 64, 7, 7), (64, 1, 3, 3), 64, False),
     ],
 )
 def test_which_convolutions_go_by_tiles(
@@ -447,6 +450,24 @@ def test_which_go_by_tiles_in_channels_last_format(
     ):
         check(got, expected, torch.channels_last)
     assert set(heard) == (EVERY if is_tiled else set())
+
+
+def test_gradients_of_single_channels_with_several_results(heard: list[Target]) -> None:
+    """Those of the image are sums over results, of short rows; those of the filter are not."""
+    torch.manual_seed(0)
+    x, weight = leaf(16, 64, 7, 7), leaf(128, 1, 3, 3)
+    wide = exact(x, weight)
+    wanted = F.conv2d(*wide, padding=1, groups=64)
+    cotangent = torch.randn(wanted.shape)
+    gradients = torch.autograd.grad(wanted, wide, cotangent.double())
+    for _ in range(3):
+        y = CONV.conv2d(x, weight, padding=1, groups=64)
+        check(y, wanted)
+        for got, expected in zip(
+            torch.autograd.grad(y, (x, weight), cotangent), gradients, strict=True
+        ):
+            check(got, expected)
+    assert set(heard) == EVERY & {Target.IMAGE}
 
 
 def test_what_other_tensors_and_windows_take(heard: list[Target], always: None) -> None:

@@ -66,6 +66,11 @@ _LEAST_WORK = 2**20
 """How many products of channels, and how many in all, tiles are worth where there are too few for
 the library: otherwise generated kernels are faster, which copy no rows."""
 
+_SHORT = 8
+_LITTLE_WORK = 2**16
+"""Rows of fewer pixels are no vectors for generated kernels, and planes of several channels have
+none: sums over channels go cell by cell there, which takes 3 to 7 times as long as tiles do."""
+
 
 class Target(Enum):
     """What is computed."""
@@ -211,8 +216,11 @@ def _is_worth(about: Tiled, target: Target, format_: torch.memory_format) -> boo
     if is_last:
         return _is_half_empty_or_long(about, columns)
     products = channels * results
-    if products < FEW and (products < _FEWEST or about.work < _LEAST_WORK):
-        return False
+    if products < FEW:
+        if columns < _SHORT and channels > 1 and target is not Target.WEIGHT:
+            return about.work >= _LITTLE_WORK
+        if products < _FEWEST or about.work < _LEAST_WORK:
+            return False
     own = _FULL * columns / pitch * _part(results, _tile(results))
     blocks = _part(channels, BLOCK) * _part(results, BLOCK)
     return own > blocks * (1 if about.groups == 1 else _IN_GROUPS)

@@ -16,6 +16,22 @@ static int64_t padded(int64_t results)
     return sum;
 }
 
+/* Rows of a channel that are no longer than a vector with their padding: lanes beside a row are
+   zeros, and those behind it are written again by the next one. */
+static void fill_short(
+    const Shared *all, const float *image, int64_t top, int64_t held, float *row)
+{
+    const Tiled *about = all->about;
+    const __mmask16 inner = (__mmask16)(first_lanes(about->width) << about->padding_columns);
+    for (int64_t h = top; h < top + held; h++, row += all->pitch) {
+        __m512 pixels = _mm512_setzero_ps();
+        if (h >= 0 && h < about->height)
+            pixels = _mm512_maskz_loadu_ps(
+                inner, image + h * about->width - about->padding_columns);
+        _mm512_storeu_ps(row, pixels);
+    }
+}
+
 /* Rows of the image in a group, from that of the result's row `top` on. */
 static void fill(
     const Shared *all, const Strip *strip, const float *image, int64_t top, int64_t rows)
@@ -28,6 +44,11 @@ static void fill(
     for (int64_t channel = 0; channel < about->channels; channel++) {
         float *const behind = strip->memory + channel * all->plane + held * all->pitch;
         memset(behind, 0, (size_t)(all->plane - held * all->pitch) * sizeof(float));
+        if (all->pitch <= LANES) {
+            fill_short(all, image + channel * about->height * width, top - about->padding_rows,
+                       held, strip->memory + channel * all->plane);
+            continue;
+        }
         for (int64_t at = 0; at < held; at++) {
             float *const row = strip->memory + channel * all->plane + at * all->pitch;
             float *const inner = row + about->padding_columns;

@@ -57,10 +57,10 @@ TILE(8, 1) TILE(8, 2) TILE(8, 3)
 static const tile_of TILES[3][VECTORS] = {
     {tile_2_1, tile_2_2, tile_2_3}, {tile_4_1, tile_4_2, tile_4_3}, {tile_8_1, tile_8_2, tile_8_3}};
 
-/* Which lanes of vectors are pixels; how many vectors there are. */
-static int64_t find_pixels(const Shared *all, const Strip *strip, int64_t top, int64_t rows)
+/* Which lanes of vectors are pixels. */
+static void find_pixels(
+    const Shared *all, const Strip *strip, int64_t top, int64_t rows, int64_t vectors)
 {
-    const int64_t vectors = (rows * all->pitch + LANES - 1) / LANES;
     int64_t row = 0, column = 0;
     for (int64_t vector = 0; vector < vectors; vector++) {
         const int64_t before = column < all->columns ? column : all->columns;
@@ -72,10 +72,10 @@ static int64_t find_pixels(const Shared *all, const Strip *strip, int64_t top, i
         }
         strip->pixels[vector] = (__mmask16)pixels;
     }
-    return vectors;
 }
 
-static void compute_strip(const Shared *all, const Strip *strip, int64_t point)
+/* A strip of a group in an image; `known` is the part of an image whose pixels were found last. */
+static void compute_strip(const Shared *all, const Strip *strip, int64_t point, int64_t *known)
 {
     const Tiled *about = all->about;
     const int64_t part = point % all->strips, group = point / all->strips % about->groups;
@@ -87,7 +87,9 @@ static void compute_strip(const Shared *all, const Strip *strip, int64_t point)
     float *result = all->result + place * about->results * cells;
     fill(all, strip, all->image + place * about->channels * about->height * about->width,
          top, rows);
-    const int64_t vectors = find_pixels(all, strip, top, rows);
+    const int64_t vectors = (rows * all->pitch + LANES - 1) / LANES;
+    if (*known != part) find_pixels(all, strip, top, rows, vectors);
+    *known = part;
     for (int64_t at = 0; at < about->results;) {
         const int64_t there = about->results - at, results = results_of(there);
         const float *const bias = all->bias ? all->bias + group * about->results + at : NULL;
@@ -119,10 +121,10 @@ static void take_strips(void *data)
     int64_t *const places = taps + all->taps;
     const Strip strip = {(float *)memory, taps, places, (__mmask16 *)(places + vectors)};
     find_taps(all, taps);
-    for (;;) {
+    for (int64_t known = -1;;) {
         const int64_t point = __atomic_fetch_add(&all->next, 1, __ATOMIC_RELAXED);
         if (point >= points || __atomic_load_n(&all->failed, __ATOMIC_RELAXED)) return;
-        compute_strip(all, &strip, point);
+        compute_strip(all, &strip, point, &known);
     }
 }
 
