@@ -21,13 +21,15 @@ from catalogue import SPECS
 from guarded_memory import before_a_page
 from opgen.runtime import (
     build,
+    convolution_lanes_result,
+    convolution_lanes_weight,
     convolution_pixels_result,
     convolution_pixels_weight,
     convolution_tiles,
     convolution_tiles_source,
     library_call,
 )
-from opgen.runtime.convolution_tiles import Target, Tiles
+from opgen.runtime.convolution_tiles import Family, Target, Tiles
 from opgen.runtime.convolution_tiles_result import RESULT
 from opgen.runtime.convolution_tiles_source import Tiled
 from opgen.runtime.convolution_tiles_weight import WEIGHT
@@ -35,7 +37,13 @@ from opgen.runtime.convolution_tiles_weight import WEIGHT
 CONV = opgen.load(SPECS / "conv.op")
 TRANSPOSED = opgen.load(SPECS / "conv_transpose.op")
 
-FORMATS = (torch.contiguous_format, torch.channels_last)
+FORMATS = {
+    Family.PLANES: torch.contiguous_format,
+    Family.PIXELS: torch.channels_last,
+    Family.LANES: torch.channels_last,
+}
+IN_LANES = ((1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 4))
+"""Channels and results of groups of which a vector has several."""
 
 HAS_VECTORS = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """Elsewhere the library computes, and the same numbers are checked."""
@@ -72,7 +80,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles wherever they can be, however small and slow."""
-    monkeypatch.setattr(convolution_tiles, "_is_worth", lambda about, target, format_: True)
+    monkeypatch.setattr(convolution_tiles, "_is_worth", lambda about, target, family: True)
 
 
 def check(
@@ -95,18 +103,19 @@ def exact(*tensors: Tensor) -> list[Tensor]:
 
 
 # ---------------------------------------------------------------------------- numbers
-@pytest.mark.parametrize("format_", FORMATS, ids=str)
+@pytest.mark.parametrize("family", Family)
 @pytest.mark.parametrize("seed", range(6))
-def test_random_geometries(
-    seed: int, format_: torch.memory_format, always: None, heard: list[Target]
-) -> None:
+def test_random_geometries(seed: int, family: Family, always: None, heard: list[Target]) -> None:
     """Result and gradients are those of PyTorch in float64: in Python, and looked up."""
     torch.manual_seed(seed)
-    draw = random.Random(seed)
+    draw, format_ = random.Random(seed), FORMATS[family]
     for _ in range(10):
         heard.clear()
         groups = draw.choice((1, 1, 2, 3))
         inner, outer = draw.randint(8, 20), draw.randint(8, 20)
+        if family is Family.LANES:
+            groups = draw.randint(2, 21)
+            inner, outer = draw.choice(IN_LANES)
         taps = draw.randint(1, 4), draw.randint(1, 5)
         dilation = draw.randint(1, 3), draw.randint(1, 3)
         reach = [step * (count - 1) for step, count in zip(dilation, taps, strict=True)]
@@ -133,17 +142,18 @@ def test_random_geometries(
         assert set(heard) == EVERY, (x.shape, weight.shape, about)
 
 
-@pytest.mark.parametrize("format_", FORMATS, ids=str)
-def test_transposed_convolutions(
-    format_: torch.memory_format, always: None, heard: list[Target]
-) -> None:
+@pytest.mark.parametrize("family", Family)
+def test_transposed_convolutions(family: Family, always: None, heard: list[Target]) -> None:
     """A public op of its own, with a bias, whose weight has channels of the image first."""
     torch.manual_seed(0)
-    for groups, taps, padding, dilation in itertools.product((1, 2), (1, 2, 3), (0, 1), (1, 2)):
+    format_, (outer, inner) = FORMATS[family], (2, 4) if family is Family.LANES else (9, 10)
+    several = (2, 9) if family is Family.LANES else (1, 2)
+    for groups, taps, padding, dilation in itertools.product(several, (1, 2, 3), (0, 1), (1, 2)):
         if padding > dilation * (taps - 1):
             continue
-        x, weight = leaf(2, 9 * groups, 8, 11, format_=format_), leaf(9 * groups, 10, taps, taps)
-        leaves = [x, weight, leaf(10 * groups)]
+        x = leaf(2, outer * groups, 8, 11, format_=format_)
+        weight = leaf(outer * groups, inner, taps, taps)
+        leaves = [x, weight, leaf(inner * groups)]
         about = {"padding": padding, "dilation": dilation, "groups": groups}
         wide = exact(*leaves)
         wanted = F.conv_transpose2d(*wide, **about)  # type: ignore[arg-type]
@@ -158,15 +168,16 @@ def test_transposed_convolutions(
     assert set(heard) == EVERY
 
 
-@pytest.mark.parametrize("format_", FORMATS, ids=str)
-def test_second_derivatives(
-    format_: torch.memory_format, always: None, heard: list[Target]
-) -> None:
+@pytest.mark.parametrize("family", Family)
+def test_second_derivatives(family: Family, always: None, heard: list[Target]) -> None:
     torch.manual_seed(0)
-    x, weight = leaf(2, 10, 7, 9, format_=format_), leaf(12, 10, 3, 3)
+    format_ = FORMATS[family]
+    groups, inner, outer = (9, 2, 2) if family is Family.LANES else (1, 10, 12)
+    x = leaf(2, groups * inner, 7, 9, format_=format_)
+    weight = leaf(groups * outer, inner, 3, 3)
 
     def twice(conv: Callable[..., Tensor], *leaves: Tensor) -> tuple[Tensor, ...]:
-        y = conv(*leaves, padding=1)
+        y = conv(*leaves, padding=1, groups=groups)
         first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
         return torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
 
@@ -201,7 +212,7 @@ def test_tensors_with_other_strides(always: None, heard: list[Target]) -> None:
     assert not heard
 
 
-@pytest.mark.parametrize("format_", FORMATS, ids=str)
+@pytest.mark.parametrize("format_", set(FORMATS.values()), ids=str)
 def test_views_that_negate_after_others(format_: torch.memory_format, always: None) -> None:
     """Copies of them lie otherwise than the call that is known."""
     torch.manual_seed(0)
@@ -222,15 +233,16 @@ def test_views_that_negate_after_others(format_: torch.memory_format, always: No
             check(got, torch.autograd.grad(wanted.sum(), wide_leaves[:1])[0], format_)
 
 
-@pytest.mark.parametrize("format_", FORMATS, ids=str)
+@pytest.mark.parametrize("family", Family)
 @pytest.mark.parametrize(("number", "width"), [(float("inf"), 5), (float("nan"), 6)])
 def test_what_is_not_finite_meets_no_padding(
-    number: float, width: int, format_: torch.memory_format, always: None, heard: list[Target]
+    number: float, width: int, family: Family, always: None, heard: list[Target]
 ) -> None:
     """There are no terms outside of the image: each cell and tap alone, by a loop over terms."""
     torch.manual_seed(0)
+    format_, channels = FORMATS[family], 4 if family is Family.LANES else 8
     for of_image, padding in itertools.product((True, False), (0, 1)):
-        x, weight = torch.randn(1, 8, 4, width), torch.randn(8, 8, 3, 3)
+        x, weight = torch.randn(1, channels, 4, width), torch.randn(channels, channels, 3, 3)
         (x if of_image else weight)[0, 0, 0, 0] = number
         x = x.contiguous(memory_format=format_)
         x.requires_grad_(), weight.requires_grad_()
@@ -263,12 +275,14 @@ def terms(x: Tensor, weight: Tensor, cotangent: Tensor, padding: int) -> tuple[T
 
 # ---------------------------------------------------------------------------- memory and threads
 PARTS = {
-    torch.contiguous_format: (RESULT, WEIGHT),
-    torch.channels_last: (convolution_pixels_result.RESULT, convolution_pixels_weight.WEIGHT),
+    Family.PLANES: (RESULT, WEIGHT),
+    Family.PIXELS: (convolution_pixels_result.RESULT, convolution_pixels_weight.WEIGHT),
+    Family.LANES: (convolution_lanes_result.RESULT, convolution_lanes_weight.WEIGHT),
 }
 NAMES = {
-    torch.contiguous_format: ("opgen_tiles", "opgen_weight_tiles"),
-    torch.channels_last: ("opgen_pixel_tiles", "opgen_pixel_weight_tiles"),
+    Family.PLANES: ("opgen_tiles", "opgen_weight_tiles"),
+    Family.PIXELS: ("opgen_pixel_tiles", "opgen_pixel_weight_tiles"),
+    Family.LANES: ("opgen_lane_tiles", "opgen_lane_weight_tiles"),
 }
 
 
@@ -279,15 +293,15 @@ ORDERS = {
 """Of the dims in memory, and back."""
 
 
-def compiled(format_: torch.memory_format, numbers: int) -> list[Any]:
+def compiled(family: Family, numbers: int) -> list[Any]:
     """Both functions with strips of about so many numbers."""
     before = convolution_tiles_source.STRIP_NUMBERS
     try:
         convolution_tiles_source.STRIP_NUMBERS = numbers  # type: ignore[misc]
-        sources = map(convolution_tiles_source.source, PARTS[format_])
+        sources = map(convolution_tiles_source.source, PARTS[family])
     finally:
         convolution_tiles_source.STRIP_NUMBERS = before  # type: ignore[misc]
-    pairs = zip(map(build.library, sources), NAMES[format_], strict=True)
+    pairs = zip(map(build.library, sources), NAMES[family], strict=True)
     found = [getattr(library, name) for library, name in pairs]
     for each in found:
         each.restype, each.argtypes = ctypes.c_int64, [ctypes.c_void_p] * 5
@@ -305,20 +319,23 @@ def tiled(x: Tensor, weight: Tensor, padding: int, groups: int) -> Any:
     return (ctypes.c_int64 * len(about))(*about)
 
 
-@pytest.mark.parametrize("format_", FORMATS, ids=str)
+@pytest.mark.parametrize("family", Family)
 @pytest.mark.parametrize("numbers", [64, 1024, 2**16])
-def test_nothing_outside_of_tensors_is_touched(numbers: int, format_: torch.memory_format) -> None:
+def test_nothing_outside_of_tensors_is_touched(numbers: int, family: Family) -> None:
     """It ends where memory does; strips of one row, of some, and whole images."""
     torch.manual_seed(0)
     if convolution_tiles.function(Target.RESULT) is None:
         assert not HAS_VECTORS
         return
-    results, weights = compiled(format_, numbers)
+    results, weights = compiled(family, numbers)
+    format_, several = FORMATS[family], (1, 2, 3)
     channels = itertools.product((1, 3), (1, 2, 3, 5, 9))
-    if format_ == torch.channels_last:
+    if family is Family.PIXELS:
         channels = itertools.chain(channels, ((8, 8), (16, 17), (18, 16), (33, 8)))
+    if family is Family.LANES:
+        channels, several = iter(IN_LANES), (1, 5, 8, 17)
     for groups, (inner, outer), width, padding in itertools.product(
-        (1, 2, 3), channels, (3, 16, 33), (0, 2)
+        several, channels, (3, 16, 33), (0, 2)
     ):
         x = torch.randn(2, groups * inner, 5, width)
         weight = torch.randn(groups * outer, inner, 3, 3)
@@ -337,18 +354,19 @@ def test_nothing_outside_of_tensors_is_touched(numbers: int, format_: torch.memo
         check(gradient, of_weight)
 
 
-@pytest.mark.parametrize("format_", FORMATS, ids=str)
-def test_threads_do_not_change_the_bits(
-    format_: torch.memory_format, always: None, heard: list[Target]
-) -> None:
+@pytest.mark.parametrize("family", Family)
+def test_threads_do_not_change_the_bits(family: Family, always: None, heard: list[Target]) -> None:
     torch.manual_seed(0)
-    x, weight = leaf(5, 10, 40, 50, format_=format_), leaf(15, 10, 3, 3)
-    cotangent = torch.randn(5, 15, 40, 50).contiguous(memory_format=format_)
+    format_ = FORMATS[family]
+    groups, inner, outer = (10, 1, 2) if family is Family.LANES else (1, 10, 15)
+    x = leaf(5, groups * inner, 40, 50, format_=format_)
+    weight = leaf(groups * outer, inner, 3, 3)
+    cotangent = torch.randn(5, groups * outer, 40, 50).contiguous(memory_format=format_)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 7):
             torch.set_num_threads(threads)
-            y = CONV.conv2d(x, weight, padding=1)
+            y = CONV.conv2d(x, weight, padding=1, groups=groups)
             found.append((y, *torch.autograd.grad(y, (x, weight), cotangent)))
     finally:
         torch.set_num_threads(before)
@@ -358,15 +376,16 @@ def test_threads_do_not_change_the_bits(
     assert set(heard) == EVERY
 
 
-@pytest.mark.parametrize("format_", FORMATS, ids=str)
-def test_a_forked_child_does_not_hang(format_: torch.memory_format, always: None) -> None:
+@pytest.mark.parametrize("family", Family)
+def test_a_forked_child_does_not_hang(family: Family, always: None) -> None:
     """Its parent has used the threads, which the child does not have."""
-    x, weight = torch.ones(4, 10, 60, 60), torch.ones(10, 10, 3, 3)
-    x = x.contiguous(memory_format=format_)
+    channels = 4 if family is Family.LANES else 10
+    x, weight = torch.ones(4, channels, 60, 60), torch.ones(channels, channels, 3, 3)
+    x = x.contiguous(memory_format=FORMATS[family])
 
     def is_right() -> bool:
         """Of a few cells: for many PyTorch would ask for its threads, which is what hangs."""
-        return bool(CONV.conv2d(x, weight)[-1, -1, -5:, -5:].eq(90).all())
+        return bool(CONV.conv2d(x, weight)[-1, -1, -5:, -5:].eq(9 * channels).all())
 
     assert is_right()
     if not HAS_VECTORS:
@@ -420,6 +439,12 @@ def test_which_convolutions_go_by_tiles(
         ((8, 256, 56, 56), (256, 8, 3, 3), 32, True),
         ((8, 256, 56, 56), (256, 16, 3, 3), 16, True),
         ((2, 32, 40, 40), (16, 16, 3, 3), 2, True),
+        ((2, 32, 20, 20), (64, 1, 3, 3), 32, True),
+        ((2, 32, 20, 20), (64, 2, 1, 1), 16, True),
+        ((2, 32, 20, 20), (32, 4, 1, 1), 8, False),
+        ((2, 32, 20, 20), (32, 4, 3, 3), 8, True),
+        ((2, 32, 20, 20), (128, 1, 3, 3), 32, False),  # the gradient has 64 channels for a vector
+        ((2, 6, 20, 20), (6, 2, 3, 3), 3, False),  # half a vector
         ((2, 8, 30, 30), (16, 8, 3, 3), 1, True),
         ((2, 8, 6, 6), (8, 8, 3, 3), 1, False),  # little work
         ((2, 32, 30, 30), (32, 16, 3, 3), 2, False),  # short rows

@@ -7,7 +7,9 @@ at the ends of rows. Where that is less, they are faster: 1.3 to 3.5 times for f
 channels, or numbers of them between multiples of 16, on the machine of benchmarks/README.md.
 
 Images in channels-last format have tiles of their own (`convolution_pixels_result`,
-`convolution_pixels_weight`), for groups of 8 and of 16 channels.
+`convolution_pixels_weight`), for groups of 8 and of 16 channels; and others, whose vectors have
+several groups, for 1, 2 or 4 channels and results (`convolution_lanes_result`,
+`convolution_lanes_weight`).
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import torch
 
 from opgen.runtime import (
     build,
+    convolution_lanes_result,
+    convolution_lanes_weight,
     convolution_pixels_result,
     convolution_pixels_weight,
     convolution_tiles_source,
@@ -48,6 +52,10 @@ _TAPS = range(4, 17)
 """Through windows of fewer taps, rows are copied for too few products; through more, what the
 library needs to bring tensors into its order shows less."""
 
+_FEW_IN_GROUP = frozenset({1, 2, 4})
+"""Channels and results of a group of which a vector has several."""
+
+_TAPS_IN_LANES = range(1, 122)
 _TAPS_LAST = range(6, 10)
 _LONG = 40
 """The same in channels-last format, and the pixels of a row that is long there."""
@@ -80,17 +88,25 @@ class Target(Enum):
     WEIGHT = "that of the weight"
 
 
+class Family(Enum):
+    """What the neighbours of a number are in memory, and lanes of a vector: pixels of a plane,
+    results of a group, or those of several groups.
+    """
+
+    PLANES = "planes"
+    PIXELS = "pixels"
+    LANES = "lanes"
+
+
 _RESULTS = {
-    torch.contiguous_format: ("opgen_tiles", RESULT),
-    torch.channels_last: ("opgen_pixel_tiles", convolution_pixels_result.RESULT),
+    Family.PLANES: ("opgen_tiles", RESULT),
+    Family.PIXELS: ("opgen_pixel_tiles", convolution_pixels_result.RESULT),
+    Family.LANES: ("opgen_lane_tiles", convolution_lanes_result.RESULT),
 }
-_FUNCTIONS = {
-    Target.RESULT: _RESULTS,
-    Target.IMAGE: _RESULTS,
-    Target.WEIGHT: {
-        torch.contiguous_format: ("opgen_weight_tiles", WEIGHT),
-        torch.channels_last: ("opgen_pixel_weight_tiles", convolution_pixels_weight.WEIGHT),
-    },
+_WEIGHTS = {
+    Family.PLANES: ("opgen_weight_tiles", WEIGHT),
+    Family.PIXELS: ("opgen_pixel_weight_tiles", convolution_pixels_weight.WEIGHT),
+    Family.LANES: ("opgen_lane_weight_tiles", convolution_lanes_weight.WEIGHT),
 }
 """Their names and sources. They take the addresses of two tensors, of a bias or none, of what is
 computed, and of the integers."""
@@ -102,14 +118,14 @@ class Tiles:
 
     target: Target
     about: Tiled
-    format: torch.memory_format
+    family: Family
     shape: Sizes
     strides: Sizes
 
     @property
     def address(self) -> int:
         """That of the function, which `lookup_convolution_source` calls."""
-        return ctypes.cast(function(self.target, self.format), ctypes.c_void_p).value or 0
+        return ctypes.cast(function(self.target, self.family), ctypes.c_void_p).value or 0
 
 
 def tiles_of(case: Case, call: Call) -> Tiles | None:
@@ -142,11 +158,12 @@ def _tiles(case: Case, target: Target, weight: torch.Tensor | None) -> Tiles | N
     own = torch.empty(case.weight, device="meta", memory_format=case.format)
     steps = own.stride() if weight is None else weight.stride()
     about = _gradient(case, steps) if target is Target.IMAGE else _result(case, steps)
-    if not _is_worth(about, target, case.format) or function(target, case.format) is None:
+    family = _family(about, case.format)
+    if not _is_worth(about, target, family) or function(target, family) is None:
         return None
     shape = {Target.IMAGE: case.image, Target.WEIGHT: case.weight}.get(target, case.result)
     strides = torch.empty(shape, device="meta", memory_format=case.format).stride()
-    return Tiles(target, about, case.format, shape, strides)
+    return Tiles(target, about, family, shape, strides)
 
 
 def _result(case: Case, steps: Sequence[int]) -> Tiled:
@@ -201,29 +218,55 @@ def _gradient(case: Case, steps: Sequence[int]) -> Tiled:
     )
 
 
-def _is_worth(about: Tiled, target: Target, format_: torch.memory_format) -> bool:
-    """Whether tiles take less time than the library does."""
+def _family(about: Tiled, format_: torch.memory_format) -> Family:
+    """The tiles that there are for such a call."""
+    if format_ == torch.contiguous_format:
+        return Family.PLANES
+    fewer, more = sorted((about.channels, about.results))
+    is_few = {fewer, more} <= _FEW_IN_GROUP and more <= 2 * fewer
+    return Family.LANES if is_few else Family.PIXELS
+
+
+def _is_worth(about: Tiled, target: Target, family: Family) -> bool:
+    """Whether tiles take less time than the library does, or generated kernels."""
     pitch = about.width + 2 * about.padding_columns
     columns = pitch - about.dilation_columns * (about.tap_columns - 1)
-    is_last = format_ == torch.channels_last
-    channels, results = about.channels, about.results
-    if is_last:
-        channels, results = (-(-each // BLOCK) * BLOCK for each in (channels, results))
     held = 1 + about.dilation_rows * (about.tap_rows - 1)
-    planes = channels + (results if target is Target.WEIGHT else 0)
-    if about.taps not in _TAPS or planes * held * pitch > _MOST_NUMBERS:
+    match family:
+        case Family.PLANES:
+            planes = about.channels + (about.results if target is Target.WEIGHT else 0)
+        case Family.PIXELS:
+            results = about.results if target is Target.WEIGHT else 0
+            planes = sum(-(-each // BLOCK) * BLOCK for each in (about.channels, results))
+        case Family.LANES:
+            planes = BLOCK * about.channels
+        case _:
+            assert_never(family)
+    taps = _TAPS_IN_LANES if family is Family.LANES else _TAPS
+    if about.taps not in taps or planes * held * pitch > _MOST_NUMBERS:
         return False
-    if is_last:
+    if family is Family.PIXELS:
         return _is_half_empty_or_long(about, columns)
-    products = channels * results
+    if family is Family.LANES:
+        return _is_of_several_groups(about)
+    products = about.channels * about.results
     if products < FEW:
-        if columns < _SHORT and channels > 1 and target is not Target.WEIGHT:
+        if columns < _SHORT and about.channels > 1 and target is not Target.WEIGHT:
             return about.work >= _LITTLE_WORK
         if products < _FEWEST or about.work < _LEAST_WORK:
             return False
-    own = _FULL * columns / pitch * _part(results, _tile(results))
-    blocks = _part(channels, BLOCK) * _part(results, BLOCK)
+    own = _FULL * columns / pitch * _part(about.results, _tile(about.results))
+    blocks = _part(about.channels, BLOCK) * _part(about.results, BLOCK)
     return own > blocks * (1 if about.groups == 1 else _IN_GROUPS)
+
+
+def _is_of_several_groups(about: Tiled) -> bool:
+    """Whether there are more than single channels, and work for tiles: blocks of 16 products are
+    the library's for single taps.
+    """
+    is_many = about.groups * about.results >= BLOCK and about.work >= _LITTLE_WORK
+    products = about.channels * about.results
+    return is_many and products in range(2, BLOCK if about.taps == 1 else BLOCK + 1)
 
 
 def _is_half_empty_or_long(about: Tiled, columns: int) -> bool:
@@ -265,13 +308,13 @@ def computed(
     target = kept_memory.empty_strided(plan.shape, plan.strides, one.dtype)
     words = (ctypes.c_int64 * len(plan.about))(*plan.about)
     addresses = [None if each is None else each.data_ptr() for each in given]
-    is_done = function(plan.target, plan.format)(*addresses, target.data_ptr(), words)
+    is_done = function(plan.target, plan.family)(*addresses, target.data_ptr(), words)
     return target if is_done else None
 
 
-def function(target: Target, format_: torch.memory_format = torch.contiguous_format) -> Any:
+def function(target: Target, family: Family = Family.PLANES) -> Any:
     """The function of ctypes; None where it cannot be built: the library is as right."""
-    return _function(*_FUNCTIONS[target][format_])
+    return _function(*(_WEIGHTS if target is Target.WEIGHT else _RESULTS)[family])
 
 
 @functools.cache

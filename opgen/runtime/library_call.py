@@ -101,9 +101,12 @@ class Plan:
         assert names is not None
         dtype = next(tensor.dtype for tensor in call.tensors if tensor is not None)
         is_public = call.operation.is_public
-        repeats = library_repeats.repeats(case, dtype, names, is_public=is_public)
         own = library.arrangements(call)
         arranged = _as_stored(case, names, own)
+        tiles = None if arranged else convolution_tiles.tiles_of(case, call)
+        repeats = 1
+        if tiles is None:
+            repeats = library_repeats.repeats(case, dtype, names, is_public=is_public)
         places = {each.name: at for at, each in enumerate(call.operation.inputs)}
 
         def operand(name: str | None) -> Operand | None:
@@ -119,7 +122,6 @@ class Plan:
             return Operand(places[name], arrangement, format_)
 
         (shape,) = call.shapes.outputs
-        tiles = None if arranged or repeats > 1 else convolution_tiles.tiles_of(case, call)
         is_many = names.target == names.result and case.is_many and tiles is None
         is_copied = case.is_wide or is_many
         restored = arranged.get(names.target)
