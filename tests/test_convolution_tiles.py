@@ -417,6 +417,9 @@ def test_a_forked_child_does_not_hang(family: Family, always: None) -> None:
         ((8, 128, 7, 7), (64, 2, 3, 3), 64, True),  # sums over channels of short rows
         ((8, 128, 8, 8), (64, 2, 3, 3), 64, False),
         ((8, 64, 7, 7), (64, 1, 3, 3), 64, False),
+        ((2, 64, 20, 33), (128, 1, 3, 3), 64, True),  # rows of several results
+        ((2, 64, 20, 33), (64, 1, 3, 3), 64, False),
+        ((2, 64, 20, 32), (128, 1, 3, 3), 64, False),
     ],
 )
 def test_which_convolutions_go_by_tiles(

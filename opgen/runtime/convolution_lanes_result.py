@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from opgen.runtime.convolution_lanes_source import SOURCE
+from opgen.runtime.convolution_tiles_source import PLACES
 
 RESULT = (
     SOURCE
+    + PLACES
     + r"""
 /* Sums of products for some pixels, in the order of channels and taps. Those are stored whose place
    is none below zero, `left` at most. */
@@ -33,16 +35,6 @@ __attribute__((noinline)) static void tile(
     for (int at = 0; at < PIXELS; at++)
         if (at < left && places[at] >= 0)
             _mm512_mask_storeu_ps(result + places[at] * all->result_pixel, there, sums[at]);
-}
-
-/* Where pixels of a strip are in the result, from its first one on; -1 for those that are none. */
-static void find_places(const Shared *all, int64_t *places, int64_t count)
-{
-    int64_t row = 0, column = 0;
-    for (int64_t pixel = 0; pixel < count; pixel++) {
-        places[pixel] = column < all->columns ? row * all->columns + column : -1;
-        if (++column == all->pitch) column = 0, row++;
-    }
 }
 
 static void compute_strip(const Lanes *all, const Strip *strip, int64_t point)

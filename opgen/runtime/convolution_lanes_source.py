@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from typing import Final
 
-SOURCE: Final = r"""
-enum { PIXELS = 16, LANE_STRIP = STRIP / 4, MOST_CHANNELS = 4 };
-/* Sums are in registers only if each loop over them is unrolled. */
-#define UNROLLED _Pragma("GCC unroll 16")
+from opgen.runtime.convolution_tiles_source import IN_TURN
+
+SOURCE: Final = (
+    IN_TURN
+    + r"""
+enum { LANE_STRIP = STRIP / 4, MOST_CHANNELS = 4 };
 
 /* Vectors of results, of which some that are neighbours in memory go through a strip one after the
    other; `span` channels of the image belong to each. */
@@ -22,11 +24,6 @@ typedef struct {
     int64_t span, vectors, near, clusters, image_pixel, result_pixel;
     __m512i places[MOST_CHANNELS];
 } Lanes;
-
-static int64_t least(int64_t one, int64_t other)
-{
-    return one < other ? one : other;
-}
 
 /* As many of the first lanes as there are. */
 static __mmask16 some_lanes(int64_t count)
@@ -98,4 +95,5 @@ static void spread(
     }
 }
 """
+)
 """What results and gradients of weights have."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from opgen.runtime import convolution_pixels_source
+from opgen.runtime.convolution_pixels_source import PIXELS, for_each_width
+from opgen.runtime.convolution_tiles_source import PLACES
 
 _TILE = r"""
 /* Sums of products, in the order of blocks of channels, taps, and channels. Of a tile's pixels
@@ -41,16 +42,6 @@ __attribute__((noinline)) static void tile_WIDTH(
 """
 
 _RESULT = r"""
-/* Where pixels of a strip are in the result, from its first one on; -1 for those that are none. */
-static void find_places(const Shared *all, int64_t *places, int64_t count)
-{
-    int64_t row = 0, column = 0;
-    for (int64_t pixel = 0; pixel < count; pixel++) {
-        places[pixel] = column < all->columns ? row * all->columns + column : -1;
-        if (++column == all->pitch) column = 0, row++;
-    }
-}
-
 /* The results of a group. */
 static void compute_group(
     const Pixels *all, const Strip *strip, int64_t group, int64_t pixels, float *result)
@@ -162,6 +153,4 @@ int64_t opgen_pixel_tiles(
 }
 """
 
-RESULT = (
-    convolution_pixels_source.common() + convolution_pixels_source.for_each_width(_TILE) + _RESULT
-)
+RESULT = PIXELS + for_each_width(_TILE) + PLACES + _RESULT

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-TILE_PIXELS: Final = 16
-"""Sums in registers, enough to hide how long a product takes."""
+from opgen.runtime.convolution_tiles_source import IN_TURN
 
 _WIDTHS: Final = (
     ("8", "__m256", "_mm256_", "__mmask8"),
@@ -21,21 +20,16 @@ _WIDTHS: Final = (
 )
 """Lanes of a vector, and its names in C."""
 
-PIXELS: Final = r"""
-enum { PIXELS = TILE_PIXELS, PIXEL_STRIP = STRIP / 4 };
-/* Sums are in registers only if each loop over them is unrolled. */
-#define UNROLLED _Pragma("GCC unroll TILE_PIXELS")
+PIXELS: Final = (
+    IN_TURN
+    + r"""
+enum { PIXEL_STRIP = STRIP / 4 };
 
 /* Groups that are neighbours in memory go through a strip one after the other. */
 typedef struct {
     Shared shared;
     int64_t near, clusters, blocks, image_pixel, result_pixel;
 } Pixels;
-
-static int64_t least(int64_t one, int64_t other)
-{
-    return one < other ? one : other;
-}
 
 /* How many vectors hold so many numbers. */
 static int64_t vectors_of(int64_t numbers)
@@ -110,6 +104,7 @@ static void gather_strip(
                all->shared.pitch, all->shared.plane, to);
 }
 """
+)
 """What results and gradients of weights have."""
 
 
@@ -120,8 +115,3 @@ def for_each_width(text: str) -> str:
         mine = text.replace("WIDTH", width).replace("VECTOR", vector).replace("MASK", mask)
         found.append(mine.replace("MM_", prefix))
     return "".join(found)
-
-
-def common() -> str:
-    """`PIXELS` as C has it."""
-    return PIXELS.replace("TILE_PIXELS", str(TILE_PIXELS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opgen.runtime import convolution_pixels_source
+from opgen.runtime.convolution_pixels_source import PIXELS, for_each_width
 
 _TAPS = r"""
 /* Sums over the pixels of a strip, for a vector of results, some channels and some taps. */
@@ -203,8 +203,5 @@ CHANNELS, TAPS = 8, 3
 """Of the sums that are in registers: each takes its factor from memory as it is multiplied."""
 
 WEIGHT = (
-    convolution_pixels_source.common()
-    + f"enum {{ CHANNELS = {CHANNELS}, TAPS = {TAPS} }};\n"
-    + convolution_pixels_source.for_each_width(_TAPS)
-    + _WEIGHT
+    PIXELS + f"enum {{ CHANNELS = {CHANNELS}, TAPS = {TAPS} }};\n" + for_each_width(_TAPS) + _WEIGHT
 )

@@ -74,6 +74,11 @@ _LEAST_WORK = 2**20
 """How many products of channels, and how many in all, tiles are worth where there are too few for
 the library: otherwise generated kernels are faster, which copy no rows."""
 
+_LONGEST_IN_REGISTERS = 32
+"""Longer rows of several results from one channel are loops for the compiler, and gcc 12 makes no
+vectors of them: it carries what pixels share from pass to pass. Tiles take a tenth to a quarter of
+the time for rows of up to 64 pixels, and 0.6 to 1 of it for longer ones."""
+
 _SHORT = 8
 _LITTLE_WORK = 2**16
 """Rows of fewer pixels are no vectors for generated kernels, and planes of several channels have
@@ -251,8 +256,11 @@ def _is_worth(about: Tiled, target: Target, family: Family) -> bool:
         return _is_of_several_groups(about)
     products = about.channels * about.results
     if products < FEW:
-        if columns < _SHORT and about.channels > 1 and target is not Target.WEIGHT:
-            return about.work >= _LITTLE_WORK
+        if target is not Target.WEIGHT:
+            if columns < _SHORT and about.channels > 1:
+                return about.work >= _LITTLE_WORK
+            if columns > _LONGEST_IN_REGISTERS and about.channels == 1 < about.results:
+                return about.work >= _LEAST_WORK
         if products < _FEWEST or about.work < _LEAST_WORK:
             return False
     own = _FULL * columns / pitch * _part(about.results, _tile(about.results))

@@ -177,6 +177,35 @@ static int is_little(const Shared *all, int64_t weights)
 """
 
 
+TILE_PIXELS = 16
+"""Sums in registers of tiles whose vectors are results: enough to hide how long a product takes."""
+
+IN_TURN = r"""
+enum { PIXELS = TILE_PIXELS };
+/* Sums are in registers only if each loop over them is unrolled. */
+#define UNROLLED _Pragma("GCC unroll TILE_PIXELS")
+
+static int64_t least(int64_t one, int64_t other)
+{
+    return one < other ? one : other;
+}
+""".replace("TILE_PIXELS", str(TILE_PIXELS))
+"""What those have that take pixels of channels-last format in turn,"""
+
+PLACES = r"""
+/* Where pixels of a strip are in the result, from its first one on; -1 for those that are none. */
+static void find_places(const Shared *all, int64_t *places, int64_t count)
+{
+    int64_t row = 0, column = 0;
+    for (int64_t pixel = 0; pixel < count; pixel++) {
+        places[pixel] = column < all->columns ? row * all->columns + column : -1;
+        if (++column == all->pitch) column = 0, row++;
+    }
+}
+"""
+"""and where they store results."""
+
+
 def source(part: str) -> str:
     """The text of one of the functions; there is none where the compiler has no AVX512."""
     listed = "".join(f"    int64_t {name};\n" for name in Tiled._fields)
