@@ -78,6 +78,21 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
 
 
 @pytest.fixture
+def families(monkeypatch: pytest.MonkeyPatch) -> set[Family]:
+    """Those of the plans that are made."""
+    found: set[Family] = set()
+    tiles_of = convolution_tiles.tiles_of
+
+    def listening(*arguments: Any) -> Tiles | None:
+        made = tiles_of(*arguments)
+        found.update(() if made is None else (made.family,))
+        return made
+
+    monkeypatch.setattr(convolution_tiles, "tiles_of", listening)
+    return found
+
+
+@pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles wherever they can be, however small and slow."""
     monkeypatch.setattr(convolution_tiles, "_is_worth", lambda about, target, family: True)
@@ -105,7 +120,9 @@ def exact(*tensors: Tensor) -> list[Tensor]:
 # ---------------------------------------------------------------------------- numbers
 @pytest.mark.parametrize("family", Family)
 @pytest.mark.parametrize("seed", range(6))
-def test_random_geometries(seed: int, family: Family, always: None, heard: list[Target]) -> None:
+def test_random_geometries(
+    seed: int, family: Family, always: None, heard: list[Target], families: set[Family]
+) -> None:
     """Result and gradients are those of PyTorch in float64: in Python, and looked up."""
     torch.manual_seed(seed)
     draw, format_ = random.Random(seed), FORMATS[family]
@@ -140,6 +157,7 @@ def test_random_geometries(seed: int, family: Family, always: None, heard: list[
             for got, expected in zip(found, gradients, strict=True):
                 check(got, expected, format_)
         assert set(heard) == EVERY, (x.shape, weight.shape, about)
+    assert family in families or not HAS_VECTORS
 
 
 @pytest.mark.parametrize("family", Family)
@@ -151,6 +169,7 @@ def test_transposed_convolutions(family: Family, always: None, heard: list[Targe
     for groups, taps, padding, dilation in itertools.product(several, (1, 2, 3), (0, 1), (1, 2)):
         if padding > dilation * (taps - 1):
             continue
+        heard.clear()
         x = leaf(2, outer * groups, 8, 11, format_=format_)
         weight = leaf(outer * groups, inner, taps, taps)
         leaves = [x, weight, leaf(inner * groups)]
@@ -165,7 +184,7 @@ def test_transposed_convolutions(family: Family, always: None, heard: list[Targe
             found = torch.autograd.grad(y, leaves, cotangent)
             for got, expected in zip(found, gradients, strict=True):
                 check(got, expected, format_)
-    assert set(heard) == EVERY
+        assert set(heard) == EVERY
 
 
 @pytest.mark.parametrize("family", Family)
@@ -212,8 +231,10 @@ def test_tensors_with_other_strides(always: None, heard: list[Target]) -> None:
     assert not heard
 
 
-@pytest.mark.parametrize("format_", set(FORMATS.values()), ids=str)
-def test_views_that_negate_after_others(format_: torch.memory_format, always: None) -> None:
+@pytest.mark.parametrize("format_", dict.fromkeys(FORMATS.values()), ids=str)
+def test_views_that_negate_after_others(
+    format_: torch.memory_format, always: None, heard: list[Target]
+) -> None:
     """Copies of them lie otherwise than the call that is known."""
     torch.manual_seed(0)
     x = torch.randn(2, 10, 9, 8).contiguous(memory_format=format_)
@@ -231,6 +252,7 @@ def test_views_that_negate_after_others(format_: torch.memory_format, always: No
             check(y, wanted, format_)
             (got,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
             check(got, torch.autograd.grad(wanted.sum(), wide_leaves[:1])[0], format_)
+    assert set(heard) == EVERY - {Target.WEIGHT}
 
 
 @pytest.mark.parametrize("family", Family)
@@ -338,17 +360,18 @@ def test_nothing_outside_of_tensors_is_touched(numbers: int, family: Family) -> 
         several, channels, (3, 16, 33), (0, 2)
     ):
         x = torch.randn(2, groups * inner, 5, width)
-        weight = torch.randn(groups * outer, inner, 3, 3)
-        wide = exact(x, weight)
+        weight = torch.randn(groups * outer, inner, *((3, 3) if padding else (4, 3)))
+        bias = torch.randn(groups * outer)
+        wide = exact(x, weight, bias)
         wanted = F.conv2d(*wide, padding=padding, groups=groups)
         cotangent = torch.randn(wanted.shape)
-        (of_weight,) = torch.autograd.grad(wanted, wide[1:], cotangent.double())
+        (of_weight,) = torch.autograd.grad(wanted, wide[1:2], cotangent.double())
         about = tiled(x, weight, padding, groups)
         order, back = ORDERS[format_]
         images = [each.permute(order) for each in (x, wanted.float(), cotangent)]
-        kept = [before_a_page(each) for each in (*images, weight, weight)]
-        image, y, given, factor, gradient = (each for each, _ in kept)
-        assert results(image.data_ptr(), factor.data_ptr(), None, y.data_ptr(), about)
+        kept = [before_a_page(each) for each in (*images, weight, weight, bias)]
+        image, y, given, factor, gradient, more = (each for each, _ in kept)
+        assert results(image.data_ptr(), factor.data_ptr(), more.data_ptr(), y.data_ptr(), about)
         assert weights(image.data_ptr(), given.data_ptr(), None, gradient.data_ptr(), about)
         check(y.permute(back), wanted, format_)
         check(gradient, of_weight)
@@ -416,6 +439,7 @@ def test_a_forked_child_does_not_hang(family: Family, always: None) -> None:
         ((1, 20, 3, 20000), (20, 20, 3, 3), 1, False),  # rows that no cache holds
         ((8, 128, 7, 7), (64, 2, 3, 3), 64, True),  # sums over channels of short rows
         ((8, 128, 8, 8), (64, 2, 3, 3), 64, False),
+        ((256, 128, 1, 1), (128, 2, 3, 3), 64, False),  # little but padding
         ((8, 64, 7, 7), (64, 1, 3, 3), 64, False),
         ((2, 64, 20, 33), (128, 1, 3, 3), 64, True),  # rows of several results
         ((2, 64, 20, 33), (64, 1, 3, 3), 64, False),
@@ -450,6 +474,7 @@ def test_which_convolutions_go_by_tiles(
         ((2, 6, 20, 20), (6, 2, 3, 3), 3, False),  # half a vector
         ((2, 8, 30, 30), (16, 8, 3, 3), 1, True),
         ((2, 8, 6, 6), (8, 8, 3, 3), 1, False),  # little work
+        ((256, 16, 3, 3), (8, 16, 3, 3), 1, False),  # short rows
         ((2, 32, 30, 30), (32, 16, 3, 3), 2, False),  # short rows
         ((1, 32, 56, 56), (32, 16, 3, 3), 2, False),
         ((2, 16, 56, 56), (16, 16, 3, 3), 1, False),  # blocks of the library are full
@@ -478,6 +503,46 @@ def test_which_go_by_tiles_in_channels_last_format(
     ):
         check(got, expected, torch.channels_last)
     assert set(heard) == (EVERY if is_tiled else set())
+
+
+def test_gradients_that_go_different_ways(heard: list[Target]) -> None:
+    """16 results fill a vector, and gradients of 8 channels fill none."""
+    torch.manual_seed(0)
+    x, weight = leaf(4, 8, 28, 28, format_=torch.channels_last), leaf(16, 1, 3, 3)
+    wide = exact(x, weight)
+    wanted = F.conv2d(*wide, padding=1, groups=8)
+    cotangent = torch.randn(wanted.shape).contiguous(memory_format=torch.channels_last)
+    gradients = torch.autograd.grad(wanted, wide, cotangent.double())
+    for _ in range(3):
+        y = CONV.conv2d(x, weight, padding=1, groups=8)
+        check(y, wanted, torch.channels_last)
+        for got, expected in zip(
+            torch.autograd.grad(y, (x, weight), cotangent), gradients, strict=True
+        ):
+            check(got, expected, torch.channels_last)
+    assert set(heard) == EVERY - {Target.IMAGE}
+
+
+@pytest.mark.parametrize("channels", [4, 10])
+def test_weights_with_other_strides_in_channels_last_format(
+    channels: int, always: None, heard: list[Target]
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5 * channels, 9, 8).contiguous(memory_format=torch.channels_last)
+    results, taps = 5 * channels, torch.randn(5 * channels, channels, 3, 3)
+    for weight in (
+        torch.randn(channels, results, 3, 3).transpose(0, 1),
+        taps.flip(2, 3).transpose(2, 3),
+        taps[:, :1].expand(results, channels, 3, 3),
+        taps[:1].expand(results, channels, 3, 3),
+        taps.contiguous(memory_format=torch.channels_last),
+    ):
+        heard.clear()
+        for _ in range(2):
+            got = CONV.conv2d(x, weight, padding=1, groups=5)
+            wanted = F.conv2d(*exact(x, weight), padding=1, groups=5)
+            check(got, wanted, torch.channels_last)
+        assert heard[:1] == [Target.RESULT] * HAS_VECTORS
 
 
 def test_gradients_of_single_channels_with_several_results(heard: list[Target]) -> None:

@@ -48,17 +48,8 @@ BLOCK = 16
 FEW = 64
 """From how many products of channels in a group on the library is faster than generated kernels."""
 
-_TAPS = range(4, 17)
-"""Through windows of fewer taps, rows are copied for too few products; through more, what the
-library needs to bring tensors into its order shows less."""
-
-_FEW_IN_GROUP = frozenset({1, 2, 4})
-"""Channels and results of a group of which a vector has several."""
-
-_TAPS_IN_LANES = range(1, 122)
-_TAPS_LAST = range(6, 10)
 _LONG = 40
-"""The same in channels-last format, and the pixels of a row that is long there."""
+"""The pixels of a row in channels-last format for which the library has no good blocks."""
 
 _FULL = 0.85
 """The rate of tiles beside that of full blocks: they order the weight, and copy rows."""
@@ -80,9 +71,17 @@ vectors of them: it carries what pixels share from pass to pass. Tiles take a te
 the time for rows of up to 64 pixels, and 0.6 to 1 of it for longer ones."""
 
 _SHORT = 8
+"""Shorter rows fill no vector. Generated kernels take planes of such rows as a whole, but not where
+they are sums over channels: these go cell by cell, which takes 3 to 7 times as long as tiles."""
+
 _LITTLE_WORK = 2**16
-"""Rows of fewer pixels are no vectors for generated kernels, and planes of several channels have
-none: sums over channels go cell by cell there, which takes 3 to 7 times as long as tiles do."""
+"""How many products tiles are worth there, and where vectors have several groups."""
+
+_FEWEST_PIXELS = 4
+"""Images of fewer have little but padding."""
+
+_FEW_IN_GROUP = frozenset({1, 2, 4})
+"""Channels and results of a group of which a vector has several."""
 
 
 class Target(Enum):
@@ -102,6 +101,15 @@ class Family(Enum):
     PIXELS = "pixels"
     LANES = "lanes"
 
+
+_TAPS = {
+    Family.PLANES: range(4, 17),
+    Family.PIXELS: range(6, 10),
+    Family.LANES: range(1, 122),
+}
+"""Through windows of fewer taps, rows are copied for too few products; through more, what the
+library needs to bring tensors into its order shows less. It has no good kernels for groups of which
+vectors have several, whatever the window."""
 
 _RESULTS = {
     Family.PLANES: ("opgen_tiles", RESULT),
@@ -237,6 +245,7 @@ def _is_worth(about: Tiled, target: Target, family: Family) -> bool:
     pitch = about.width + 2 * about.padding_columns
     columns = pitch - about.dilation_columns * (about.tap_columns - 1)
     held = 1 + about.dilation_rows * (about.tap_rows - 1)
+    rows = about.height + 2 * about.padding_rows - held + 1
     match family:
         case Family.PLANES:
             planes = about.channels + (about.results if target is Target.WEIGHT else 0)
@@ -247,8 +256,9 @@ def _is_worth(about: Tiled, target: Target, family: Family) -> bool:
             planes = BLOCK * about.channels
         case _:
             assert_never(family)
-    taps = _TAPS_IN_LANES if family is Family.LANES else _TAPS
-    if about.taps not in taps or planes * held * pitch > _MOST_NUMBERS:
+    if planes * held * pitch > _MOST_NUMBERS or 4 * columns < pitch:
+        return False
+    if rows * columns < _FEWEST_PIXELS or about.taps not in _TAPS[family]:
         return False
     if family is Family.PIXELS:
         return _is_half_empty_or_long(about, columns)
@@ -284,10 +294,11 @@ def _is_half_empty_or_long(about: Tiled, columns: int) -> bool:
     Beside that it takes 0.7 to 1.1 of the time: with few pixels, one image, more channels, or such
     as leave lanes of a vector empty.
     """
-    if about.taps not in _TAPS_LAST or not {about.channels, about.results} <= {BLOCK // 2, BLOCK}:
+    if not {about.channels, about.results} <= {BLOCK // 2, BLOCK}:
         return False
     if about.groups == 1:
-        return about.channels + about.results < 2 * BLOCK and about.work >= _LEAST_WORK
+        is_half_empty = about.channels + about.results < 2 * BLOCK
+        return is_half_empty and columns >= _SHORT and about.work >= _LEAST_WORK
     return about.images > 1 and columns >= _LONG
 
 

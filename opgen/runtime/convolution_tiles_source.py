@@ -86,7 +86,7 @@ enum { LITTLE = 1 << 20 };  /* products that are not worth waking a thread */
 #define KERNEL __attribute__((always_inline)) static inline
 
 /* What is the same for all strips: `pitch` is a row with its padding, `plane` all rows of a channel
-   in a strip, and `next` the strip that is to be taken. */
+   in a strip, or the pixels of all rows, and `next` the strip that is to be taken. */
 typedef struct {
     const Tiled *about;
     const float *image, *weights, *bias;
@@ -95,8 +95,9 @@ typedef struct {
     int failed;
 } Shared;
 
-/* A strip: `memory` are its rows, `taps` how far each is from a pixel; and for every vector, which
-   of its lanes are pixels, and where in a channel of the result the first of these is. */
+/* A strip: `memory` are its rows, `taps` how far each is from a pixel; and for every vector of
+   pixels, which of its lanes are some, and where in a channel of the result the first of these is.
+   Where pixels are taken in turn, `places` are those of `find_places`. */
 typedef struct {
     float *memory;
     int64_t *taps, *places;

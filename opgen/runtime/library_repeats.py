@@ -1,7 +1,7 @@
 """Single channels with a few results each, in channels-last format: each channel several times.
 
 That is for those that have no tiles (`convolution_tiles`): for three and four results, for two of
-bfloat16, and on processors without AVX512.
+bfloat16 or from fewer channels than a vector has results, and on processors without AVX512.
 
 The library has kernels for groups of one channel and one result. For groups of one channel and two
 results it fills 2 of the 16 places of its vectors. With every channel of the image as often as it
