@@ -1,4 +1,4 @@
-"""Convolutions of few channels by tiles: numbers, memory, threads, and when there are any."""
+"""Convolutions of few channels by tiles: numbers, memory and threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,14 +24,23 @@ from opgen.runtime import (
     convolution_lanes_weight,
     convolution_pixels_result,
     convolution_pixels_weight,
+    convolution_planes_result,
+    convolution_planes_weight,
     convolution_tiles,
     convolution_tiles_source,
-    library_call,
 )
 from opgen.runtime.convolution_tiles import Family, Target, Tiles
-from opgen.runtime.convolution_tiles_result import RESULT
 from opgen.runtime.convolution_tiles_source import Tiled
-from opgen.runtime.convolution_tiles_weight import WEIGHT
+from tile_calls import (
+    EVERY,
+    HAS_VECTORS,
+    check,
+    check_calls,
+    exact,
+    forgotten_plans,
+    leaf,
+    listening,
+)
 
 CONV = opgen.load(SPECS / "conv.op")
 TRANSPOSED = opgen.load(SPECS / "conv_transpose.op")
@@ -45,36 +53,16 @@ FORMATS = {
 IN_LANES = ((1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 4))
 """Channels and results of groups of which a vector has several."""
 
-HAS_VECTORS = torch.backends.cpu.get_cpu_capability() == "AVX512"
-"""Elsewhere the library computes, and the same numbers are checked."""
-EVERY = set(Target) if HAS_VECTORS else set[Target]()
-
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """No call is known before a test or after it."""
-    forget_plans()
-    yield
-    forget_plans()
-
-
-def forget_plans() -> None:
-    for plans in library_call._KNOWN.values():
-        plans.clear()
+    with forgotten_plans():
+        yield
 
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
-    """What went by tiles from Python; later calls like these are looked up."""
-    found: list[Target] = []
-    computed = convolution_tiles.computed
-
-    def listening(plan: Tiles, *arguments: Any) -> Tensor | None:
-        found.append(plan.target)
-        return computed(plan, *arguments)
-
-    monkeypatch.setattr(convolution_tiles, "computed", listening)
-    return found
+    return listening(monkeypatch)
 
 
 @pytest.fixture
@@ -96,25 +84,6 @@ def families(monkeypatch: pytest.MonkeyPatch) -> set[Family]:
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles wherever they can be, however small and slow."""
     monkeypatch.setattr(convolution_tiles, "_is_worth", lambda about, target, family: True)
-
-
-def check(
-    found: Tensor, wanted: Tensor, format_: torch.memory_format = torch.contiguous_format
-) -> None:
-    """Whether numbers are those of sums in float32, of which the exact ones are given."""
-    if found.dim() != 4:
-        format_ = torch.contiguous_format
-    assert found.shape == wanted.shape and found.is_contiguous(memory_format=format_)
-    scale = max(wanted.abs().max().item(), 1)
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=4e-6 * scale)
-
-
-def leaf(*shape: int, format_: torch.memory_format = torch.contiguous_format) -> Tensor:
-    return torch.randn(shape).contiguous(memory_format=format_).requires_grad_()
-
-
-def exact(*tensors: Tensor) -> list[Tensor]:
-    return [tensor.detach().double().requires_grad_() for tensor in tensors]
 
 
 # ---------------------------------------------------------------------------- numbers
@@ -145,17 +114,8 @@ def test_random_geometries(
         weight = leaf(groups * outer, inner, *taps)
         bias = leaf(groups * outer) if draw.random() < 0.5 else None
         leaves = [x, weight] if bias is None else [x, weight, bias]
-        about = {"padding": padding, "dilation": dilation, "groups": groups}
-        wide = exact(*leaves)
-        wanted = F.conv2d(*wide, **about)  # type: ignore[arg-type]
-        cotangent = torch.randn(wanted.shape).contiguous(memory_format=format_)
-        gradients = torch.autograd.grad(wanted, wide, cotangent.double())
-        for _ in range(3):
-            y = CONV.conv2d(*leaves, **about)
-            check(y, wanted, format_)
-            found = torch.autograd.grad(y, leaves, cotangent)
-            for got, expected in zip(found, gradients, strict=True):
-                check(got, expected, format_)
+        about: dict[str, Any] = {"padding": padding, "dilation": dilation, "groups": groups}
+        check_calls(CONV.conv2d, F.conv2d, leaves, format_, **about)
         assert set(heard) == EVERY, (x.shape, weight.shape, about)
     assert family in families or not HAS_VECTORS
 
@@ -173,17 +133,8 @@ def test_transposed_convolutions(family: Family, always: None, heard: list[Targe
         x = leaf(2, outer * groups, 8, 11, format_=format_)
         weight = leaf(outer * groups, inner, taps, taps)
         leaves = [x, weight, leaf(inner * groups)]
-        about = {"padding": padding, "dilation": dilation, "groups": groups}
-        wide = exact(*leaves)
-        wanted = F.conv_transpose2d(*wide, **about)  # type: ignore[arg-type]
-        cotangent = torch.randn(wanted.shape).contiguous(memory_format=format_)
-        gradients = torch.autograd.grad(wanted, wide, cotangent.double())
-        for _ in range(3):
-            y = TRANSPOSED.conv_transpose2d(*leaves, **about)
-            check(y, wanted, format_)
-            found = torch.autograd.grad(y, leaves, cotangent)
-            for got, expected in zip(found, gradients, strict=True):
-                check(got, expected, format_)
+        about: dict[str, Any] = {"padding": padding, "dilation": dilation, "groups": groups}
+        check_calls(TRANSPOSED.conv_transpose2d, F.conv_transpose2d, leaves, format_, **about)
         assert set(heard) == EVERY
 
 
@@ -229,6 +180,28 @@ def test_tensors_with_other_strides(always: None, heard: list[Target]) -> None:
     bias = torch.randn(1).expand(12)
     check(CONV.conv2d(x, weight, bias, padding=1), F.conv2d(*exact(x, weight, bias), padding=1))
     assert not heard
+
+
+@pytest.mark.parametrize("channels", [4, 10])
+def test_weights_with_other_strides_in_channels_last_format(
+    channels: int, always: None, heard: list[Target]
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5 * channels, 9, 8).contiguous(memory_format=torch.channels_last)
+    results, taps = 5 * channels, torch.randn(5 * channels, channels, 3, 3)
+    for weight in (
+        torch.randn(channels, results, 3, 3).transpose(0, 1),
+        taps.flip(2, 3).transpose(2, 3),
+        taps[:, :1].expand(results, channels, 3, 3),
+        taps[:1].expand(results, channels, 3, 3),
+        taps.contiguous(memory_format=torch.channels_last),
+    ):
+        heard.clear()
+        for _ in range(2):
+            got = CONV.conv2d(x, weight, padding=1, groups=5)
+            wanted = F.conv2d(*exact(x, weight), padding=1, groups=5)
+            check(got, wanted, torch.channels_last)
+        assert heard[:1] == [Target.RESULT] * HAS_VECTORS
 
 
 @pytest.mark.parametrize("format_", dict.fromkeys(FORMATS.values()), ids=str)
@@ -295,14 +268,30 @@ def terms(x: Tensor, weight: Tensor, cotangent: Tensor, padding: int) -> tuple[T
     return y, of_x, of_weight
 
 
+def test_what_other_tensors_and_windows_take(heard: list[Target], always: None) -> None:
+    """Other types, formats and strides go to the library, and are right there."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 10, 12, 12), torch.randn(12, 10, 3, 3)
+    for dtype in (torch.float64, torch.bfloat16):
+        got = CONV.conv2d(x.to(dtype), weight.to(dtype))
+        wanted = F.conv2d(x.to(dtype), weight.to(dtype))
+        torch.testing.assert_close(got, wanted, rtol=2e-2, atol=5e-2)
+    torch.testing.assert_close(CONV.conv2d(x, weight, stride=2), F.conv2d(x, weight, stride=2))
+    row, taps = x[:, :, 0].contiguous(), weight[:, :, 0].contiguous()
+    torch.testing.assert_close(CONV.conv1d(row, taps), F.conv1d(row, taps))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(CONV.conv2d(x, weight), F.conv2d(x, weight), rtol=0, atol=0.2)
+    assert not heard
+
+
 # ---------------------------------------------------------------------------- memory and threads
 PARTS = {
-    Family.PLANES: (RESULT, WEIGHT),
+    Family.PLANES: (convolution_planes_result.RESULT, convolution_planes_weight.WEIGHT),
     Family.PIXELS: (convolution_pixels_result.RESULT, convolution_pixels_weight.WEIGHT),
     Family.LANES: (convolution_lanes_result.RESULT, convolution_lanes_weight.WEIGHT),
 }
 NAMES = {
-    Family.PLANES: ("opgen_tiles", "opgen_weight_tiles"),
+    Family.PLANES: ("opgen_plane_tiles", "opgen_plane_weight_tiles"),
     Family.PIXELS: ("opgen_pixel_tiles", "opgen_pixel_weight_tiles"),
     Family.LANES: ("opgen_lane_tiles", "opgen_lane_weight_tiles"),
 }
@@ -418,189 +407,3 @@ def test_a_forked_child_does_not_hang(family: Family, always: None) -> None:
         signal.alarm(60)
         os._exit(0 if is_right() else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-# ---------------------------------------------------------------------------- when there are any
-@pytest.mark.parametrize(
-    ("shape", "filters", "groups", "is_tiled"),
-    [
-        ((2, 10, 50, 50), (15, 10, 3, 3), 1, True),
-        ((8, 256, 56, 56), (256, 8, 3, 3), 32, True),
-        ((8, 256, 56, 56), (256, 16, 3, 3), 16, True),
-        ((2, 20, 9, 9), (20, 20, 1, 1), 1, False),
-        ((2, 3, 64, 64), (8, 3, 3, 3), 1, True),
-        ((2, 3, 8, 8), (8, 3, 3, 3), 1, False),  # little work for generated kernels
-        ((2, 3, 64, 64), (8, 3, 1, 1), 1, False),  # these copy no rows
-        ((2, 2, 64, 64), (4, 2, 3, 3), 1, False),
-        ((2, 16, 56, 56), (32, 16, 3, 3), 1, False),  # blocks of the library are full
-        ((2, 48, 28, 28), (48, 48, 3, 3), 1, False),
-        ((2, 100, 7, 7), (100, 100, 3, 3), 1, False),  # much of the rows would be padding
-        ((2, 10, 50, 50), (15, 10, 7, 7), 1, False),
-        ((1, 20, 3, 20000), (20, 20, 3, 3), 1, False),  # rows that no cache holds
-        ((8, 128, 7, 7), (64, 2, 3, 3), 64, True),  # sums over channels of short rows
-        ((8, 128, 8, 8), (64, 2, 3, 3), 64, False),
-        ((256, 128, 1, 1), (128, 2, 3, 3), 64, False),  # little but padding
-        ((8, 64, 7, 7), (64, 1, 3, 3), 64, False),
-        ((2, 64, 20, 33), (128, 1, 3, 3), 64, True),  # rows of several results
-        ((2, 64, 20, 33), (64, 1, 3, 3), 64, False),
-        ((2, 64, 20, 32), (128, 1, 3, 3), 64, False),
-    ],
-)
-def test_which_convolutions_go_by_tiles(
-    shape: tuple[int, ...],
-    filters: tuple[int, ...],
-    groups: int,
-    is_tiled: bool,
-    heard: list[Target],
-) -> None:
-    x, weight = torch.randn(shape), torch.randn(filters)
-    padding = filters[2] // 2
-    y = CONV.conv2d(x, weight, padding=padding, groups=groups)
-    check(y, F.conv2d(*exact(x, weight), padding=padding, groups=groups))
-    assert bool(heard) == (is_tiled and HAS_VECTORS)
-
-
-@pytest.mark.parametrize(
-    ("shape", "filters", "groups", "is_tiled"),
-    [
-        ((8, 256, 56, 56), (256, 8, 3, 3), 32, True),
-        ((8, 256, 56, 56), (256, 16, 3, 3), 16, True),
-        ((2, 32, 40, 40), (16, 16, 3, 3), 2, True),
-        ((2, 32, 20, 20), (64, 1, 3, 3), 32, True),
-        ((2, 32, 20, 20), (64, 2, 1, 1), 16, True),
-        ((2, 32, 20, 20), (32, 4, 1, 1), 8, False),
-        ((2, 32, 20, 20), (32, 4, 3, 3), 8, True),
-        ((2, 32, 20, 20), (128, 1, 3, 3), 32, False),  # the gradient has 64 channels for a vector
-        ((2, 6, 20, 20), (6, 2, 3, 3), 3, False),  # half a vector
-        ((2, 8, 30, 30), (16, 8, 3, 3), 1, True),
-        ((2, 8, 6, 6), (8, 8, 3, 3), 1, False),  # little work
-        ((256, 16, 3, 3), (8, 16, 3, 3), 1, False),  # short rows
-        ((2, 32, 30, 30), (32, 16, 3, 3), 2, False),  # short rows
-        ((1, 32, 56, 56), (32, 16, 3, 3), 2, False),
-        ((2, 16, 56, 56), (16, 16, 3, 3), 1, False),  # blocks of the library are full
-        ((2, 20, 56, 56), (20, 10, 3, 3), 2, False),  # vectors are not
-        ((2, 32, 56, 56), (32, 16, 5, 5), 2, False),
-        ((2, 64, 56, 56), (64, 32, 3, 3), 2, False),
-        ((2, 16, 3, 20000), (16, 8, 3, 3), 2, False),  # rows that no cache holds
-    ],
-)
-def test_which_go_by_tiles_in_channels_last_format(
-    shape: tuple[int, ...],
-    filters: tuple[int, ...],
-    groups: int,
-    is_tiled: bool,
-    heard: list[Target],
-) -> None:
-    x, weight = leaf(*shape, format_=torch.channels_last), leaf(*filters)
-    padding, wide = filters[2] // 2, exact(x, weight)
-    y = CONV.conv2d(x, weight, padding=padding, groups=groups)
-    wanted = F.conv2d(*wide, padding=padding, groups=groups)
-    check(y, wanted, torch.channels_last)
-    cotangent = torch.randn(y.shape).contiguous(memory_format=torch.channels_last)
-    found = torch.autograd.grad(y, (x, weight), cotangent)
-    for got, expected in zip(
-        found, torch.autograd.grad(wanted, wide, cotangent.double()), strict=True
-    ):
-        check(got, expected, torch.channels_last)
-    assert set(heard) == (EVERY if is_tiled else set())
-
-
-def test_gradients_that_go_different_ways(heard: list[Target]) -> None:
-    """16 results fill a vector, and gradients of 8 channels fill none."""
-    torch.manual_seed(0)
-    x, weight = leaf(4, 8, 28, 28, format_=torch.channels_last), leaf(16, 1, 3, 3)
-    wide = exact(x, weight)
-    wanted = F.conv2d(*wide, padding=1, groups=8)
-    cotangent = torch.randn(wanted.shape).contiguous(memory_format=torch.channels_last)
-    gradients = torch.autograd.grad(wanted, wide, cotangent.double())
-    for _ in range(3):
-        y = CONV.conv2d(x, weight, padding=1, groups=8)
-        check(y, wanted, torch.channels_last)
-        for got, expected in zip(
-            torch.autograd.grad(y, (x, weight), cotangent), gradients, strict=True
-        ):
-            check(got, expected, torch.channels_last)
-    assert set(heard) == EVERY - {Target.IMAGE}
-
-
-@pytest.mark.parametrize("channels", [4, 10])
-def test_weights_with_other_strides_in_channels_last_format(
-    channels: int, always: None, heard: list[Target]
-) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(2, 5 * channels, 9, 8).contiguous(memory_format=torch.channels_last)
-    results, taps = 5 * channels, torch.randn(5 * channels, channels, 3, 3)
-    for weight in (
-        torch.randn(channels, results, 3, 3).transpose(0, 1),
-        taps.flip(2, 3).transpose(2, 3),
-        taps[:, :1].expand(results, channels, 3, 3),
-        taps[:1].expand(results, channels, 3, 3),
-        taps.contiguous(memory_format=torch.channels_last),
-    ):
-        heard.clear()
-        for _ in range(2):
-            got = CONV.conv2d(x, weight, padding=1, groups=5)
-            wanted = F.conv2d(*exact(x, weight), padding=1, groups=5)
-            check(got, wanted, torch.channels_last)
-        assert heard[:1] == [Target.RESULT] * HAS_VECTORS
-
-
-def test_gradients_of_single_channels_with_several_results(heard: list[Target]) -> None:
-    """Those of the image are sums over results, of short rows; those of the filter are not."""
-    torch.manual_seed(0)
-    x, weight = leaf(16, 64, 7, 7), leaf(128, 1, 3, 3)
-    wide = exact(x, weight)
-    wanted = F.conv2d(*wide, padding=1, groups=64)
-    cotangent = torch.randn(wanted.shape)
-    gradients = torch.autograd.grad(wanted, wide, cotangent.double())
-    for _ in range(3):
-        y = CONV.conv2d(x, weight, padding=1, groups=64)
-        check(y, wanted)
-        for got, expected in zip(
-            torch.autograd.grad(y, (x, weight), cotangent), gradients, strict=True
-        ):
-            check(got, expected)
-    assert set(heard) == EVERY & {Target.IMAGE}
-
-
-def test_what_other_tensors_and_windows_take(heard: list[Target], always: None) -> None:
-    """Other types, formats and strides go to the library, and are right there."""
-    torch.manual_seed(0)
-    x, weight = torch.randn(2, 10, 12, 12), torch.randn(12, 10, 3, 3)
-    for dtype in (torch.float64, torch.bfloat16):
-        got = CONV.conv2d(x.to(dtype), weight.to(dtype))
-        wanted = F.conv2d(x.to(dtype), weight.to(dtype))
-        torch.testing.assert_close(got, wanted, rtol=2e-2, atol=5e-2)
-    torch.testing.assert_close(CONV.conv2d(x, weight, stride=2), F.conv2d(x, weight, stride=2))
-    row, taps = x[:, :, 0].contiguous(), weight[:, :, 0].contiguous()
-    torch.testing.assert_close(CONV.conv1d(row, taps), F.conv1d(row, taps))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(CONV.conv2d(x, weight), F.conv2d(x, weight), rtol=0, atol=0.2)
-    assert not heard
-
-
-def test_without_a_compiler_the_library_computes(
-    monkeypatch: pytest.MonkeyPatch, heard: list[Target]
-) -> None:
-    def missing(*_: Any) -> Any:
-        raise build.NoCompilerError("none")
-
-    only_here = SimpleNamespace(library=missing, BuildError=build.BuildError)
-    monkeypatch.setattr(convolution_tiles, "build", only_here)
-    convolution_tiles._function.cache_clear()
-    try:
-        x, weight = torch.randn(2, 10, 50, 50), torch.randn(15, 10, 3, 3)
-        check(CONV.conv2d(x, weight, padding=1), F.conv2d(*exact(x, weight), padding=1))
-        assert not heard
-    finally:
-        convolution_tiles._function.cache_clear()
-
-
-def test_a_compiler_without_vectors_has_no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source is empty there: the library is asked."""
-    monkeypatch.setenv("OPGEN_CFLAGS", "-O0 -mno-avx512f")
-    convolution_tiles._function.cache_clear()
-    try:
-        assert [convolution_tiles.function(target) for target in Target] == [None] * 3
-    finally:
-        convolution_tiles._function.cache_clear()

@@ -10,35 +10,28 @@ from __future__ import annotations
 
 from typing import Final
 
-from opgen.runtime.convolution_tiles_source import IN_TURN
+from opgen.runtime.convolution_last_source import LAST
 
-SOURCE: Final = (
-    IN_TURN
+LANES: Final = (
+    LAST
     + r"""
-enum { LANE_STRIP = STRIP / 4, MOST_CHANNELS = 4 };
-
-/* Vectors of results, of which some that are neighbours in memory go through a strip one after the
-   other; `span` channels of the image belong to each. */
-typedef struct {
-    Shared shared;
-    int64_t span, vectors, near, clusters, image_pixel, result_pixel;
-    __m512i places[MOST_CHANNELS];
-} Lanes;
-
 /* As many of the first lanes as there are. */
 static __mmask16 some_lanes(int64_t count)
 {
     return first_lanes(count < 0 ? 0 : least(count, LANES));
 }
 
-static Lanes lanes_of(const Tiled *about)
+/* How many channels of the image belong to a vector of results. */
+static int64_t span_of(const Tiled *about)
 {
-    Lanes all = {.span = LANES / about->results * about->channels};
-    all.image_pixel = about->groups * about->channels;
-    all.result_pixel = about->groups * about->results;
-    all.vectors = (all.result_pixel + LANES - 1) / LANES;
-    all.near = least(all.span < LANES ? LANES / all.span : 1, all.vectors);
-    all.clusters = (all.vectors + all.near - 1) / all.near;
+    return LANES / about->results * about->channels;
+}
+
+/* Units are vectors of results. */
+static Last lanes_of(const Tiled *about)
+{
+    const int64_t vectors = (about->groups * about->results + LANES - 1) / LANES;
+    Last all = last_of(about, vectors, span_of(about), about->channels);
     for (int channel = 0; channel < about->channels; channel++) {
         int32_t places[LANES];
         for (int lane = 0; lane < LANES; lane++)
@@ -49,7 +42,7 @@ static Lanes lanes_of(const Tiled *about)
 }
 
 /* Pixels of a row, of which `left` channels are there: `to` is a plane for each of a group's. */
-static void spread_row(const Lanes *all, const float *from, int64_t left, float *to)
+static void spread_row(const Last *all, const float *from, int64_t left, float *to)
 {
     const Tiled *about = all->shared.about;
     const int64_t plane = all->shared.plane * LANES;
@@ -68,13 +61,14 @@ static void spread_row(const Lanes *all, const float *from, int64_t left, float 
 
 /* The rows of an image that a strip needs for a vector of results, with zeros around the image and
    behind the last row. */
-static void spread(
-    const Lanes *all, const float *image, int64_t vector, int64_t top, int64_t rows, float *to)
+static void fill_unit(
+    const Last *all, const float *image, int64_t vector, int64_t top, int64_t rows, float *to)
 {
     const Shared *shared = &all->shared;
     const Tiled *about = shared->about;
     const int64_t held = rows + about->dilation_rows * (about->tap_rows - 1);
-    const int64_t first = vector * all->span, left = least(all->image_pixel - first, all->span);
+    const int64_t span = span_of(about), first = vector * span;
+    const int64_t left = least(all->image_pixel - first, span);
     const int64_t before = about->padding_columns * LANES, pitch = shared->pitch * LANES;
     const int64_t inner = about->width * LANES, number = (int64_t)sizeof(float);
     for (int64_t channel = 0; channel < about->channels; channel++) {

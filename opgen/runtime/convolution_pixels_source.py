@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from opgen.runtime.convolution_tiles_source import IN_TURN
+from opgen.runtime.convolution_last_source import LAST
 
 _WIDTHS: Final = (
     ("8", "__m256", "_mm256_", "__mmask8"),
@@ -21,16 +21,8 @@ _WIDTHS: Final = (
 """Lanes of a vector, and its names in C."""
 
 PIXELS: Final = (
-    IN_TURN
+    LAST
     + r"""
-enum { PIXEL_STRIP = STRIP / 4 };
-
-/* Groups that are neighbours in memory go through a strip one after the other. */
-typedef struct {
-    Shared shared;
-    int64_t near, clusters, blocks, image_pixel, result_pixel;
-} Pixels;
-
 /* How many vectors hold so many numbers. */
 static int64_t vectors_of(int64_t numbers)
 {
@@ -43,16 +35,11 @@ static int64_t padded(int64_t results)
     return results / LANES * LANES + (results % LANES > 8 ? LANES : results % LANES > 0 ? 8 : 0);
 }
 
-/* Groups fill a line of memory together. */
-static Pixels pixels_of(const Tiled *about)
+/* Units are groups. */
+static Last pixels_of(const Tiled *about)
 {
-    Pixels all = {.blocks = vectors_of(about->channels)};
-    const int64_t smaller = least(about->channels, about->results);
-    all.near = least(smaller < LANES ? LANES / smaller : 1, about->groups);
-    all.clusters = (about->groups + all.near - 1) / all.near;
-    all.image_pixel = about->groups * about->channels;
-    all.result_pixel = about->groups * about->results;
-    return all;
+    const int64_t numbers = least(about->channels, about->results);
+    return last_of(about, about->groups, numbers, vectors_of(about->channels));
 }
 
 /* Some channels of pixels, which lie `step` apart, and zeros for other lanes. Loads with a mask may
@@ -93,10 +80,11 @@ static void gather(
 }
 
 /* The rows of an image in a group that a strip needs, block by block. */
-static void gather_strip(
-    const Pixels *all, const float *image, int64_t top, int64_t rows, float *to)
+static void fill_unit(
+    const Last *all, const float *image, int64_t group, int64_t top, int64_t rows, float *to)
 {
     const Tiled *about = all->shared.about;
+    image += group * about->channels;
     const int64_t held = rows + about->dilation_rows * (about->tap_rows - 1);
     for (int64_t at = 0; at < about->channels; at += LANES, to += all->shared.plane * LANES)
         gather(image + at, all->image_pixel, least(about->channels - at, LANES), about->height,

@@ -1,15 +1,14 @@
 """Convolutions of few channels that opgen computes itself, in place of PyTorch's library.
 
 The library multiplies blocks of 16 channels whether so many are there or not. Tiles take as many
-channels as there are: tiles of results, or of gradients of images (`convolution_tiles_result`), and
-of gradients of weights (`convolution_tiles_weight`). What they compute for nothing is the padding
-at the ends of rows. Where that is less, they are faster: 1.3 to 3.5 times for fewer than 16
+channels as there are: tiles of results, or of gradients of images (`convolution_planes_result`),
+and of gradients of weights (`convolution_planes_weight`). What they compute for nothing is the
+padding at the ends of rows. Where that is less, they are faster: 1.3 to 3.5 times for fewer than 16
 channels, or numbers of them between multiples of 16, on the machine of benchmarks/README.md.
 
-Images in channels-last format have tiles of their own (`convolution_pixels_result`,
-`convolution_pixels_weight`), for groups of 8 and of 16 channels; and others, whose vectors have
-several groups, for 1, 2 or 4 channels and results (`convolution_lanes_result`,
-`convolution_lanes_weight`).
+Images in channels-last format have tiles of their own (`convolution_last_source`): those of groups
+of 8 and of 16 channels (`convolution_pixels_source`), and others for 1, 2 or 4 channels and
+results, whose vectors have several groups (`convolution_lanes_source`).
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from opgen.runtime import (
     convolution_lanes_weight,
     convolution_pixels_result,
     convolution_pixels_weight,
+    convolution_planes_result,
+    convolution_planes_weight,
     convolution_tiles_source,
     kept_memory,
 )
-from opgen.runtime.convolution_tiles_result import RESULT
 from opgen.runtime.convolution_tiles_source import RESULTS, STRIP_NUMBERS, Tiled
-from opgen.runtime.convolution_tiles_weight import WEIGHT
 from opgen.runtime.library_strips import as_memory
 
 if TYPE_CHECKING:
@@ -112,12 +111,12 @@ library needs to bring tensors into its order shows less. It has no good kernels
 vectors have several, whatever the window."""
 
 _RESULTS = {
-    Family.PLANES: ("opgen_tiles", RESULT),
+    Family.PLANES: ("opgen_plane_tiles", convolution_planes_result.RESULT),
     Family.PIXELS: ("opgen_pixel_tiles", convolution_pixels_result.RESULT),
     Family.LANES: ("opgen_lane_tiles", convolution_lanes_result.RESULT),
 }
 _WEIGHTS = {
-    Family.PLANES: ("opgen_weight_tiles", WEIGHT),
+    Family.PLANES: ("opgen_plane_weight_tiles", convolution_planes_weight.WEIGHT),
     Family.PIXELS: ("opgen_pixel_weight_tiles", convolution_pixels_weight.WEIGHT),
     Family.LANES: ("opgen_lane_weight_tiles", convolution_lanes_weight.WEIGHT),
 }

@@ -1,5 +1,10 @@
 """C for convolutions of few channels in float32, of which tiles stay in registers: what all have.
 
+There are three kinds: for images that have planes for channels (`convolution_planes_source`), and
+in channels-last format for those whose vectors have the results of one group
+(`convolution_pixels_source`) or of several (`convolution_lanes_source`). What follows is said of
+the first; the others differ in what neighbours in memory are.
+
 A tile is some channels of the result by some vectors of its pixels. For every tap and channel of
 the image it takes a vector of the image and a number of the weight a few times each, so that what
 it loads is a fraction of what it multiplies: 24 products of vectors for 3 and 8 loads.
@@ -97,7 +102,7 @@ typedef struct {
 
 /* A strip: `memory` are its rows, `taps` how far each is from a pixel; and for every vector of
    pixels, which of its lanes are some, and where in a channel of the result the first of these is.
-   Where pixels are taken in turn, `places` are those of `find_places`. */
+   In channels-last format `places` are those of pixels, see `find_places`. */
 typedef struct {
     float *memory;
     int64_t *taps, *places;
@@ -144,8 +149,48 @@ static char *own_memory(size_t bytes)
     return (char *)own + LINE;
 }
 
+/* That memory; without it the call has failed. */
+static char *strip_memory(Shared *all, int64_t bytes)
+{
+    char *const memory = own_memory((size_t)bytes);
+    if (!memory) __atomic_store_n(&all->failed, 1, __ATOMIC_RELAXED);
+    return memory;
+}
+
+/* The next of so many points of a call; -1 if none is left, or the call has failed. */
+static int64_t next_point(Shared *all, int64_t points)
+{
+    const int64_t point = __atomic_fetch_add(&all->next, 1, __ATOMIC_RELAXED);
+    return point >= points || __atomic_load_n(&all->failed, __ATOMIC_RELAXED) ? -1 : point;
+}
+
+/* Where a number of the weight is, of which result and channel are those of a group. */
+static int64_t place_in_weight(
+    const Tiled *about, int64_t group, int64_t result, int64_t channel, int64_t tap)
+{
+    return about->weight_at + group * about->group_step + result * about->result_step
+        + channel * about->channel_step + tap / about->tap_columns * about->row_step
+        + tap % about->tap_columns * about->column_step;
+}
+
 FORKS
 PARTS
+/* How many strips each of so many images of groups has at least: so many that threads seldom wait
+   for the last one; */
+static int64_t strips_for_threads(int64_t each)
+{
+    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
+    return threads > 1 ? (4 * threads + each - 1) / each : 1;
+}
+
+/* and for sums, where few images are cut for threads, whose number must not change their order. */
+static int64_t strips_for_sums(const Tiled *about, int64_t each)
+{
+    const int64_t wanted = (PARTS_IN_ALL + each - 1) / each;
+    const int64_t most = (about->height * about->width + FEW_PIXELS - 1) / FEW_PIXELS;
+    return wanted < most ? wanted : most;
+}
+
 /* What follows from the geometry. Strips have about so many pixels; an image has `fewest`. */
 static Shared shared_of(const float *image, const Tiled *about, int64_t pixels, int64_t fewest)
 {
@@ -176,35 +221,6 @@ static int is_little(const Shared *all, int64_t weights)
     return all->about->images * all->about->groups * all->rows * all->columns * weights < LITTLE;
 }
 """
-
-
-TILE_PIXELS = 16
-"""Sums in registers of tiles whose vectors are results: enough to hide how long a product takes."""
-
-IN_TURN = r"""
-enum { PIXELS = TILE_PIXELS };
-/* Sums are in registers only if each loop over them is unrolled. */
-#define UNROLLED _Pragma("GCC unroll TILE_PIXELS")
-
-static int64_t least(int64_t one, int64_t other)
-{
-    return one < other ? one : other;
-}
-""".replace("TILE_PIXELS", str(TILE_PIXELS))
-"""What those have that take pixels of channels-last format in turn,"""
-
-PLACES = r"""
-/* Where pixels of a strip are in the result, from its first one on; -1 for those that are none. */
-static void find_places(const Shared *all, int64_t *places, int64_t count)
-{
-    int64_t row = 0, column = 0;
-    for (int64_t pixel = 0; pixel < count; pixel++) {
-        places[pixel] = column < all->columns ? row * all->columns + column : -1;
-        if (++column == all->pitch) column = 0, row++;
-    }
-}
-"""
-"""and where they store results."""
 
 
 def source(part: str) -> str:

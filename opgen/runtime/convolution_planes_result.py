@@ -1,8 +1,8 @@
-"""C of `convolution_tiles_source`: results, and gradients of images."""
+"""C of `convolution_planes_source`: results, and gradients of images."""
 
 from __future__ import annotations
 
-from opgen.runtime.convolution_tiles_planes import PLANES
+from opgen.runtime.convolution_planes_source import PLANES
 
 _RESULT = r"""
 /* Sums of products, in the order of the channels and then of the taps. Of the results of a tile so
@@ -110,22 +110,17 @@ static void take_strips(void *data)
     const int64_t vectors = (all->together * all->pitch + LANES - 1) / LANES;
     const int64_t cells = about->channels * all->plane;
     const int64_t points = about->images * about->groups * all->strips;
-    char *const memory = own_memory(
-        (size_t)(cells * (int64_t)sizeof(float) + (all->taps + vectors) * (int64_t)sizeof(int64_t)
-                 + vectors * (int64_t)sizeof(__mmask16)));
-    if (!memory) {
-        __atomic_store_n(&all->failed, 1, __ATOMIC_RELAXED);
-        return;
-    }
+    char *const memory = strip_memory(
+        all, cells * (int64_t)sizeof(float) + (all->taps + vectors) * (int64_t)sizeof(int64_t)
+                 + vectors * (int64_t)sizeof(__mmask16));
+    if (!memory) return;
     int64_t *const taps = (int64_t *)(memory + cells * (int64_t)sizeof(float));
     int64_t *const places = taps + all->taps;
     const Strip strip = {(float *)memory, taps, places, (__mmask16 *)(places + vectors)};
     find_taps(all, taps);
-    for (int64_t known = -1;;) {
-        const int64_t point = __atomic_fetch_add(&all->next, 1, __ATOMIC_RELAXED);
-        if (point >= points || __atomic_load_n(&all->failed, __ATOMIC_RELAXED)) return;
+    int64_t known = -1;
+    for (int64_t point; (point = next_point(all, points)) >= 0;)
         compute_strip(all, &strip, point, &known);
-    }
 }
 
 /* The weight in the order in which tiles take it: zeros for results that are none. */
@@ -137,10 +132,8 @@ static void order_weight(const Shared *all, const float *weight, float *to)
             const int64_t results = results_of(about->results - at);
             for (int64_t channel = 0; channel < about->channels; channel++)
                 for (int64_t tap = 0; tap < all->taps; tap++) {
-                    const float *const from = weight + about->weight_at
-                        + group * about->group_step + channel * about->channel_step
-                        + tap / about->tap_columns * about->row_step
-                        + tap % about->tap_columns * about->column_step;
+                    const float *const from =
+                        weight + place_in_weight(about, group, 0, channel, tap);
                     for (int64_t next = at; next < at + results; next++)
                         *to++ = next < about->results ? from[next * about->result_step] : 0;
                 }
@@ -150,13 +143,10 @@ static void order_weight(const Shared *all, const float *weight, float *to)
 
 /* result[n,o,i,j] = bias[o] + sum(c,k,l) weight[o,c,k,l] * image[n,c,i+k,j+l], with zeros around
    the image, in groups; images and result are contiguous. 0 where there is no memory for it. */
-int64_t opgen_tiles(
+int64_t opgen_plane_tiles(
     const float *image, const float *weight, const float *bias, float *result, const Tiled *about)
 {
-    /* So many strips that threads seldom wait for the last one. */
-    const int64_t threads = omp_get_max_threads ? omp_get_max_threads() : 1;
-    const int64_t each = about->images * about->groups;
-    const int64_t fewest = threads > 1 ? (4 * threads + each - 1) / each : 1;
+    const int64_t fewest = strips_for_threads(about->images * about->groups);
     Shared all = shared_of(image, about, STRIP / about->channels, fewest);
     all.group_weights = padded(about->results) * about->channels * all.taps;
     all.bias = bias;

@@ -1,8 +1,8 @@
-"""C of `convolution_tiles_source`: gradients of weights."""
+"""C of `convolution_planes_source`: gradients of weights."""
 
 from __future__ import annotations
 
-from opgen.runtime.convolution_tiles_planes import PLANES
+from opgen.runtime.convolution_planes_source import PLANES
 
 _WEIGHT = r"""
 /* What is the same for all sums: the images of a group are in `parts`, each of which has sums of
@@ -118,20 +118,14 @@ static void take_parts(void *data)
     const int64_t plane = vectors * LANES, cells = about->channels * shared->plane;
     const int64_t others = padded(about->results) * plane;
     const int64_t strips = about->images * shared->strips;
-    char *const memory = own_memory(
-        (size_t)((cells + others) * (int64_t)sizeof(float)
-                 + shared->taps * (int64_t)sizeof(int64_t)));
-    if (!memory) {
-        __atomic_store_n(&shared->failed, 1, __ATOMIC_RELAXED);
-        return;
-    }
+    char *const memory = strip_memory(
+        shared,
+        (cells + others) * (int64_t)sizeof(float) + shared->taps * (int64_t)sizeof(int64_t));
+    if (!memory) return;
     float *const cotangent = (float *)memory + cells;
     const Strip strip = {(float *)memory, (int64_t *)(cotangent + others), NULL, NULL};
     find_taps(shared, strip.taps);
-    for (;;) {
-        const int64_t point = __atomic_fetch_add(&shared->next, 1, __ATOMIC_RELAXED);
-        if (point >= all->parts * about->groups) return;
-        if (__atomic_load_n(&shared->failed, __ATOMIC_RELAXED)) return;
+    for (int64_t point; (point = next_point(shared, all->parts * about->groups)) >= 0;) {
         const int64_t group = point / all->parts, part = point % all->parts;
         for (int64_t at = part * strips / all->parts; at < (part + 1) * strips / all->parts; at++) {
             const int64_t place = at / shared->strips * about->groups + group;
@@ -144,7 +138,7 @@ static void take_parts(void *data)
 /* gradient[o,c,k,l] = sum(n,i,j) cotangent[n,o,i,j] * image[n,c,i+k,j+l]: all of them contiguous.
    Numbers of it that are not finite may be wrong: lanes that are no pixels are zeros, which are
    multiplied all the same. */
-int64_t opgen_weight_tiles(
+int64_t opgen_plane_weight_tiles(
     const float *image, const float *cotangent, const float *none, float *gradient,
     const Tiled *about)
 {
@@ -152,10 +146,8 @@ int64_t opgen_weight_tiles(
     /* Long strips, as sums of lanes are added up for each, of which a cache holds both tensors. */
     const int64_t both = about->channels + about->results, held = WEIGHT_STRIP / both;
     const int64_t pixels = held < MOST_PIXELS ? held : MOST_PIXELS;
-    /* Few images are cut for threads, whose number must not change the order of sums. */
-    const int64_t each = about->images * about->groups, wanted = (PARTS_IN_ALL + each - 1) / each;
-    const int64_t most = (about->height * about->width + FEW_PIXELS - 1) / FEW_PIXELS;
-    Gradient all = {shared_of(image, about, pixels, wanted < most ? wanted : most), cotangent};
+    const int64_t fewest = strips_for_sums(about, about->images * about->groups);
+    Gradient all = {shared_of(image, about, pixels, fewest), cotangent};
     const Shared *shared = &all.shared;
     const int64_t strips = about->images * shared->strips;
     all.size = about->results * about->channels * shared->taps;
