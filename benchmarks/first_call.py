@@ -1,4 +1,5 @@
 """What the first call of an op costs: in a fresh process with an empty cache, then with a warm one.
+And what it costs to import a module that was built.
 
     python benchmarks/first_call.py [PATTERN] [--write-readme]
 
@@ -7,7 +8,9 @@ first call less those of a later one, forward and with its gradients. Cold, kern
 derived and compiled; warm, they are found on disk. A process has one first call, so there are three
 cold ones and five warm: a figure is the median, with the largest in brackets. The exit status is 1
 if the median of an op is longer than 1.5 s cold, or 20 ms warm; a row may run several, and the
-gradient of each input is one more. The figures can be put into `benchmarks/README.md`.
+gradient of each input is one more. Importing the module of `specs/shift_sum.op`, which holds all
+its gradients, beside PyTorch is to take 50 ms of the processor at most. The figures can be put into
+`benchmarks/README.md`.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from pathlib import Path
 
 import torch
 
+import opgen
 from opgen.bench import machine, tables
 from opgen.bench.row import Row
 from opgen.bench.rows import every_row
@@ -34,14 +38,25 @@ from opgen.bench.run import chosen
 
 COLD, WARM = 1500.0, 20.0
 """The most milliseconds of an op."""
-COLD_CALLS, WARM_CALLS = 3, 5
+IMPORT = 50.0
+"""The most milliseconds of the processor for importing a module, where PyTorch is loaded."""
+COLD_CALLS, WARM_CALLS, IMPORTS = 3, 5, 9
 """How many processes make a figure."""
 _KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**60)}
 """Tells the C library to keep memory that is freed. New pages are no part of a first call: any call
 may meet them, and on a virtual machine those of one result took from 1 to 100 ms."""
 _ENOUGH = 2**29
 """Bytes that are written and freed before, more than a row needs."""
+_IMPORTING = """
+import time
+begin = time.process_time()
+import torch
+middle = time.process_time()
+import shift_sum
+print(1e3 * (middle - begin), 1e3 * (time.process_time() - middle))
+"""
 README = Path(__file__).parent / "README.md"
+SPEC = Path(__file__).parent.parent / "specs" / "shift_sum.op"
 
 
 def measure(row: Row) -> dict[str, float]:
@@ -148,8 +163,31 @@ def first_calls(row: Row) -> FirstCalls:
     return FirstCalls(row, tuple(cold), warm)
 
 
+def imports() -> tuple[Figure, Figure]:
+    """What importing PyTorch takes, and then a module, where Python has its bytecode."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    with tempfile.TemporaryDirectory() as folder:
+        opgen.build(SPEC, Path(folder), vendor=True)
+        found = [_imported(folder, kept) for _ in range(IMPORTS + 1)]
+    torch_itself, module = zip(*found[1:], strict=True)  # the first one writes it
+    return Figure(torch_itself), Figure(module)
+
+
+def _imported(folder: str, environment: dict[str, str]) -> tuple[float, float]:
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORTING],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    torch_itself, module = map(float, done.stdout.split())
+    return torch_itself, module
+
+
 def main() -> int:
-    """Print a line for every row; 1 if an op took longer than a limit."""
+    """Print a line for every row; 1 if an op or an import took longer than a limit."""
     rows = {row.name: row for row in every_row()}
     if sys.argv[1:2] == ["--measure"]:
         print(json.dumps(measure(rows[sys.argv[2]])))
@@ -166,6 +204,9 @@ def main() -> int:
         tables.split(README, tables.FIRST_CALLS)  # complains before minutes are spent
     wanted = [row for row in rows.values() if row.quick or given.pattern is not None]
     started = time.strftime("%Y-%m-%d %H:%M:%S")
+    torch_itself, module = imports()
+    importing = f"import, ms of the processor: PyTorch {torch_itself}, then the module {module}"
+    print(importing)
     print(f"{'':58}{'cold, ms':>26}{'warm, ms':>26}")
     print(f"{'row':58}" + 2 * f"{'forward':>13}{'grad':>13}")
     found = []
@@ -180,8 +221,9 @@ def main() -> int:
             "started": started,
             "command": command,
         }
-        tables.rewritten(README, tables.FIRST_CALLS, {**about, "first calls": table})
-    return int(any(each.is_slow for each in found))
+        figures = {"importing": importing, tables.FIRST_CALLS: table}
+        tables.rewritten(README, tables.FIRST_CALLS, {**about, **figures})
+    return int(module.median > IMPORT or any(each.is_slow for each in found))
 
 
 if __name__ == "__main__":

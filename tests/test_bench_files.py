@@ -80,11 +80,13 @@ def test_first_calls_have_their_own_place(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text("\n".join(["before", *tables.marks(tables.FIRST_CALLS), "after"]))
     about = {"started": "now", "machine": {"cores": 2}, "command": "first_call.py"}
+    about = {**about, "importing": "import: 1, then 2"}
     found = {**about, tables.FIRST_CALLS: [("a row", "1", "2", "3", "4")]}
     tables.rewritten(path, tables.FIRST_CALLS, found)
     lines = path.read_text().splitlines()
     assert lines[0] == "before" and lines[-1] == "after"
-    assert "* machine: cores 2" in lines and "| a row | 1 | 2 | 3 | 4 |" in lines
+    assert "* machine: cores 2" in lines and "* import: 1, then 2" in lines
+    assert "| a row | 1 | 2 | 3 | 4 |" in lines
 
 
 def test_a_row_that_fails_does_not_end_the_run() -> None:

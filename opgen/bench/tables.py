@@ -175,6 +175,7 @@ def _growth(found: Document) -> Iterator[str]:
 
 
 def _first_calls(found: Document) -> Iterator[str]:
+    yield f"* {found['importing']}"
     yield ""
     yield "| row | cold, forward | cold, with gradients | warm, forward | warm, with gradients |"
     yield "|---|---:|---:|---:|---:|"

@@ -11,14 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 
 from opgen.runtime.description import Shape
+from opgen.runtime.record import record, replaced
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arrangement:
     """The parts of each dim of a tensor, numbered in that order, and those of each other dim."""
 
@@ -68,7 +68,7 @@ class Arrangement:
         if stored == tuple(channels):
             return None
         moved = tuple(map(tuple(channels).index, stored))
-        return replace(self, order=(batch, stored, *others)), Channels(sizes, moved)
+        return replaced(self, order=(batch, stored, *others)), Channels(sizes, moved)
 
     def arranged(self, tensor: torch.Tensor, format_: torch.memory_format) -> torch.Tensor:
         """The tensor with the other dims; a copy, if it must be one, is in that format."""
@@ -83,7 +83,7 @@ class Arrangement:
         return _joined(taken_apart.permute(back), self.whole, format_)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Channels:
     """The parts of the channels of a convolution's result, and another order of them."""
 

@@ -17,25 +17,15 @@ import ctypes
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, assert_never
 
 import torch
 
-from opgen.runtime import (
-    build,
-    convolution_lanes_result,
-    convolution_lanes_weight,
-    convolution_pixels_result,
-    convolution_pixels_weight,
-    convolution_planes_result,
-    convolution_planes_weight,
-    convolution_tiles_source,
-    kept_memory,
-)
+from opgen.runtime import build, convolution_tiles_source, kept_memory
 from opgen.runtime.convolution_tiles_source import RESULTS, STRIP_NUMBERS, Tiled
 from opgen.runtime.library_strips import as_memory
+from opgen.runtime.record import record
 
 if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call
@@ -110,21 +100,8 @@ _TAPS = {
 library needs to bring tensors into its order shows less. It has no good kernels for groups of which
 vectors have several, whatever the window."""
 
-_RESULTS = {
-    Family.PLANES: ("opgen_plane_tiles", convolution_planes_result.RESULT),
-    Family.PIXELS: ("opgen_pixel_tiles", convolution_pixels_result.RESULT),
-    Family.LANES: ("opgen_lane_tiles", convolution_lanes_result.RESULT),
-}
-_WEIGHTS = {
-    Family.PLANES: ("opgen_plane_weight_tiles", convolution_planes_weight.WEIGHT),
-    Family.PIXELS: ("opgen_pixel_weight_tiles", convolution_pixels_weight.WEIGHT),
-    Family.LANES: ("opgen_lane_weight_tiles", convolution_lanes_weight.WEIGHT),
-}
-"""Their names and sources. They take the addresses of two tensors, of a bias or none, of what is
-computed, and of the integers."""
 
-
-@dataclass(frozen=True, slots=True)
+@record
 class Tiles:
     """How a result of a convolution is computed, or the gradient of its image or weight."""
 
@@ -331,8 +308,41 @@ def computed(
 
 
 def function(target: Target, family: Family = Family.PLANES) -> Any:
-    """The function of ctypes; None where it cannot be built: the library is as right."""
-    return _function(*(_WEIGHTS if target is Target.WEIGHT else _RESULTS)[family])
+    """The function of ctypes; None where it cannot be built: the library is as right.
+
+    It takes the addresses of two tensors, of a bias or none, of what is computed, and of the
+    integers.
+    """
+    return _function(*(_weight_source if target is Target.WEIGHT else _result_source)(family))
+
+
+def _result_source(family: Family) -> tuple[str, str]:
+    """The name and the source. Calls that find theirs on disk need it too, importing does not."""
+    from opgen.runtime import (
+        convolution_lanes_result,
+        convolution_pixels_result,
+        convolution_planes_result,
+    )
+
+    return {
+        Family.PLANES: ("opgen_plane_tiles", convolution_planes_result.RESULT),
+        Family.PIXELS: ("opgen_pixel_tiles", convolution_pixels_result.RESULT),
+        Family.LANES: ("opgen_lane_tiles", convolution_lanes_result.RESULT),
+    }[family]
+
+
+def _weight_source(family: Family) -> tuple[str, str]:
+    from opgen.runtime import (
+        convolution_lanes_weight,
+        convolution_pixels_weight,
+        convolution_planes_weight,
+    )
+
+    return {
+        Family.PLANES: ("opgen_plane_weight_tiles", convolution_planes_weight.WEIGHT),
+        Family.PIXELS: ("opgen_pixel_weight_tiles", convolution_pixels_weight.WEIGHT),
+        Family.LANES: ("opgen_lane_weight_tiles", convolution_lanes_weight.WEIGHT),
+    }[family]
 
 
 @functools.cache

@@ -11,13 +11,13 @@ import functools
 import hashlib
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
 import torch
 
 from opgen.runtime import cache
+from opgen.runtime.record import record
 
 OPTIONS = ("-std=c++17", "--fmad=false")
 """How sources are compiled."""
@@ -30,7 +30,7 @@ ones.
 They are put together when they are compiled, not in every call."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KernelLaunch:
     """One kernel on a grid: blocks, threads of a block, arguments of 64 bits each.
 

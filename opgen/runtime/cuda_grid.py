@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
+
+from opgen.runtime.record import record
 
 THREADS = 256
 """The most threads of a block; kernels are compiled for it."""
@@ -56,7 +57,7 @@ _LINE = 128  # bytes that caches hold together
 _NARROW = 2**30  # half of what 32 bits hold: loops count one step past their end
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Grid:
     """Blocks, threads of a block, what `quotient` divides by, whether every point has a thread."""
 
@@ -129,7 +130,7 @@ def team_grid(extents: Sequence[int], outer: int, inner: int) -> Grid | None:
     return Grid((blocks, 1, 1), (across, along, deep), tuple(map(magic, extents[1:])), whole)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tiles:
     """Tiles of cells that are read along one axis and stored along another.
 
@@ -169,7 +170,7 @@ class Tiles:
         return Grid((x, y, z), (threads, 1, 1), divisors, True)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slab:
     """How many planes a block has, which are staged in shared memory, and the grid."""
 
@@ -210,7 +211,7 @@ def _meet_in_banks(tensor: torch.Tensor) -> bool:
     return row % bank == 0 and math.gcd(row // bank, 128 // bank) > 2
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SumGrid:
     """The grids over the cells of a sum over a box, and how the points of the box are shared out.
 

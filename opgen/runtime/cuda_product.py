@@ -24,7 +24,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -32,6 +31,7 @@ import torch
 
 from opgen.runtime.cuda_grid import MOST_BLOCKS, Size, magic
 from opgen.runtime.description import Matrix, Product
+from opgen.runtime.record import record
 
 
 class Kind(IntEnum):
@@ -68,7 +68,7 @@ _TILES = (128, 64)
 _WITH_TENSOR_CORES = (8, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shape:
     """How many matrices there are, and the numbers of their rows, columns and terms.
 
@@ -112,7 +112,7 @@ class Shape:
         return (_MULTIPLY[kind] / filled + _COPY * copied) / busy
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """A product as it is launched: what its macro is, and the grid."""
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from opgen.runtime.record import record
+
 Shape = tuple[int, ...]
 
 GENERIC = ("same", "float")
 """Declared element types that stand for the type of the call, one for all such tensors."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Input:
     """A declared input. `dims` are as written; `default` makes it optional."""
 
@@ -33,7 +35,7 @@ class Input:
         return bool(self.dims) and self.dims[0] == "..."
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Output:
     """A declared output. A `batched` one gets the leading dims of the inputs back."""
 
@@ -42,7 +44,7 @@ class Output:
     batched: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sources:
     """The generated C kernels with their entry function."""
 
@@ -50,7 +52,7 @@ class Sources:
     entry: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Convolution:
     """That an op is a convolution: `target`, one of the names in their roles, is what it computes.
 
@@ -68,7 +70,7 @@ class Convolution:
     orders: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Temporary:
     """A tensor between statements; the workspace of an output if it names one."""
 
@@ -77,7 +79,7 @@ class Temporary:
     workspace_of: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Attribute:
     """A declared attribute; `type` is int, float, bool, choice or size."""
 
@@ -88,7 +90,7 @@ class Attribute:
     length: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Matrix:
     """One factor of a product of matrices, and how its elements lie in memory.
 
@@ -123,7 +125,7 @@ class Product:
     result: tuple[int | None, int | None]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Launch:
     """One CUDA kernel and its arguments.
 
@@ -184,7 +186,7 @@ class CudaKernels:
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Special:
     """What kernels may be made for: values of some integers of a call, in this order.
 
@@ -219,7 +221,7 @@ LONGEST_ROW = 64
 filters, which take half the time for 112 cells (results take several times as long then)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fault:
     """What an index that is checked at run time belongs to."""
 
@@ -228,7 +230,7 @@ class Fault:
     access: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shapes:
     """What a generated shape function returns.
 
@@ -249,7 +251,7 @@ JOINT = ","
 """Between the names of inputs whose gradients one op computes, an output for each."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gradient:
     """How the gradient of an input is computed: by the op `op` of the same family.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -22,6 +21,7 @@ from opgen.runtime import (
 )
 from opgen.runtime.description import GENERIC, Input, Output, Shape, Shapes
 from opgen.runtime.layout import memory_format, merges
+from opgen.runtime.record import record
 from opgen.runtime.schema import Numbers
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Outputs = tuple[torch.Tensor, ...]
 Operands = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Types:
     """The element types of a call."""
 
@@ -62,7 +62,7 @@ class Types:
         return prelude.bindings(self.shared, self.real, self.integers)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Call:
     """A checked call: everything but the numbers in the tensors.
 

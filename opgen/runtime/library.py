@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +18,7 @@ import torch
 from opgen.runtime import compat, convolution_tiles, special
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.description import LONGEST_ROW
+from opgen.runtime.record import record, replaced
 from opgen.runtime.special import LARGE
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ _OUTWEIGHS = 8
 Sizes = Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Case:
     """The geometry of one convolution, the shapes of its three tensors, and the result's format."""
 
@@ -138,7 +138,7 @@ class Case:
         """The same of single channels, where each has as many copies as results."""
         batch, channels, *pixels = self.image
         image = (batch, channels * count, *pixels)
-        return replace(self, groups=self.groups * count, image=image)
+        return replaced(self, groups=self.groups * count, image=image)
 
     @property
     def channels(self) -> int:

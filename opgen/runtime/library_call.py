@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +24,7 @@ from opgen.runtime.layout import FORMATS
 from opgen.runtime.library import Case, Sizes
 from opgen.runtime.library_gradients import by_pieces, gradients, is_channels_last, unread
 from opgen.runtime.library_strips import Strips
+from opgen.runtime.record import record
 from opgen.runtime.schema import Number, Numbers, flatten
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ MOST_KNOWN = 256
 _KNOWN: dict[str, dict[Key, Plan]] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operand:
     """An input in its role: its position, and how it becomes a tensor of a convolution."""
 
@@ -64,7 +64,7 @@ class Operand:
         return is_so and one is not None and another is not None and _are_same(one, another)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """How the library computes a call, but for the numbers in its tensors.
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +27,7 @@ import torch
 from opgen.runtime import kept_memory, lookup_library, lookup_moves
 from opgen.runtime.arrangement import Arrangement, copy
 from opgen.runtime.layout import FORMATS
+from opgen.runtime.record import record
 
 if TYPE_CHECKING:
     from opgen.runtime.library import Case, Sizes
@@ -50,7 +50,7 @@ _FEWEST = 4
 """How many strips a result must have."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Strips:
     """How the result of a convolution is cut: some images at a time, or some rows of each."""
 

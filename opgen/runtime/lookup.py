@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ from opgen.runtime import lookup_convolution
 from opgen.runtime.evaluation import Call, compiled
 from opgen.runtime.lookup_library import LOCK, Table, define
 from opgen.runtime.lookup_table import MAX_NUMBERS, MAX_RANK, MAX_TENSORS
+from opgen.runtime.record import record
 from opgen.runtime.schema import flatten
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Twin:
     """The op of the dispatcher that runs calls that were seen before."""
 

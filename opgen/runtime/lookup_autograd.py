@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +26,7 @@ from opgen.runtime import (
 )
 from opgen.runtime.description import GENERIC, Gradient, Shape
 from opgen.runtime.primals import Kind, Point
+from opgen.runtime.record import record, replaced
 from opgen.runtime.schema import Number, Numbers, flatten
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MOST = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """Gradients that one op computes: where they go, the op, its numbers, its tensors' sources.
 
@@ -326,6 +326,6 @@ def _paired(steps: Sequence[Step]) -> tuple[Step, ...]:
         both = lookup_pair.both_gradients(one.derived, other.derived)
         if both is not None:
             return tuple(
-                replace(each, beside=(other, both)) if each is one else each for each in steps
+                replaced(each, beside=(other, both)) if each is one else each for each in steps
             )
     return tuple(steps)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from opgen.runtime import autocast, compat
 from opgen.runtime.lookup_library import ask_python, is_suspended
+from opgen.runtime.record import record
 from opgen.runtime.schema import Number
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def is_plain() -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ways:
     """The ways to run an op, from the most general one to the fastest.
 

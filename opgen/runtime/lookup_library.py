@@ -12,7 +12,6 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -27,6 +26,7 @@ from opgen.runtime.lookup_table import (
     SLOTS,
     source,
 )
+from opgen.runtime.record import record
 from opgen.runtime.schema import Number
 
 NAMESPACE = "opgen_eager"
@@ -81,7 +81,7 @@ def is_suspended() -> bool:
 
 
 # ---------------------------------------------------------------------------- the library
-@dataclass(frozen=True, slots=True)
+@record
 class _Library:
     """The connected library for the ops of one block."""
 
@@ -223,7 +223,7 @@ def loaded() -> ctypes.CDLL | None:
 
 
 # ---------------------------------------------------------------------------- tables and ops
-@dataclass(frozen=True, slots=True)
+@record
 class Table:
     """Calls that were checked before, for ops that differ in fixed integers only."""
 

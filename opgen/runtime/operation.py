@@ -38,6 +38,7 @@ from opgen.runtime.description import (
     Temporary,
 )
 from opgen.runtime.evaluation import Compiled, flat_shape
+from opgen.runtime.record import record
 from opgen.runtime.schema import Number, Numbers, flatten, registered_name, unflatten
 from opgen.runtime.special import Chosen, Values
 
@@ -174,7 +175,7 @@ class Operation:
         return known, optional
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Dispatch:
     """The op of the dispatcher, the ways to run it, and what calls it for derivatives."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from opgen.runtime import checks, compat
 from opgen.runtime.description import GENERIC, Shape
 from opgen.runtime.evaluation import default_tensor
+from opgen.runtime.record import record
 from opgen.runtime.schema import Number
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # ---------------------------------------------------------------------------- what is kept
-@dataclass(frozen=True, slots=True)
+@record
 class Kind:
     """What a tensor looks like."""
 
@@ -117,7 +117,7 @@ def _names_needed(
     return needed
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Point:
     """Where an op is differentiated: its inputs by name, as far as they were kept."""
 

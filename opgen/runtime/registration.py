@@ -8,13 +8,13 @@ module that was imported last serves it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from opgen.runtime import autocast, autograd, lookup, lookup_caller, lookup_library, namespace, vmap
 from opgen.runtime.evaluation import empty_outputs, evaluate, prepare
+from opgen.runtime.record import record
 from opgen.runtime.schema import NAMESPACE, schema, unflatten
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _define(name: str, operation: Operation) -> None:
             _LIBRARY.impl(name, kernel_, f"Autocast{device_type.upper()}")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Later:
     """The twin of an op, made when there is something to enter."""
 

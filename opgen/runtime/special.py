@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +30,7 @@ from opgen.runtime.description import (
     Product,
     Special,
 )
+from opgen.runtime.record import record
 from opgen.runtime.toolchain import NoCompilerError, find_compiler
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _is_room_for_sizes(operation: Operation, chosen: Sequence[Values]) -> bool:
     return len(chosen) < MOST_SIZES and made < max(_few(), _most() // 2)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Images:
     """The inputs and outputs of a call, None for what is absent."""
 

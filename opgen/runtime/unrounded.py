@@ -15,7 +15,7 @@ derivatives.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +36,7 @@ from opgen.runtime import (
 )
 from opgen.runtime.description import GENERIC
 from opgen.runtime.primals import Kind
+from opgen.runtime.record import record, replaced
 from opgen.runtime.schema import Number, unflatten
 from opgen.runtime.special import NotMadeError
 from opgen.runtime.toolchain import NoCompilerError, find_compiler
@@ -164,7 +165,7 @@ class _Kernels:
         else:
             shapes = zip(self.operation.outputs, call.shapes.outputs, strict=True)
             names = [o.name for o, shape in shapes if o.dtype in GENERIC and _is_large(shape)]
-        return replace(call, tensors=tensors, unrounded=tuple(names)) if names else None
+        return replaced(call, tensors=tensors, unrounded=tuple(names)) if names else None
 
 
 def narrow_call(operation: Operation, tensors: Tensors, numbers: Numbers) -> Call:
@@ -258,7 +259,7 @@ def caller(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
 
 
 # ---------------------------------------------------------------------------- autograd
-@dataclass(frozen=True, slots=True)
+@record
 class _About:
     """What a recorded call leaves beside tensors.
 

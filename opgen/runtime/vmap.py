@@ -7,10 +7,11 @@ works slice by slice where there is one, and else is looped over, which is right
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+
+from opgen.runtime.record import record
 
 if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
@@ -34,7 +35,7 @@ def rule(current: Callable[[], Operation], overload: Callable[..., Any]) -> Call
     return mapped
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Mapped:
     """One mapped call."""
 

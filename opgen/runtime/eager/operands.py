@@ -11,6 +11,7 @@ from typing import assert_never
 import torch
 
 from opgen.runtime.eager.terms import Fault, Term, every, number, term
+from opgen.runtime.record import record
 
 
 class Mode(Enum):
@@ -26,7 +27,7 @@ class Mode(Enum):
     WRAP = "?wrap"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Index:
     """An index under a boundary mode."""
 

@@ -17,6 +17,8 @@ from typing import assert_never
 
 import torch
 
+from opgen.runtime.record import record
+
 Scalar = int | float
 
 
@@ -151,7 +153,7 @@ class _Absence(Enum):
     NEVER = "never"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Primitive:
     function: Callable[..., torch.Tensor]
     absence: _Absence = _Absence.NEVER
