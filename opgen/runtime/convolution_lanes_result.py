@@ -50,13 +50,17 @@ static void compute_unit(
 static void order_weight(const Last *all, const float *weight, float *to)
 {
     const Tiled *about = all->shared.about;
-    for (int64_t vector = 0; vector < all->units; vector++)
-        for (int64_t channel = 0; channel < about->channels; channel++)
-            for (int64_t tap = 0; tap < all->shared.taps; tap++)
-                for (int64_t at = vector * LANES; at < (vector + 1) * LANES; at++)
-                    *to++ = at >= all->result_pixel ? 0
-                        : weight[place_in_weight(about, at / about->results, at % about->results,
-                                                 channel, tap)];
+    for (int64_t result = 0; result < all->units * LANES; result++) {
+        const int64_t group = result / about->results, own = result % about->results;
+        float *lane = to + result / LANES * all->shared.group_weights + result % LANES;
+        for (int64_t channel = 0; channel < about->channels; channel++) {
+            const float *const window = weight + place_in_weight(about, group, own, channel);
+            for (int64_t row = 0; row < about->tap_rows; row++)
+                for (int64_t column = 0; column < about->tap_columns; column++, lane += LANES)
+                    *lane = group < about->groups
+                        ? window[place_in_window(about, row, column)] : 0;
+        }
+    }
 }
 """
 

@@ -6,7 +6,7 @@ from opgen.runtime.convolution_lanes_source import LANES
 from opgen.runtime.convolution_last_source import LAST_WEIGHT
 
 _UNIT = r"""
-enum { TAPS = 9 };
+enum { TAPS = 9, SUM_STEP = LANES };
 
 /* Sums over the pixels of a strip, for a channel and some taps. Those behind the last tap are of
    the first one again, and are not kept. */
@@ -61,9 +61,9 @@ static int64_t unit_of(const Last *all, int64_t result)
     return result / LANES;
 }
 
-static int64_t sum_of(const Last *all, int64_t result, int64_t channel, int64_t tap)
+static int64_t sum_of(const Last *all, int64_t result, int64_t channel)
 {
-    return (channel * all->shared.taps + tap) * LANES + result % LANES;
+    return channel * all->shared.taps * LANES + result % LANES;
 }
 """
 

@@ -7,9 +7,9 @@ unit, which stand between the parts here:
 * `fill_unit(all, image, unit, top, rows, to)` brings what a strip needs of an image into order;
 * `compute_unit(all, strip, unit, pixels, result)` computes the results of a strip, and
   `order_weight(all, weight, to)` what these take of the weight, for all units;
-* `add_unit(all, strip, cotangent, unit, top, rows, sums)` adds the products of a strip to sums,
-  of which the number for a result is that of `sum_of(all, result, channel, tap)` and of the unit
-  `unit_of(all, result)`.
+* `add_unit(all, strip, cotangent, unit, top, rows, sums)` adds the products of a strip to sums.
+  Those for a result are of the unit `unit_of(all, result)`; for the first tap of a channel the
+  number is `sum_of(all, result, channel)`, and `SUM_STEP` more for each of the next.
 """
 
 from __future__ import annotations
@@ -186,14 +186,17 @@ static void add_parts(const Gradient *all, float *gradient)
         const int64_t unit = unit_of(last, result);
         const float *const own = all->sums + unit % last->near * all->size
             + unit / last->near * all->parts * next_part;
-        for (int64_t channel = 0; channel < about->channels; channel++)
-            for (int64_t tap = 0; tap < last->shared.taps; tap++) {
-                const float *const from = own + sum_of(last, result, channel, tap);
-                float sum = from[0];
-                for (int64_t part = 1; part < all->parts; part++) sum += from[part * next_part];
-                gradient[place_in_weight(about, result / about->results, result % about->results,
-                                         channel, tap)] = sum;
-            }
+        const int64_t group = result / about->results, in_group = result % about->results;
+        for (int64_t channel = 0; channel < about->channels; channel++) {
+            float *const window = gradient + place_in_weight(about, group, in_group, channel);
+            const float *from = own + sum_of(last, result, channel);
+            for (int64_t row = 0; row < about->tap_rows; row++)
+                for (int64_t column = 0; column < about->tap_columns; column++, from += SUM_STEP) {
+                    float sum = from[0];
+                    for (int64_t part = 1; part < all->parts; part++) sum += from[part * next_part];
+                    window[place_in_window(about, row, column)] = sum;
+                }
+        }
     }
 }
 

@@ -66,15 +66,19 @@ static void order_weight(const Last *all, const float *weight, float *to)
     for (int64_t group = 0; group < about->groups; group++)
         for (int64_t at = 0; at < about->results; at += LANES) {
             const int64_t left = about->results - at, width = left > 8 ? LANES : 8;
-            for (int64_t first = 0; first < about->channels; first += LANES)
-                for (int64_t tap = 0; tap < all->shared.taps; tap++)
-                    for (int64_t each = first; each < least(first + LANES, about->channels);
-                         each++, to += width) {
-                        const float *const from =
-                            weight + place_in_weight(about, group, at, each, tap);
-                        for (int64_t next = 0; next < width; next++)
-                            to[next] = next < left ? from[next * about->result_step] : 0;
+            for (int64_t first = 0; first < about->channels; first += LANES) {
+                const float *const block = weight + place_in_weight(about, group, at, first);
+                const int64_t channels = least(about->channels - first, LANES);
+                for (int64_t row = 0; row < about->tap_rows; row++)
+                    for (int64_t column = 0; column < about->tap_columns; column++) {
+                        const float *from = block + place_in_window(about, row, column);
+                        for (int64_t each = 0; each < channels; each++, to += width) {
+                            for (int64_t next = 0; next < width; next++)
+                                to[next] = next < left ? from[next * about->result_step] : 0;
+                            from += about->channel_step;
+                        }
                     }
+            }
         }
 }
 """

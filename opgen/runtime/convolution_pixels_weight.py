@@ -67,7 +67,7 @@ static void add_unit(
 {
     const Shared *shared = &all->shared;
     const Tiled *about = shared->about;
-    const int64_t cells = shared->together * shared->columns, step = LANES * LANES;
+    const int64_t cells = shared->together * shared->columns, step = SUM_STEP;
     float *const cotangent = strip->memory + all->planes * shared->plane * LANES;
     for (int64_t at = 0; at < about->results; at += LANES) {
         const int64_t left = about->results - at;
@@ -90,11 +90,11 @@ static int64_t unit_of(const Last *all, int64_t result)
     return result / all->shared.about->results;
 }
 
-static int64_t sum_of(const Last *all, int64_t result, int64_t channel, int64_t tap)
+static int64_t sum_of(const Last *all, int64_t result, int64_t channel)
 {
     const int64_t own = result % all->shared.about->results;
     const int64_t block = own / LANES * all->planes + channel / LANES;
-    return ((block * all->shared.taps + tap) * LANES + channel % LANES) * LANES + own % LANES;
+    return (block * all->shared.taps * LANES + channel % LANES) * LANES + own % LANES;
 }
 """
 
@@ -118,7 +118,7 @@ CHANNELS, TAPS = 8, 3
 
 WEIGHT = (
     PIXELS
-    + f"enum {{ CHANNELS = {CHANNELS}, TAPS = {TAPS} }};\n"
+    + f"enum {{ CHANNELS = {CHANNELS}, TAPS = {TAPS}, SUM_STEP = LANES * LANES }};\n"
     + for_each_width(_TAPS)
     + _UNIT
     + LAST_WEIGHT

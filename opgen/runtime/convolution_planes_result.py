@@ -130,13 +130,15 @@ static void order_weight(const Shared *all, const float *weight, float *to)
     for (int64_t group = 0; group < about->groups; group++)
         for (int64_t at = 0; at < about->results;) {
             const int64_t results = results_of(about->results - at);
-            for (int64_t channel = 0; channel < about->channels; channel++)
-                for (int64_t tap = 0; tap < all->taps; tap++) {
-                    const float *const from =
-                        weight + place_in_weight(about, group, 0, channel, tap);
-                    for (int64_t next = at; next < at + results; next++)
-                        *to++ = next < about->results ? from[next * about->result_step] : 0;
-                }
+            for (int64_t channel = 0; channel < about->channels; channel++) {
+                const float *const window = weight + place_in_weight(about, group, 0, channel);
+                for (int64_t row = 0; row < about->tap_rows; row++)
+                    for (int64_t column = 0; column < about->tap_columns; column++) {
+                        const float *const from = window + place_in_window(about, row, column);
+                        for (int64_t next = at; next < at + results; next++)
+                            *to++ = next < about->results ? from[next * about->result_step] : 0;
+                    }
+            }
             at += results;
         }
 }

@@ -164,13 +164,18 @@ static int64_t next_point(Shared *all, int64_t points)
     return point >= points || __atomic_load_n(&all->failed, __ATOMIC_RELAXED) ? -1 : point;
 }
 
-/* Where a number of the weight is, of which result and channel are those of a group. */
-static int64_t place_in_weight(
-    const Tiled *about, int64_t group, int64_t result, int64_t channel, int64_t tap)
+/* Where the window is in the weight, of a result and a channel of a group; */
+KERNEL int64_t place_in_weight(
+    const Tiled *about, int64_t group, int64_t result, int64_t channel)
 {
     return about->weight_at + group * about->group_step + result * about->result_step
-        + channel * about->channel_step + tap / about->tap_columns * about->row_step
-        + tap % about->tap_columns * about->column_step;
+        + channel * about->channel_step;
+}
+
+/* and where a tap is in the window. */
+KERNEL int64_t place_in_window(const Tiled *about, int64_t row, int64_t column)
+{
+    return row * about->row_step + column * about->column_step;
 }
 
 FORKS
