@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ import opgen
 from catalogue import SPECS
 from opgen.emit.c import c_source
 from opgen.passes.differentiate import adjoint
-from opgen.runtime import special
+from opgen.runtime import build, prelude, special
 from opgen.runtime.prelude import bindings
 from test_blocks import CONV, geometry, programs
 
@@ -111,3 +113,40 @@ def test_every_number_is_rounded_in_its_place(
         wide = F.conv2d(x.float(), weight.float(), padding=1, groups=channels)
         assert torch.equal(y.isnan(), wide.isnan())
         assert torch.equal(y.nan_to_num(1.0), wide.to(dtype).nan_to_num(1.0))
+
+
+@pytest.mark.parametrize("is_past", [False, True])
+@pytest.mark.parametrize("channels", [16, 31, 32, 33, 64, 96, 1120])
+def test_single_sums_of_several_terms_are_pairs_too(
+    channels: int, is_past: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients under autocast, which are rounded and stored as float32; copies are none."""
+    decision = "is_there && (bytes >= largest_cache || rest >= largest_cache / 4)"
+    assert prelude.C.count(decision) == 1
+    monkeypatch.setattr(prelude, "C", prelude.C.replace(decision, str(int(is_past))))
+    monkeypatch.setattr(special, "LARGE", 1)
+    library, sources = build.library, list[str]()
+
+    def seen(source: str) -> ctypes.CDLL:
+        sources.append(source)
+        return library(source)
+
+    monkeypatch.setattr(build, "library", seen)
+    text = (SPECS / "upsample_nearest.op").read_text(encoding="utf-8")
+    name = f"nearest_{channels}_{int(is_past)}"  # with kernels that no other test has made
+    text = text.replace("op upsample_nearest(", f"op {name}(")
+    nearest = getattr(opgen.compile(text, f"{name}.op"), name)
+    generator = torch.Generator().manual_seed(1)
+    image = torch.randn(2, channels, 3, 5, generator=generator)
+    image = image.to(memory_format=torch.channels_last).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        result = nearest(image, scale_factor=2)
+    forward = next(each for each in reversed(sources) if f"run_{name}(" in each)
+    assert torch.equal(result, F.interpolate(image.detach().bfloat16(), scale_factor=2))
+    assert "first_of_pair(&" not in forward
+    cotangent = torch.randint(-40, 40, result.shape, generator=generator) / 16
+    cotangent = cotangent.to(torch.bfloat16).to(memory_format=torch.channels_last)
+    (found,) = torch.autograd.grad(result, image, cotangent)
+    exact = F.avg_pool2d(cotangent.double(), 2) * 4
+    assert torch.equal(found, exact.to(torch.bfloat16).float())
+    assert "first_of_pair(&" in sources[-1] and "pair_past_unrounded(&" in sources[-1]

@@ -198,7 +198,7 @@ class LaneEmitter(BlockCellEmitter):
         step = "2 * LANES" if behind else "LANES"
         if behind and inner.coarse is not None:
             self.begin_rows(node, inner, row, first)
-        asking = self.share.begin(self, first, last) if self.share is not None else ""
+        asking = self.share.begin(self, first, last, step) if self.share is not None else ""
         self.write(
             f"for (int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane} += {step}) {{"
         )

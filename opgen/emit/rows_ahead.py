@@ -130,12 +130,13 @@ def _pieces(
 
 
 def _goes_by_blocks(kernel: Kernel) -> bool:
-    """Whether a point is one pass over blocks of lanes, each of one vector."""
+    """Whether a point is one pass over blocks of lanes."""
     if not (isinstance(kernel.only, Blocks) and kernel.only.holds):
         return False
     match kernel.body:
         case (Lanes() as lanes,):
-            return not in_pairs(lanes, kernel, "behind", "number")
+            passes = in_pairs(lanes, kernel, "behind", "number")
+            return sum(each.count for each in passes) <= 1
         case _:
             return False
 
@@ -167,8 +168,8 @@ class Share:
     later: str
     parameter: str
 
-    def begin(self, emitter: ScopeEmitter, first: str, last: str) -> str:
-        """Count the bytes for each lane; what asks for those of a block that begins at a lane."""
+    def begin(self, emitter: ScopeEmitter, first: str, last: str, step: str) -> str:
+        """Count the bytes for each lane; what asks for those of a block of so many lanes."""
         each, asked = (emitter.scope.fresh(name) for name in ("each", "asked"))
         lanes = f"({last} - {first} + 1)"
         emitter.write(
@@ -176,7 +177,7 @@ class Share:
             f"? ({self.parameter} + {last} - {first}) / {lanes} : 0;"
         )
         emitter.write(f"const char *{asked} = {self.later};")
-        until = f"{self.later} + ({emitter.lane} - {first} + LANES) * {each}"
+        until = f"{self.later} + ({emitter.lane} - {first} + {step}) * {each}"
         return f"for (; {asked} < {until}; {asked} += 64) FETCH({asked});"
 
 

@@ -93,7 +93,7 @@ def stored_beside(kernel: Kernel, program: Program) -> str | None:
 
 
 def stores_rows(kernel: Kernel, program: Program) -> bool:
-    """Whether these are vectors along rows: those of float32 that are rounded, or pairs of others.
+    """Whether these are vectors along rows: those of float32 that are rounded, or pairs.
 
     The results of calls that go past the caches would be computed by the kernel along rows.
     """
@@ -109,7 +109,7 @@ def stores_rows(kernel: Kernel, program: Program) -> bool:
     if not all(goes_along(each.indices, row.axis.name) for each in stores):
         return False
     has_pairs = all(in_pairs(each, kernel, "behind", "number") for each in passes)
-    return has_pairs == only.is_paired and is_last(kernel, program)
+    return (has_pairs or not only.is_paired) and is_last(kernel, program)
 
 
 def _placed(store: Store, row: Row, found: list[Line]) -> bool:
