@@ -66,10 +66,10 @@ def compare_in_emptied_caches(rounds: int = 100) -> dict[str, tuple[float, float
         torch.randn(256, 64, 3, 3),
     )
     return {
-        "forward": _medians(
+        "alone, forward": _medians(
             (lambda: F.pixel_shuffle(x, 2), lambda: depth_to_space(x, r=2)), rounds
         ),
-        "convolution": _medians(
+        "alone, convolution": _medians(
             (
                 lambda: F.conv2d(image, weight, padding=1, groups=4),
                 lambda: conv2d(image, weight, padding=1, groups=4),

@@ -67,6 +67,12 @@ def test_records_of_different_classes_are_never_equal() -> None:
     assert Single(1) != 1 and Single((1, 2)) != (1, 2)
 
 
+def test_a_value_is_equal_to_itself_as_in_tuples() -> None:
+    same = float("nan")
+    assert Single(same) == Single(same) != Single(float("nan"))
+    assert Point(1, same) == Point(1, same)
+
+
 def test_one_value_that_has_no_hash() -> None:
     assert Single([1]) == Single([1])
     with pytest.raises(TypeError, match="unhashable"):

@@ -313,36 +313,31 @@ def function(target: Target, family: Family = Family.PLANES) -> Any:
     It takes the addresses of two tensors, of a bias or none, of what is computed, and of the
     integers.
     """
-    return _function(*(_weight_source if target is Target.WEIGHT else _result_source)(family))
+    return _function(*_source(target, family))
 
 
-def _result_source(family: Family) -> tuple[str, str]:
-    """The name and the source. Calls that find theirs on disk need it too, importing does not."""
+def _source(target: Target, family: Family) -> tuple[str, str]:
+    """The name and the source, which all calls need, those found on disk too, but no import."""
     from opgen.runtime import (
         convolution_lanes_result,
-        convolution_pixels_result,
-        convolution_planes_result,
-    )
-
-    return {
-        Family.PLANES: ("opgen_plane_tiles", convolution_planes_result.RESULT),
-        Family.PIXELS: ("opgen_pixel_tiles", convolution_pixels_result.RESULT),
-        Family.LANES: ("opgen_lane_tiles", convolution_lanes_result.RESULT),
-    }[family]
-
-
-def _weight_source(family: Family) -> tuple[str, str]:
-    from opgen.runtime import (
         convolution_lanes_weight,
+        convolution_pixels_result,
         convolution_pixels_weight,
+        convolution_planes_result,
         convolution_planes_weight,
     )
 
-    return {
+    results = {
+        Family.PLANES: ("opgen_plane_tiles", convolution_planes_result.RESULT),
+        Family.PIXELS: ("opgen_pixel_tiles", convolution_pixels_result.RESULT),
+        Family.LANES: ("opgen_lane_tiles", convolution_lanes_result.RESULT),
+    }
+    weights = {
         Family.PLANES: ("opgen_plane_weight_tiles", convolution_planes_weight.WEIGHT),
         Family.PIXELS: ("opgen_pixel_weight_tiles", convolution_pixels_weight.WEIGHT),
         Family.LANES: ("opgen_lane_weight_tiles", convolution_lanes_weight.WEIGHT),
-    }[family]
+    }
+    return (weights if target is Target.WEIGHT else results)[family]
 
 
 @functools.cache

@@ -23,7 +23,7 @@ def record(kind: type[T]) -> type[T]:
     made: Any = dataclasses.dataclass(frozen=True, slots=True, repr=False, eq=False)(kind)
     names = [each.name for each in dataclasses.fields(made)]
     assert names, "there is nothing to compare"
-    values = attrgetter(*names)
+    values = attrgetter(*(names if len(names) > 1 else 2 * names))  # a tuple also of one
     made.__eq__, made.__hash__, made.__repr__ = _equality(values), _hash(values), _repr
     return cast(type[T], made)
 
