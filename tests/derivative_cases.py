@@ -144,6 +144,14 @@ CASES = (
         {"N": 3, "K": 3},
     ),
     Case(
+        "max into cells that a border shares",
+        """op f(x[N,K]) -> y[M]
+             let M = N - 1
+             where N >= 2, K <= 2
+             y[i + k - 1 ?symmetric] max= x[i,k]*x[i,k]""",
+        {"N": 3, "K": 2},
+    ),
+    Case(
         "max with a batch",
         "op f(x[...,N]) -> y[...,M]\n let M = N + 1\n y[..., i + 1] max= x[...,i]*x[...,i]",
         {"...": 2, "N": 2},

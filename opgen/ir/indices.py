@@ -1,15 +1,17 @@
-"""What an index looks like: a bare iterator, or iterators as the digits of a mixed-radix number.
+"""What an index looks like, and the cell that it stands for.
 
-These are the indices that are in range whatever the sizes are, and that tell their iterators apart:
-`x[n, c]` and `x[n, (g c)]`. Nothing is proved here; the answer "no" only means "not plainly".
+A bare iterator, or iterators as the digits of a mixed-radix number, are the indices that are in
+range whatever the sizes are, and that tell their iterators apart: `x[n, c]` and `x[n, (g c)]`.
+Nothing is proved here; the answer "no" only means "not plainly".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import assert_never
 
-from opgen.algebra.poly import ONE, ZERO, Poly, symbol, symbol_atom
-from opgen.ir.notation import Access, Boundary, Iterator
+from opgen.algebra.poly import ONE, ZERO, Poly, maximum, minimum, symbol, symbol_atom
+from opgen.ir.notation import Access, Boundary, Index, Iterator
 
 
 def extents_of(iterators: Iterable[Iterator]) -> dict[str, Poly]:
@@ -84,3 +86,27 @@ def fixed_iterators(target: Access, extents: Mapping[str, Poly]) -> tuple[str, .
         if index.boundary in (Boundary.NONE, Boundary.DROP):
             found.update(dict.fromkeys(digits(index.value, extents) or ()))
     return tuple(found)
+
+
+def fold(index: Index, extent: Poly) -> Poly:
+    """The index of the cell that an index stands for, inside the dimension where the mode says so.
+
+    With m the distance from the lower mirror, both mirrors at once are min(m, mirror of m). Indices
+    that a mode leaves out stay outside.
+    """
+    value = index.value
+    match index.boundary:
+        case Boundary.NONE | Boundary.ZERO | Boundary.FILL | Boundary.DROP:
+            return value
+        case Boundary.CLAMP:
+            return minimum(maximum(value, 0), extent - 1)
+        case Boundary.REFLECT:
+            distance = maximum(value, -value)
+            return minimum(distance, 2 * extent - 2 - distance)
+        case Boundary.SYMMETRIC:
+            distance = maximum(value, -value - 1)
+            return minimum(distance, 2 * extent - 1 - distance)
+        case Boundary.WRAP:
+            return value % extent
+        case unexpected:
+            assert_never(unexpected)

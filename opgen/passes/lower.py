@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
-from opgen.algebra.poly import Kind, Poly, maximum, minimum
+from opgen.algebra.poly import Kind, Poly
+from opgen.ir.indices import fold
 from opgen.ir.loops import (
     All,
     Always,
@@ -167,29 +168,6 @@ class Lowering:
         if fault not in self.faults:
             self.faults.append(fault)
         return self.faults.index(fault) + 1
-
-
-def fold(index: Index, extent: Poly) -> Poly:
-    """The index of the cell that an index stands for, inside the dimension where the mode says so.
-
-    With m the distance from the lower mirror, both mirrors at once are min(m, mirror of m).
-    """
-    value = index.value
-    match index.boundary:
-        case Boundary.NONE | Boundary.ZERO | Boundary.FILL | Boundary.DROP:
-            return value
-        case Boundary.CLAMP:
-            return minimum(maximum(value, 0), extent - 1)
-        case Boundary.REFLECT:
-            distance = maximum(value, -value)
-            return minimum(distance, 2 * extent - 2 - distance)
-        case Boundary.SYMMETRIC:
-            distance = maximum(value, -value - 1)
-            return minimum(distance, 2 * extent - 1 - distance)
-        case Boundary.WRAP:
-            return value % extent
-        case unexpected:
-            assert_never(unexpected)
 
 
 # ---------------------------------------------------------------------------- absence

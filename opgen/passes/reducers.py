@@ -17,7 +17,7 @@ from typing import Final
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import Poly, poly, symbol
-from opgen.ir.indices import covers_plainly, extents_of, fixed_iterators, position
+from opgen.ir.indices import covers_plainly, extents_of, fixed_iterators, fold, position
 from opgen.ir.notation import (
     BATCH,
     BATCH_ITERATOR,
@@ -148,7 +148,8 @@ class Weights:
     def _by_cell(self, statement: Statement, tensor: str) -> Statement:
         """The statement into another tensor, over all its cells.
 
-        Argmax has no accumulating form: `y[i + k] max= ...` becomes `[u] ... if i + k == u`.
+        Argmax has no accumulating form: `y[i + k] max= ...` becomes `[u] ... if i + k == u`. So it
+        does where a mode brings what is outside to a cell: that cell is the one compared.
         """
         extents = extents_of(statement.iterators)
         dims = self.op.extents(statement.target.tensor)
@@ -157,8 +158,8 @@ class Weights:
         cells = self.cells(self._dims(statement.target.tensor))
         target = Access(tensor, tuple(Index(symbol(cell.name)) for cell in cells))
         same_cell = [
-            Condition(index.value - symbol(cell.name), Relation.EQ)
-            for index, cell in zip(statement.target.indices, cells, strict=True)
+            Condition(fold(index, extent) - symbol(cell.name), Relation.EQ)
+            for index, extent, cell in zip(statement.target.indices, dims, cells, strict=True)
             if cell.name != BATCH_ITERATOR
         ]
         rest = (i for i in statement.iterators if i.name != BATCH_ITERATOR)
