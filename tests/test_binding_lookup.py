@@ -108,6 +108,19 @@ def test_values_that_are_equal_to_python_are_told_apart() -> None:
                 module.add(x, s=1, k=(1, wrong))
 
 
+def test_zeros_of_both_signs_are_told_apart() -> None:
+    module = opgen.compile("op part(x: float[N]; s = 1.0) -> y[N]\n  y[n] = x[n] / s\n")
+    for count in (3, 300_000):
+        x = torch.ones(count, requires_grad=True)
+        for _ in range(3):
+            for zero, wanted in ((0.0, float("inf")), (-0.0, -float("inf"))):
+                for is_narrow in (False, True):
+                    with torch.autocast("cpu", torch.bfloat16, enabled=is_narrow):
+                        y = module.part(x, s=zero)
+                    (gradient,) = torch.autograd.grad(y.sum(), x)
+                    assert y[0].item() == gradient[0].item() == wanted
+
+
 def test_lists_are_looked_up_as_tuples_are(monkeypatch: pytest.MonkeyPatch) -> None:
     module = opgen.compile("op add(x[N]; k: int[2] = 0) -> y[N]\n  y[n] = x[n] + k[0] - 2*k[1]\n")
     x = torch.ones(2)

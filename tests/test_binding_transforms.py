@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
@@ -143,6 +144,55 @@ def test_vmap_over_integers_and_several_outputs() -> None:
 
 
 # ---------------------------------------------------------------------------- other forms
+@every_op
+def test_batches_of_cotangents(op: Op) -> None:
+    """`is_grads_batched` is a vmap of its own, of which torch.func does not tell."""
+    # No other test calls these ops with float32, so that no call is known beforehand.
+    ours, theirs = ([x.detach().float().requires_grad_() for x in op.leaves] for _ in range(2))
+    batch = real(3, *op.reference(*theirs).shape).float()
+    for _ in range(2):
+        found = torch.autograd.grad(op.ours(*ours), ours, batch, is_grads_batched=True)
+        for at, cotangent in enumerate(batch):
+            wanted = torch.autograd.grad(op.reference(*theirs), theirs, cotangent)
+            close(tuple(each[at] for each in found), wanted)
+
+
+def test_batches_of_cotangents_that_the_library_takes() -> None:
+    conv2d = cases.spec("conv").conv2d
+    for autocast in (False, True):
+        x, w = real(2, 64, 5, 6).float(), real(64, 64, 3, 3).float() / 24
+        leaves = x.requires_grad_(), w.requires_grad_()
+        batch = real(2, 2, 64, 5, 6).float()
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                results = conv2d(*leaves, padding=1), F.conv2d(*leaves, padding=1)
+            pair = [
+                torch.autograd.grad(
+                    *(each, leaves, batch.to(each.dtype)), is_grads_batched=True, retain_graph=True
+                )
+                for each in results
+            ]
+            bound = {"rtol": 2e-2, "atol": 2e-2} if autocast else {"rtol": 1e-4, "atol": 1e-4}
+            close(*pair, **bound)
+            torch.autograd.grad(results[0], leaves, batch[0].to(results[0].dtype))
+
+
+@every_op
+def test_vectorized_derivatives(op: Op) -> None:
+    """Those of `torch.autograd.functional`, which go the same way."""
+    leaves = tuple(x.detach().float() for x in op.leaves)
+    jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+    for function in (op.ours, op.reference):
+        assert function(*leaves).dtype == torch.float32
+    found, wanted = (jacobian(each, leaves, vectorize=True) for each in (op.ours, op.reference))
+    close(found, wanted)
+    found, wanted = (
+        hessian(lambda *x, f=each: (f(*x) ** 3).sum(), leaves, vectorize=True)
+        for each in (op.ours, op.reference)
+    )
+    close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
 @every_op
 def test_dual_numbers(op: Op) -> None:
     def tangent(function: Callable[..., Tensor]) -> Any:

@@ -43,6 +43,19 @@ dispatch_modes = cast(Callable[[], int], find("torch._C", "_len_torch_dispatch_s
 function_modes_are_active = cast(
     Callable[[], bool], find("torch._C", "_is_torch_function_mode_enabled")
 )
+_is_batched = cast(Callable[[Any], bool], find("torch._C", "_functorch.is_legacy_batchedtensor"))
+_is_functional = cast(Callable[[Any], bool], find("torch", "_is_functional_tensor"))
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of no subclass is none of those that stand for others without saying so.
+
+    `is_grads_batched` and `vectorize` of `torch.autograd` are a vmap that is not one of torch.func:
+    its tensors look like one sample, and no transform is active.
+    """
+    return not _is_batched(tensor) and not _is_functional(tensor)
+
+
 is_jit_tracing = cast(Callable[[], bool], find("torch._C", "_is_tracing"))
 autocast_is_active = cast(Callable[[], bool], find("torch._C", "_is_any_autocast_enabled"))
 any_requires_grad = cast(Callable[..., bool], find("torch._C", "_any_requires_grad"))

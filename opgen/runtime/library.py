@@ -60,6 +60,7 @@ do, as pairs of vectors would be too many terms: images of 24 by 24, 28 by 28 or
 to 1.6 times as long as the library does, those of 12 by 12 about as long. With fewer cells what it
 takes for every call is more."""
 
+_HALF = 2
 _BYTES = 4
 _NEW_PAGES = 2**26
 """Bytes of all images and results from which on a result goes by pieces: the library's own memory
@@ -267,11 +268,28 @@ def case_of(call: Call) -> Case | None:
     case = Case(groups, stride, padding, dilation, result, image, weight, format_)
     if not case.is_library_form:
         return None
+    if names.target == names.weight and dtype.itemsize == _HALF and max(dilation) > 1:
+        return None  # the library reads memory that nobody wrote, of rows of more than 30 pixels
     if case.channels < _least_channels(case, dtype, names):
         return case if convolution_tiles.tiles_of(case, call) is not None else None
     if case.is_of_planes and names.target != names.weight and _goes_over_planes(call):
         return None
     return case
+
+
+def meets_neighbours(case: Case, dtype: torch.dtype, names: Convolution) -> bool:
+    """Whether what is convolved must be finite, since zeros meet numbers that are no terms.
+
+    The library multiplies channels of 16 bits in pairs. Of an odd number of them the last one's
+    partner is a channel of another group or pixel, times zero. Single channels with one result each
+    have no pairs on the way forward.
+    """
+    if dtype.itemsize != _HALF or names.target == names.weight:
+        return False
+    if names.target == names.image:
+        return case.weight[0] // case.groups % 2 == 1
+    is_depthwise = case.channels == 1 and case.groups >= _VECTOR
+    return case.weight[1] % 2 == 1 and not is_depthwise
 
 
 def _goes_over_planes(call: Call) -> bool:

@@ -6,7 +6,8 @@ plan is kept for them, and a call like an earlier one looks it up and asks the l
 
 A library multiplies the zeros of padding with whatever stands beside them, where an op of opgen has
 no term: 0*inf would be NaN. So what is multiplied with zeros must be finite, or the library's
-result is not used.
+result is not used. Besides the padding, 16-bit channels that are odd in number have such zeros
+(`library.meets_neighbours`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import convolution_tiles, library, library_repeats, library_strips
+from opgen.runtime import compat, convolution_tiles, library, library_repeats, library_strips
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.convolution_tiles import Tiles
 from opgen.runtime.layout import FORMATS
@@ -91,6 +92,8 @@ class Plan:
     """How a large result, or its cotangent, is cut."""
     tiles: Tiles | None
     """How opgen computes it in place of the library."""
+    checks_source: bool
+    """Whether what is convolved, and the weight, must be finite, see `library.meets_neighbours`."""
     shape: Sizes
     """That of the output."""
 
@@ -147,6 +150,9 @@ class Plan:
             repeats=repeats,
             strips=strips,
             tiles=tiles,
+            checks_source=tiles is None
+            and repeats == 1
+            and library.meets_neighbours(case, dtype, names),
             shape=shape,
         )
 
@@ -229,12 +235,7 @@ def caller(
     plans = _KNOWN.setdefault(operation.registered_name, {})
 
     def call(tensors: Tensors, numbers: tuple[Number, ...]) -> torch.Tensor | None:
-        if not plans:
-            return None
-        try:
-            plan = plans.get(key_of(tensors, numbers))
-        except RuntimeError:
-            return None  # a tensor without strides, which is to be refused
+        plan = _looked_up(plans, tensors, numbers)
         return None if plan is None else convolve(plan, tensors)
 
     return call
@@ -260,9 +261,7 @@ def both_gradients(
     def call(
         one: Tensors, ones: tuple[Number, ...], other: Tensors, others: tuple[Number, ...]
     ) -> Pair | None:
-        if not all(plans):
-            return None
-        found = plans[0].get(key_of(one, ones)), plans[1].get(key_of(other, others))
+        found = _looked_up(plans[0], one, ones), _looked_up(plans[1], other, others)
         if found[0] is None or found[1] is None:
             return None
         if is_first:
@@ -271,6 +270,21 @@ def both_gradients(
         return None if pair is None else pair[::-1]
 
     return call
+
+
+def _looked_up(
+    plans: dict[Key, Plan], tensors: Tensors, numbers: tuple[Number, ...]
+) -> Plan | None:
+    """The plan of a call like an earlier one, of tensors that have numbers in memory."""
+    if not plans:
+        return None
+    try:
+        plan = plans.get(key_of(tensors, numbers))
+    except RuntimeError:
+        return None  # a tensor without strides, which is to be refused
+    if plan is None or not all(each is None or compat.has_memory(each) for each in tensors):
+        return None
+    return plan
 
 
 def _target(names: Convolution) -> str | None:
@@ -316,7 +330,9 @@ def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
     result, image, weight, bias = plan.operands(tensors)
     found = None
     if image is not None and weight is not None:
-        if any(case.padding) and not _is_finite(weight):
+        if (plan.checks_source or any(case.padding)) and not _is_finite(weight):
+            return None
+        if plan.checks_source and not _is_finite(image):
             return None
         if plan.tiles is not None:
             return convolution_tiles.computed(plan.tiles, image, weight, bias)
@@ -329,6 +345,8 @@ def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
             is_right = _is_finite(weight)
             own = plan.tiles, result, weight, bias
             return convolution_tiles.computed(*own) if is_right else None
+        if plan.checks_source and not _is_finite(result):
+            return None
         found = _image(case, result, weight, bias, plan.is_forward)
     elif result is not None and image is not None:
         found = _weight(plan, result, image)
@@ -356,6 +374,8 @@ def _both(
         return _finished(for_image, for_weight, found)
     result = for_image.pixels(for_image.result, image_tensors)
     assert result is not None
+    if for_image.checks_source and not _is_finite(result):
+        return None
     own = own_tiles(for_image, for_weight)
     if own is not None:
         of_image = convolution_tiles.computed(own[0], result, weight)

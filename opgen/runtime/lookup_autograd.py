@@ -8,6 +8,7 @@ fit the quick way, such as an output without a cotangent, goes through `autograd
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
 
 _MOST = 1024
+
+
+def has_float_attributes(operation: Operation) -> bool:
+    """Whether some of its numbers are floats."""
+    return any(attribute.type == "float" for attribute in operation.attributes)
+
+
+def told_apart(numbers: Sequence[Number]) -> tuple[Any, ...]:
+    """Numbers as a part of a key: 0.0 and -0.0 are equal, but 1/x tells them apart."""
+    return tuple([(n, math.copysign(1.0, n)) if type(n) is float else n for n in numbers])
 
 
 @record
@@ -85,7 +96,7 @@ def _forward(
     library: Callable[[Sequence[Any], tuple[Number, ...]], Any] | None,
 ) -> Callable[..., Any]:
     """The call of an op, which keeps what gradients take."""
-    has_floats = any(attribute.type == "float" for attribute in operation.attributes)
+    has_floats = has_float_attributes(operation)
     kept_of: dict[Any, tuple[int, ...]] = {}
     is_single = len(operation.outputs) == 1
     fixed = [
@@ -132,6 +143,7 @@ def _backward(operation: Operation) -> Callable[..., Any]:
     A compiler that traces a backward pass must meet ops, not their twins.
     """
     count, is_single, plans = len(operation.inputs), len(operation.outputs) == 1, Plans()
+    has_floats = has_float_attributes(operation)
     is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
     is_plain, is_suspended = lookup_caller.is_plain, lookup_library.is_suspended
 
@@ -145,7 +157,8 @@ def _backward(operation: Operation) -> Callable[..., Any]:
             is_quick = not is_grad_enabled() and is_plain() and type(cotangents[0]) is torch.Tensor
             on_gpu = is_quick and cotangents[0].is_cuda
             on_cpu = is_quick and cotangents[0].is_cpu
-            key = wanted, shapes, numbers, is_quick, on_gpu, on_cpu
+            given = told_apart(numbers) if has_floats else numbers
+            key = wanted, shapes, given, is_quick, on_gpu, on_cpu
             steps = plans.get(key)
             if steps is None:
                 given_shape = cotangents[0].shape if on_gpu else None
@@ -168,9 +181,7 @@ def _backward(operation: Operation) -> Callable[..., Any]:
     return backward
 
 
-def _backward_by_twin(
-    operation: Operation, in_general: Callable[..., Any]
-) -> Callable[..., Any]:
+def _backward_by_twin(operation: Operation, in_general: Callable[..., Any]) -> Callable[..., Any]:
     """The gradient of a linear op of one tensor: often it takes less time than to find the way.
 
     It is what the twin of one op makes of the cotangent. What is not comes from `in_general`.
@@ -187,17 +198,17 @@ def _backward_by_twin(
 
     def backward(ctx: Any, cotangent: Any) -> Any:
         shapes, numbers, kept = ctx.call
-        if not kept and not is_grad_enabled() and not is_compiling() and is_plain():
-            if type(cotangent) is torch.Tensor and cotangent.is_cpu:
-                key = shapes, numbers
-                twin = twins.get(key)
-                if twin is None:
-                    if len(twins) >= _MOST:
-                        twins.clear()
-                    twin = twins[key] = find(shapes, numbers)
-                result = twin(autograd.without_repeats(cotangent, ()))
-                if result is not answer:
-                    return None, None, result
+        is_quick = not kept and not is_grad_enabled() and not is_compiling() and is_plain()
+        if is_quick and type(cotangent) is torch.Tensor and cotangent.is_cpu:
+            key = shapes, numbers
+            twin = twins.get(key)
+            if twin is None:
+                if len(twins) >= _MOST:
+                    twins.clear()
+                twin = twins[key] = find(shapes, numbers)
+            result = twin(autograd.without_repeats(cotangent, ()))
+            if result is not answer:
+                return None, None, result
         return in_general(ctx, cotangent)
 
     return backward

@@ -6,7 +6,7 @@ What these are stands in `lookup_convolution_source.Convolved`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -25,6 +25,14 @@ _EXPONENTS = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 
 _ABSENT = -1
 
 
+class _Checks(NamedTuple):
+    """What must be finite: so many numbers of the source, the weight, and its gradient."""
+
+    source: int
+    weight: bool
+    gradient: bool
+
+
 def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
     """A convolution, or a transposed one, of tensors as they are; None for what Python prepares."""
     source = plan.image or plan.result
@@ -37,7 +45,7 @@ def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | N
     if is_transposed and not plan.is_forward:
         return None
     weight = tensors[plan.weight.at]
-    is_checked = is_transposed or any(plan.case.padding)
+    is_checked = is_transposed or plan.checks_source or any(plan.case.padding)
     if weight is None or not _can_be_checked(weight, is_checked):
         return None
     bias = None if plan.bias is None or tensors[plan.bias.at] is None else plan.bias.at
@@ -53,8 +61,11 @@ def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | N
     if plan.repeats > 1 and not library_gradients.is_channels_last(pixels):
         return None
     own = [] if plan.tiles is None else [plan.tiles]
-    plain = _described(places, plan, is_transposed, weight, is_checked, False, at_once, own)
-    return plain + moves
+    checked = (_held(pixels) or _ABSENT) if plan.checks_source else 0
+    if checked == _ABSENT:
+        return None
+    checks = _Checks(checked, weight=is_checked, gradient=False)
+    return _described(places, plan, is_transposed, weight, checks, at_once, own) + moves
 
 
 def gradients(
@@ -84,9 +95,13 @@ def gradients(
     is_checked = library_call.meets_zeros(for_weight, weight.dtype)
     if for_weight.repeats > 1 and not library_gradients.is_channels_last(image):
         return None
+    checked = (_held(cotangent) or _ABSENT) if for_image.checks_source else 0
+    if checked == _ABSENT:
+        return None
     own = library_call.own_tiles(for_image, for_weight)
     places = 0, 1, 2, _ABSENT
-    return _described(places, for_weight, False, weight, True, is_checked, at_once, own or ())
+    checks = _Checks(checked, weight=True, gradient=is_checked)
+    return _described(places, for_weight, False, weight, checks, at_once, own or ())
 
 
 def _is_direct(plan: Plan) -> bool:
@@ -153,8 +168,7 @@ def _described(
     plan: Plan,
     is_transposed: bool,
     weight: torch.Tensor,
-    checks_weight: bool,
-    checks_gradient: bool,
+    checks: _Checks,
     at_once: int,
     own: Sequence[Tiles],
 ) -> list[int]:
@@ -163,7 +177,7 @@ def _described(
     is_of_image = is_transposed or image != _ABSENT
     is_plain = _is_direct(plan) and plan.repeats == 1
     pixel = None
-    if is_plain and checks_weight:
+    if is_plain and checks.weight:
         of_image, of_result = (
             convolution_witness.pixel_of_image,
             convolution_witness.pixel_of_result,
@@ -181,8 +195,9 @@ def _described(
         bytes=weight.element_size(),
         elements=weight.numel(),
         held=_held(weight) or 0,
-        checks_weight=int(checks_weight),
-        checks_gradient=int(checks_gradient),
+        source_numbers=checks.source,
+        checks_weight=int(checks.weight),
+        checks_gradient=int(checks.gradient),
         shows_weight=int(pixel is not None),
         at_once=at_once,
         repeats=plan.repeats,

@@ -61,6 +61,8 @@ class Convolved(NamedTuple):
     """How many numbers the weight has,"""
     held: int
     """and how many of them memory has: fewer where it is expanded."""
+    source_numbers: int
+    """How many numbers of what is convolved must be finite, see `library.meets_neighbours`."""
     checks_weight: int
     """Whether the weight must be finite,"""
     checks_gradient: int
@@ -437,6 +439,8 @@ __attribute__((noinline)) static int convolve(
     if (__atomic_load_n(&entry->refused, __ATOMIC_RELAXED)) return 0;
     if (about->checks_weight && !about->shows_weight
         && !is_finite(inputs[about->weight], about->held, about))
+        return 0;
+    if (about->source_numbers && !is_finite(inputs[about->source], about->source_numbers, about))
         return 0;
     const Tensor image = about->image < 0 ? NULL : inputs[about->image];
     const int is_found = about->tiles ? by_tiles(entry, inputs, outputs)

@@ -329,7 +329,7 @@ def define(
     return call
 
 
-_UNSEEN = ("Tracer", "AutogradNestedTensor")
+_UNSEEN = ("Tracer", "AutogradNestedTensor", "Batched", "Functionalize")
 """Where a twin asks Python, besides on other devices: cheaper than to look before each call."""
 
 

@@ -237,6 +237,8 @@ def caller(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
                 continue
             if tensor.layout is not torch.strided or tensor.is_nested:
                 return None
+            if not compat.has_memory(tensor):
+                return None
             if tensor.dtype is _WIDE:
                 is_large = is_large or tensor.numel() >= special.LARGE
             elif tensor.dtype is not _NARROW:
@@ -342,7 +344,7 @@ def _function(operation: Operation) -> Callable[..., Any]:
         before: list[Any] = [None] * count
         steps: tuple[Step, ...] | None = ()
         if _is_quick(cotangent):
-            key = about.wanted, about.shapes, about.numbers
+            key = about.wanted, about.shapes, lookup_autograd.told_apart(about.numbers)
             steps = plans.get(key)
             if steps is None:
                 arguments = operation, about.wanted, about.shapes, about.numbers
@@ -379,7 +381,8 @@ def _is_quick(cotangent: Any) -> bool:
     """Whether a gradient is the last one, and nothing but plain tensors is in play."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not lookup_caller.is_plain():
         return False
-    return type(cotangent) is torch.Tensor and cotangent.is_cpu
+    is_on_cpu = type(cotangent) is torch.Tensor and cotangent.is_cpu
+    return is_on_cpu and compat.has_memory(cotangent)
 
 
 def _widened(gradient: torch.Tensor | None) -> torch.Tensor | None:
