@@ -12,6 +12,7 @@ from torch import Tensor
 import opgen
 from catalogue import SPECS
 from opgen.runtime import library_call, lookup_library, registration
+from opgen.runtime.library_plan import Plan, Tensors
 
 conv = opgen.load(SPECS / "conv.op")
 transpose = opgen.load(SPECS / "conv_transpose.op")
@@ -25,12 +26,12 @@ def nothing_is_known() -> None:
         plans.clear()
 
 
-def silent(monkeypatch: pytest.MonkeyPatch) -> list[library_call.Plan]:
+def silent(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """The plans that Python carries out from now on."""
-    heard: list[library_call.Plan] = []
+    heard: list[Plan] = []
     convolve = library_call.convolve
 
-    def listening(plan: library_call.Plan, tensors: library_call.Tensors) -> Tensor | None:
+    def listening(plan: Plan, tensors: Tensors) -> Tensor | None:
         heard.append(plan)
         return convolve(plan, tensors)
 
@@ -129,9 +130,9 @@ def test_every_number_of_a_large_weight_is_looked_at(
     x, w = torch.ones(1, channels[1], 3, 3).to(dtype), torch.ones(*channels, 3, 3).to(dtype)
     for _ in range(2):
         expected = conv.conv2d(x, w, padding=1)
-    asked: list[library_call.Plan] = []
+    asked: list[Plan] = []
 
-    def answer(plan: library_call.Plan, tensors: library_call.Tensors) -> Tensor:
+    def answer(plan: Plan, tensors: Tensors) -> Tensor:
         asked.append(plan)
         return expected
 

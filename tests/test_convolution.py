@@ -24,6 +24,7 @@ from opgen.runtime import (
     lookup_convolution,
 )
 from opgen.runtime.arrangement import Arrangement
+from opgen.runtime.library_plan import Plan, Tensors
 
 GROUPED = "op f(x[N,(g C),W], w[(g D),C,K]; g = 1, s = 1, p = 0) -> y[N,(g D),V]\n"
 WHERE = "  where g >= 1, s >= 1, p >= 0\n  let V = (W + 2*p - K)//s + 1\n"
@@ -48,7 +49,7 @@ def answers(in_python: None, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     heard: list[bool] = []
     convolve = library_call.convolve
 
-    def listening(plan: library_call.Plan, tensors: library_call.Tensors) -> Tensor | None:
+    def listening(plan: Plan, tensors: Tensors) -> Tensor | None:
         out = convolve(plan, tensors)
         heard.append(out is not None)
         return out

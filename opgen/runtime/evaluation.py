@@ -25,7 +25,7 @@ from opgen.runtime.record import record
 from opgen.runtime.schema import Numbers
 
 if TYPE_CHECKING:
-    from opgen.runtime.library_call import Plan
+    from opgen.runtime.library_plan import Plan
     from opgen.runtime.operation import Operation
 
 MOST_KNOWN = 1024

@@ -2,9 +2,9 @@
 
 An op is known to be a convolution by its index maps (`opgen.passes.convolution`). With enough
 channels in a group the sum is a product of large matrices, for which oneDNN has kernels of many
-years' work; with few, the generated ones are faster. `opgen.runtime.library_call` asks it.
-Between these, where blocks of the library would be half empty, are opgen's own tiles, which take
-part here as if they were the library's (`opgen.runtime.convolution_tiles`).
+years' work; with few, the generated ones are faster. `library_plan` works out how it is asked, and
+`library_call` asks it. Between these, where blocks of the library would be half empty, are opgen's
+own tiles, which take part here as if they were the library's (`convolution_tiles`).
 """
 
 from __future__ import annotations

@@ -13,19 +13,15 @@ result is not used. Besides the padding, 16-bit channels that are odd in number 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import compat, convolution_tiles, library, library_repeats, library_strips
-from opgen.runtime.arrangement import Arrangement
-from opgen.runtime.convolution_tiles import Tiles
-from opgen.runtime.layout import FORMATS
-from opgen.runtime.library import Case, Sizes
+from opgen.runtime import compat, convolution_tiles, library, library_strips
+from opgen.runtime.library import Case
 from opgen.runtime.library_gradients import by_pieces, gradients, is_channels_last, unread
-from opgen.runtime.library_strips import Strips
-from opgen.runtime.record import record
+from opgen.runtime.library_plan import Key, Plan, Tensors, own_tiles
 from opgen.runtime.schema import Number, Numbers, flatten
 
 if TYPE_CHECKING:
@@ -33,193 +29,12 @@ if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call
     from opgen.runtime.operation import Operation
 
-Tensors = Sequence[torch.Tensor | None]
-Key = tuple[Hashable, ...]
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 MOST_KNOWN = 256
 """How many plans of an op are kept."""
 
 _KNOWN: dict[str, dict[Key, Plan]] = {}
-
-
-@record
-class Operand:
-    """An input in its role: its position, and how it becomes a tensor of a convolution."""
-
-    at: int
-    arrangement: Arrangement | None
-    format: torch.memory_format
-
-    def of(self, tensors: Tensors) -> torch.Tensor | None:
-        """The tensor of a call in this role."""
-        tensor = tensors[self.at]
-        if tensor is None or self.arrangement is None:
-            return tensor
-        return self.arrangement.arranged(tensor, self.format)
-
-    def is_like(self, other: Operand, tensors: Tensors, others: Tensors) -> bool:
-        """Whether it is the same as another one of another call: copies may differ in address."""
-        one, another = tensors[self.at], others[other.at]
-        is_so = (self.arrangement, self.format) == (other.arrangement, other.format)
-        return is_so and one is not None and another is not None and _are_same(one, another)
-
-
-@record
-class Plan:
-    """How the library computes a call, but for the numbers in its tensors.
-
-    Two of result, image and weight are inputs, the third one is computed; `strides` are those that
-    the op promises for its output, which becomes a tensor of the op by `restored`.
-    """
-
-    case: Case
-    result: Operand | None
-    image: Operand | None
-    weight: Operand | None
-    bias: Operand | None
-    is_forward: bool
-    restored: Arrangement | None
-    strides: Sizes
-    geometry: Key
-    """Alike for ops of one convolution, whatever their formats."""
-    is_copied: bool
-    """Whether images go through channels-last format whatever theirs is."""
-    is_uneven: bool
-    repeats: int
-    """How many times each channel of the image is there in `case`, see `library_repeats`."""
-    strips: Strips | None
-    """How a large result, or its cotangent, is cut."""
-    tiles: Tiles | None
-    """How opgen computes it in place of the library."""
-    checks_source: bool
-    """Whether what is convolved, and the weight, must be finite, see `library.meets_neighbours`."""
-    shape: Sizes
-    """That of the output."""
-
-    @staticmethod
-    def of(case: Case, call: Call) -> Plan:
-        """The plan for calls like this one."""
-        names = call.operation.convolution
-        assert names is not None
-        dtype = next(tensor.dtype for tensor in call.tensors if tensor is not None)
-        is_public = call.operation.is_public
-        own = library.arrangements(call)
-        arranged = _as_stored(case, names, own)
-        tiles = None if arranged else convolution_tiles.tiles_of(case, call)
-        repeats = 1
-        if tiles is None:
-            repeats = library_repeats.repeats(case, dtype, names, is_public=is_public)
-        places = {each.name: at for at, each in enumerate(call.operation.inputs)}
-
-        def operand(name: str | None) -> Operand | None:
-            if name is None or name not in places:
-                return None
-            arrangement = arranged.get(name)
-            rank = 0 if arrangement is None else len(arrangement.order)
-            format_ = call.format_of(rank)
-            # A filter that was moved for its channels alone keeps its format.
-            is_moved = arrangement is not None and name not in own
-            if is_moved and not _is_only(call.tensors[places[name]], format_):
-                format_ = torch.contiguous_format
-            return Operand(places[name], arrangement, format_)
-
-        (shape,) = call.shapes.outputs
-        is_many = names.target == names.result and case.is_many and tiles is None
-        is_copied = case.is_wide or is_many
-        restored = arranged.get(names.target)
-        strips = None
-        is_result = names.target == names.result
-        # Sums of several calls are those of float32.
-        is_sum = not is_public and dtype == torch.float32 and not case.is_uneven
-        is_whole = is_copied or tiles is not None or names.image in arranged
-        if repeats == 1 and not is_whole and (is_result or is_sum):
-            strips = library_strips.strips(case, arranged.get(names.result), dtype)
-        return Plan(
-            case=case.repeated(repeats),
-            result=operand(names.result),
-            image=operand(names.image),
-            weight=operand(names.weight),
-            bias=operand(names.bias),
-            is_forward=is_public,
-            restored=restored,
-            strides=torch.empty(shape, device="meta", memory_format=case.format).stride(),
-            geometry=case.repeated(repeats).geometry,
-            is_copied=is_copied,
-            is_uneven=case.is_uneven,
-            repeats=repeats,
-            strips=strips,
-            tiles=tiles,
-            checks_source=tiles is None
-            and repeats == 1
-            and library.meets_neighbours(case, dtype, names),
-            shape=shape,
-        )
-
-    def operands(self, tensors: Tensors) -> list[torch.Tensor | None]:
-        """Result, image, weight and bias as the library takes them."""
-        bias = None if self.bias is None else self.bias.of(tensors)
-        result, image = self.pixels(self.result, tensors), self.images(tensors)
-        return [result, image, self.filters(tensors), bias]
-
-    def filters(self, tensors: Tensors) -> torch.Tensor | None:
-        """The weight as the library takes it."""
-        found = None if self.weight is None else self.weight.of(tensors)
-        return None if found is None else with_own_strides(found)
-
-    def images(self, tensors: Tensors) -> torch.Tensor | None:
-        """The image as the library takes it."""
-        found = self.pixels(self.image, tensors)
-        if found is None or self.repeats == 1:
-            return found
-        return library_repeats.repeated(found, self.repeats)
-
-    def pixels(self, operand: Operand | None, tensors: Tensors) -> torch.Tensor | None:
-        """Result or image as the library takes it."""
-        found = None if operand is None else operand.of(tensors)
-        if found is not None and self.is_copied:
-            found = found.contiguous(memory_format=torch.channels_last)
-        return None if found is None else with_own_strides(found)
-
-    def output(self, found: torch.Tensor) -> torch.Tensor:
-        """The output of the op from that of the library."""
-        if self.repeats > 1 and self.image is None:
-            found = library_repeats.summed(found, self.repeats)
-        if self.restored is not None:
-            found = self.restored.restored(found, self.case.format)
-        return _in_format(found, self.case.format, self.strides)
-
-
-def own_tiles(for_image: Plan, for_weight: Plan) -> tuple[Tiles, Tiles] | None:
-    """Those of both gradients, where both have some."""
-    pair = for_image.tiles, for_weight.tiles
-    return None if pair[0] is None or pair[1] is None else (pair[0], pair[1])
-
-
-def _is_only(tensor: torch.Tensor | None, format_: torch.memory_format) -> bool:
-    """Whether a tensor is in that format, and in no other."""
-    if tensor is None or tensor.is_contiguous():
-        return False
-    return tensor.is_contiguous(memory_format=format_)
-
-
-def _as_stored(
-    case: Case, names: Convolution, arranged: dict[str, Arrangement]
-) -> dict[str, Arrangement]:
-    """The arrangements for images in channels-last format: their channels as memory has them."""
-    result = arranged.get(names.result)
-    if result is None or case.format != torch.channels_last:
-        return arranged
-    if names.weight in arranged or names.bias in arranged:
-        return arranged
-    found = result.with_channels_as_stored(case.groups)
-    if found is None:
-        return arranged
-    changed, channels = found
-    more = {names.result: changed, names.weight: channels.of(case.weight)}
-    if names.bias is not None:
-        more[names.bias] = channels.of(case.weight[:1])
-    return {**arranged, **more}
 
 
 # ---------------------------------------------------------------------------- calls that are known
@@ -397,15 +212,6 @@ def _finished(for_image: Plan, for_weight: Plan, found: Pair) -> Pair | None:
     return for_image.output(found[0]), for_weight.output(found[1])
 
 
-def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are the same numbers in memory."""
-    return (
-        one.data_ptr() == other.data_ptr()
-        and one.shape == other.shape
-        and one.stride() == other.stride()
-    )
-
-
 def _result(
     case: Case, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
@@ -457,27 +263,3 @@ def meets_zeros(plan: Plan, dtype: torch.dtype) -> bool:
 def _is_finite(tensor: torch.Tensor) -> bool:
     """Whether all numbers are finite; False as well where their sum is not."""
     return math.isfinite(tensor.sum(dtype=torch.float32).item())
-
-
-def with_own_strides(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in channels-last format with the strides of that format in dims of one element too.
-
-    With others PyTorch reads wrong numbers of it: groups of several channels out of a filter of one
-    row of taps, and an image for the gradient of a filter of one tap.
-    """
-    format_ = FORMATS.get(tensor.dim())
-    if format_ is None or tensor.is_contiguous():
-        return tensor
-    if not tensor.is_contiguous(memory_format=format_):
-        return tensor
-    strides = torch.empty(tensor.shape, device="meta", memory_format=format_).stride()
-    return tensor if tensor.stride() == strides else tensor.as_strided(tensor.shape, strides)
-
-
-def _in_format(found: torch.Tensor, format_: torch.memory_format, strides: Sizes) -> torch.Tensor:
-    """With the strides that the op promises."""
-    if found.stride() == strides:
-        return found
-    if found.is_contiguous(memory_format=format_):
-        return found.as_strided(found.shape, strides)  # they differ in dims of one element
-    return found.contiguous(memory_format=format_)

@@ -21,7 +21,7 @@ from opgen.runtime.record import record
 from opgen.runtime.schema import flatten
 
 if TYPE_CHECKING:
-    from opgen.runtime.library_call import Plan
+    from opgen.runtime.library_plan import Plan
     from opgen.runtime.lookup_casts_source import Cast
     from opgen.runtime.operation import Operation
 

@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from opgen.runtime import convolution_witness, library_call, library_gradients, lookup_moves
+from opgen.runtime import (
+    convolution_witness,
+    library_call,
+    library_gradients,
+    library_plan,
+    lookup_moves,
+)
 from opgen.runtime.convolution_tiles_source import Tiled
 from opgen.runtime.lookup_convolution_source import Convolved
 from opgen.runtime.lookup_moves import NoMove
 
 if TYPE_CHECKING:
     from opgen.runtime.convolution_tiles import Tiles
-    from opgen.runtime.library_call import Plan
+    from opgen.runtime.library_plan import Plan
 
 _EXPONENTS = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
 """The bits that are all set in infinity and NaN, and in no other number."""
@@ -98,7 +104,7 @@ def gradients(
     checked = (_held(cotangent) or _ABSENT) if for_image.checks_source else 0
     if checked == _ABSENT:
         return None
-    own = library_call.own_tiles(for_image, for_weight)
+    own = library_plan.own_tiles(for_image, for_weight)
     places = 0, 1, 2, _ABSENT
     checks = _Checks(checked, weight=True, gradient=is_checked)
     return _described(places, for_weight, False, weight, checks, at_once, own or ())
@@ -136,7 +142,7 @@ def _moves(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | No
 
 def _are_taken_so(*tensors: torch.Tensor) -> bool:
     """Whether tensors have strides that the library reads rightly."""
-    return all(library_call.with_own_strides(each) is each for each in tensors)
+    return all(library_plan.with_own_strides(each) is each for each in tensors)
 
 
 def _can_be_copied(plan: Plan, images: torch.Tensor) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from opgen.runtime import library_call, lookup_convolution, lookup_library
-from opgen.runtime.library_call import Key, Pair, Tensors
+from opgen.runtime.library_call import Pair
+from opgen.runtime.library_plan import Key, Tensors
 from opgen.runtime.lookup_table import MAX_NUMBERS
 from opgen.runtime.schema import Number
 

@@ -19,7 +19,7 @@ from opgen.runtime.schema import NAMESPACE, schema, unflatten
 
 if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call
-    from opgen.runtime.library_call import Plan
+    from opgen.runtime.library_plan import Plan
     from opgen.runtime.operation import Operation
 
 _LIBRARY = cast(Any, torch.library.Library)(NAMESPACE, "FRAGMENT")

@@ -43,7 +43,7 @@ from opgen.runtime.toolchain import NoCompilerError, find_compiler
 
 if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call
-    from opgen.runtime.library_call import Plan
+    from opgen.runtime.library_plan import Plan
     from opgen.runtime.lookup_autograd import Step
     from opgen.runtime.operation import Operation
 
