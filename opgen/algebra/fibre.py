@@ -7,7 +7,8 @@ accesses, so this module is the only place where index maps are inverted.
 
 `solve` works on sizes and attributes that are symbols. It turns the equations `f(t) = u` into
 definitions, conditions and loops by rules that keep the set of points (`fibre_rules`), then bounds
-the loops (`fibre_bounds`). What it cannot invert it enumerates: the result is always right, only
+the loops (`fibre_bounds`). Of several unknowns the long ones are solved for and the short ones kept
+as loops (`fibre_ranks`). What it cannot invert it enumerates: the result is always right, only
 slower, and says so.
 """
 

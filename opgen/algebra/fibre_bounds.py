@@ -14,7 +14,7 @@ from typing import Final
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.fibre_system import GiveUp, System, length
 from opgen.algebra.fibre_types import Loop
-from opgen.algebra.poly import Poly, symbol
+from opgen.algebra.poly import ZERO, Poly, symbol
 
 _PAIRS: Final = 6  # inequalities of each sign that one elimination combines
 _INEQUALITIES: Final = 48  # an elimination that grows beyond this is stopped
@@ -135,7 +135,8 @@ def _consequences(system: System, name: str) -> list[Poly]:
         if system.unknowns_of(value) and not system.linear(value).opaque
     ]
     linked = _linked(system, name, current)
-    for other in sorted(linked - {name}, key=lambda n: (system.size(n), n)):
+    others = linked - {name}
+    for other in sorted(others, key=lambda n: (system.rank(n, ZERO), system.unknowns[n].order)):
         positive: list[tuple[Poly, Poly]] = []
         negative: list[tuple[Poly, Poly]] = []
         rest: list[Poly] = []

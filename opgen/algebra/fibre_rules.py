@@ -174,7 +174,7 @@ def _eliminate(system: System, forms: Forms) -> bool:
             candidates,
             key=lambda n: (
                 not system.unknowns[n].original,
-                system.size(n),
+                system.rank(n, value),
                 _negated(system.unknowns[n].order),
             ),
         )
@@ -192,7 +192,7 @@ def _residue(system: System, forms: Forms) -> bool:
             continue
         # Step through the shorter range; of equals, through the later iterator.
         x, y = sorted(
-            form.factors, key=lambda n: (_negated(system.size(n)), system.unknowns[n].order)
+            form.factors, key=lambda n: (_negated(system.rank(n, value)), system.unknowns[n].order)
         )
         a, b = form.factors[x], form.factors[y]
         a_sign, b_sign = system.sign(a), system.sign(b)
@@ -259,9 +259,9 @@ def _cofactor(system: System, value: Poly, shared: Poly, base: str) -> Poly:
 
 
 def _enumerate(system: System, forms: Forms) -> None:
-    form = forms[0][1]
+    value, form = forms[0]
     candidates = form.opaque or frozenset(form.factors)
-    name = min(candidates, key=lambda n: (system.size(n), system.unknowns[n].order))
+    name = min(candidates, key=lambda n: (system.rank(n, value), system.unknowns[n].order))
     system.note("enumerate", name)
     open_loop(system, name, enumerated=True)
 

@@ -15,6 +15,7 @@ from typing import Final
 from opgen.algebra import prove
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.facts import Facts
+from opgen.algebra.fibre_ranks import Rank, rank_of
 from opgen.algebra.fibre_types import Definition, Loop, Problem
 from opgen.algebra.inequality import cleared
 from opgen.algebra.poly import Atom, Kind, Monomial, Poly, of_atom, rebuild, symbol
@@ -92,6 +93,11 @@ class System:
         self.loops: list[Loop] = []
         self.conditions: list[Condition] = []
         self.rules: list[str] = []
+        self._sizes = problem.sizes
+        self._dims = tuple(
+            (cell.symbols.intersection(problem.coordinates), index.extent)
+            for cell, index in zip(problem.cells, problem.target, strict=True)
+        )
         self._names = {*names, *iterators, *problem.reserved}
         self._questions = QUESTIONS
         self._boxes: tuple[Facts, tuple[Unknown, ...], Facts] | None = None
@@ -340,15 +346,14 @@ class System:
             high = None
         return low, high
 
-    def size(self, name: str) -> tuple[int, int]:
-        """How many values an unknown has, to compare: constants first, else by degree."""
+    def rank(self, name: str, equation: Poly) -> Rank:
+        """How many values an unknown has, to compare with others of an equation."""
         unknown = self.unknowns[name]
-        if unknown.lower is None or unknown.upper is None:
-            return 2, 0
-        extent = unknown.upper - unknown.lower + 1
-        if extent.is_constant:
-            return 0, extent.constant
-        return 1, max(len(monomial) for monomial in extent.terms)
+        extent = None
+        if unknown.lower is not None and unknown.upper is not None:
+            extent = unknown.upper - unknown.lower + 1
+        dims = [dim for cell, dim in self._dims if not cell.isdisjoint(equation.symbols)]
+        return rank_of(extent, dims, self._sizes, self.facts.definitions)
 
 
 def replaced(value: Poly, atom: Atom, by: Poly) -> Poly:

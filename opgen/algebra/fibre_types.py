@@ -29,7 +29,8 @@ class Problem:
 
     Iterators run over `[0, extent)` and are given in their order of iteration; extents depend on
     sizes and attributes only. `coordinates` names the cell, one symbol per target index.
-    `reserved` are names that the solver must not invent.
+    `reserved` are names that the solver must not invent, `sizes` those of the sizes of tensors;
+    they only tell what is likely to be long (see `fibre_ranks`).
     """
 
     iterators: tuple[tuple[str, Poly], ...]
@@ -37,6 +38,7 @@ class Problem:
     target: tuple[TargetIndex, ...]
     coordinates: tuple[str, ...]
     reserved: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
 
     @property
     def nonempty(self) -> tuple[Poly, ...]:

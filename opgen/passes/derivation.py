@@ -144,7 +144,7 @@ class Derivation:
         self, source: Statement, target: Access, guards: tuple[Condition, ...], body: Expr
     ) -> None:
         dims = self._dims[target.tensor]
-        iterators = target_first(target, dims, source.iterators)
+        iterators = target_first(self.op, target, dims, source.iterators)
         statement = Statement(target, Reducer.ADD, iterators, guards, body, None, source.span)
         self.statements.append(statement)
         self._sources.append(source)

@@ -97,7 +97,7 @@ def _gather(op: Op, statement: Statement, facts: Facts) -> GatheredStatement:
     indices = substitute_access(statement.target, values).indices
     pieces = tuple(
         solve(
-            Problem(iterators, (*guards, *folds), target, coordinates, known_names(op)),
+            Problem(iterators, (*guards, *folds), target, coordinates, known_names(op), op.sizes),
             facts,
         )
         for target, folds in _target_pieces(indices, extents)

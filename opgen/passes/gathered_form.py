@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from opgen.algebra.facts import Facts
+from opgen.algebra.fibre_ranks import rank_of
 from opgen.algebra.poly import Poly, symbol, symbol_atom
 from opgen.algebra.prove import implies
 from opgen.ir.context import facts_of, with_iterators
@@ -109,8 +110,10 @@ def _solved(op: Op, statement: Statement, axis: int, facts: Facts) -> Statement 
 def _choices(op: Op, statement: Statement, axis: int) -> Iterable[_Choice]:
     """Iterators that stand in this index with a factor of 1 or -1, and in no other.
 
-    Those of the last read come first. In a derived statement that is the incoming gradient, and
-    solving for its iterators gives the form that is known from books: a convolution with `n - k`.
+    What runs along the dim comes first, as in the fibre solver, so that a window is what is summed
+    over. Of equals those of the last read do. In a derived statement that is the incoming gradient,
+    and solving for its iterators gives the form that is known from books: a convolution with
+    `n - k`.
     """
     target = statement.target
     index = target.indices[axis]
@@ -122,7 +125,13 @@ def _choices(op: Op, statement: Statement, axis: int) -> Iterable[_Choice]:
     last: dict[str, int] = {}
     for at, access in enumerate(reads(statement.body)):
         last |= {name: at for read in access.indices for name in read.value.symbols}
-    order = sorted(statement.iterators, key=lambda iterator: -last.get(iterator.name, -1))
+    formulas = [(let.name, let.value) for let in op.lets]
+
+    def place(iterator: Iterator) -> tuple[int, int, int]:
+        made_of, degree = rank_of(iterator.extent, (extent,), op.sizes, formulas)
+        return -made_of, -degree, -last.get(iterator.name, -1)
+
+    order = sorted(statement.iterators, key=place)
     for iterator in order:
         taken = {*known_names(op), *(i.name for i in statement.iterators if i != iterator)}
         name = fresh_name(size if size.isidentifier() else f"u{axis}", taken)

@@ -68,6 +68,7 @@ def point_form(op: Op, statement: Statement) -> PointForm | None:
             tuple(TargetIndex(reached[each.name], each.extent) for each in iterators),
             tuple(coordinates.values()),
             known_names(op),
+            op.sizes,
         ),
         facts_of(op),
     )
