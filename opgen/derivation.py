@@ -8,13 +8,16 @@ cell is read from a tensor, not before the point is known.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
+from opgen.ir.indices import extents_of
 from opgen.ir.notation import Op, Tensor
 from opgen.ir.show import show
+from opgen.ir.show_expression import access_text, dims_of
 from opgen.passes.differentiate import adjoint
 from opgen.passes.gather import GatheredStatement, Kind, gather
-from opgen.passes.gathered_form import gathered_form
+from opgen.passes.gathered_form import GatheredForm, gathered_forms
 
 _KINDS: Final = {
     Kind.BIJECTIVE: "every cell receives exactly one term",
@@ -41,14 +44,31 @@ def _blocks(op: Op, by_name: Mapping[str, Op], order: int) -> Iterator[str]:
     for tensor in differentiable_inputs(op):
         derived = adjoint(op, tensor.name, by_name).op
         comments = [f"# d {op.name} / d {tensor.name}"]
-        for gathered in gather(derived):
-            comments.extend(_explain(gathered))
-        yield "\n".join([*comments, show(gathered_form(derived)).rstrip("\n")])
+        forms = gathered_forms(derived)
+        for gathered, form in zip(gather(derived), forms, strict=True):
+            comments.extend(_explain_form(derived, gathered, form))
+        printed = replace(derived, statements=tuple(form.statement for form in forms))
+        yield "\n".join([*comments, show(printed).rstrip("\n")])
         if order > 1:
             yield from _blocks(derived, by_name, order - 1)
 
 
+def _explain_form(op: Op, gathered: GatheredStatement, form: GatheredForm) -> Iterator[str]:
+    """How the statement that is printed came about, by its own names."""
+    if not form.solved:
+        yield from _explain(gathered)
+        return
+    target, extents = form.statement.target, extents_of(form.statement.iterators)
+    cell = access_text(target, dims_of(op.tensor(target.tensor)), extents)
+    yield f"# {cell}: {_KINDS[gathered.kind]}"
+    own = {name for index in target.indices for name in index.value.symbols}
+    for name, value in form.solved:
+        looped = value.symbols.intersection(extents) - own
+        yield f"#   {'eliminate' if looped else 'unit'}: {name} = {value}"
+
+
 def _explain(gathered: GatheredStatement) -> Iterator[str]:
+    """How the fibre solver finds the points of a statement that is printed as it is."""
     cell = f"{gathered.statement.target.tensor}[{','.join(gathered.coordinates)}]"
     yield f"# {cell}: {_KINDS[gathered.kind]}"
     for piece in gathered.pieces:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from opgen.algebra.facts import Facts
-from opgen.algebra.fibre_ranks import rank_of
+from opgen.algebra.fibre_ranks import Rank, rank_of
 from opgen.algebra.poly import Poly, symbol, symbol_atom
 from opgen.algebra.prove import implies
 from opgen.ir.context import facts_of, with_iterators
@@ -37,35 +37,57 @@ from opgen.ir.notation import (
 from opgen.passes.gather import Inside, annihilating, fresh_name, inside_conditions, known_names
 
 
+@dataclass(frozen=True, slots=True)
+class GatheredForm:
+    """A statement in gather form, and what was put in place of the iterators that went away.
+
+    Values are in terms of the statement. An iterator whose name went to a coordinate has another
+    one in `solved`. There is none where the statement is unchanged.
+    """
+
+    statement: Statement
+    solved: tuple[tuple[str, Poly], ...] = ()
+
+
 def gathered_form(op: Op) -> Op:
     """The same op, with statements in gather form where that is a matter of substitution."""
+    return replace(op, statements=tuple(form.statement for form in gathered_forms(op)))
+
+
+def gathered_forms(op: Op) -> tuple[GatheredForm, ...]:
+    """The statements of `gathered_form`, with what was substituted."""
     facts = facts_of(op)
     targets = [statement.target.tensor for statement in op.statements]
-    statements = tuple(
+    return tuple(
         _rewritten(op, statement, facts, targets.count(statement.target.tensor) == 1)
         for statement in op.statements
     )
-    return replace(op, statements=statements)
 
 
-def _rewritten(op: Op, statement: Statement, facts: Facts, alone: bool) -> Statement:
+def _rewritten(op: Op, statement: Statement, facts: Facts, alone: bool) -> GatheredForm:
     """The statement in gather form, or unchanged. `alone`: nothing else writes its tensor."""
+    unchanged = GatheredForm(statement)
     if statement.reducer is not Reducer.ADD:
-        return statement
+        return unchanged
     result = statement
+    values: list[tuple[str, Poly]] = []
     for axis in range(len(statement.target.indices)):
         if not _is_plain(op, result, axis):
             solved = _solved(op, result, axis, facts)
             if solved is None:
-                return statement
-            result = solved
+                return unchanged
+            choice, result = solved
+            gone = choice.iterator.name
+            values = [(name, value.substitute({gone: choice.value})) for name, value in values]
+            values.append((gone, choice.value))
     own = _own(result)
     if result is statement or len(own) != len(set(own)):
-        return statement
+        return unchanged
     result = _in_order(result, own)
     if alone and set(own) == {iterator.name for iterator in result.iterators}:
         result = replace(result, reducer=Reducer.ASSIGN)
-    return result
+    taken = {*known_names(op), *(iterator.name for iterator in result.iterators)}
+    return GatheredForm(result, tuple((fresh_name(name, taken), value) for name, value in values))
 
 
 def _is_plain(op: Op, statement: Statement, axis: int) -> bool:
@@ -85,9 +107,12 @@ class _Choice:
     iterator: Iterator
     coordinate: Iterator
     value: Poly
+    rank: Rank
 
 
-def _solved(op: Op, statement: Statement, axis: int, facts: Facts) -> Statement | None:
+def _solved(
+    op: Op, statement: Statement, axis: int, facts: Facts
+) -> tuple[_Choice, Statement] | None:
     """The statement with a bare coordinate as this index; None if no substitution does it."""
     candidates = [
         (choice, _substituted(statement, axis, choice)) for choice in _choices(op, statement, axis)
@@ -96,14 +121,16 @@ def _solved(op: Op, statement: Statement, axis: int, facts: Facts) -> Statement 
         inside = inside_conditions(choice.value, choice.iterator.extent)
         known = with_iterators(facts, changed.iterators).with_conditions(*changed.guards)
         if all(implies(known, condition) for condition in inside):
-            return changed
-    for choice, changed in candidates:
+            return choice, changed
+    # Rather a condition than a `?0` with a loop over what is long.
+    longest = [each for each in candidates if each[0].rank == candidates[0][0].rank]
+    for choice, changed in longest:
         absent = _with_zero_outside(op, changed, choice)
         if absent is not None:
-            return absent
-    for choice, changed in candidates:
+            return choice, absent
+    for choice, changed in longest:
         inside = inside_conditions(choice.value, choice.iterator.extent)
-        return replace(changed, guards=(*changed.guards, *inside))
+        return choice, replace(changed, guards=(*changed.guards, *inside))
     return None
 
 
@@ -127,12 +154,12 @@ def _choices(op: Op, statement: Statement, axis: int) -> Iterable[_Choice]:
         last |= {name: at for read in access.indices for name in read.value.symbols}
     formulas = [(let.name, let.value) for let in op.lets]
 
-    def place(iterator: Iterator) -> tuple[int, int, int]:
-        made_of, degree = rank_of(iterator.extent, (extent,), op.sizes, formulas)
-        return -made_of, -degree, -last.get(iterator.name, -1)
-
-    order = sorted(statement.iterators, key=place)
-    for iterator in order:
+    ranks = {
+        iterator.name: rank_of(iterator.extent, (extent,), op.sizes, formulas)
+        for iterator in statement.iterators
+    }
+    last_first = sorted(statement.iterators, key=lambda iterator: -last.get(iterator.name, -1))
+    for iterator in sorted(last_first, key=lambda iterator: ranks[iterator.name], reverse=True):
         taken = {*known_names(op), *(i.name for i in statement.iterators if i != iterator)}
         name = fresh_name(size if size.isidentifier() else f"u{axis}", taken)
         split = index.value.linear_in(symbol_atom(iterator.name))
@@ -141,7 +168,8 @@ def _choices(op: Op, statement: Statement, axis: int) -> Iterable[_Choice]:
         factor, rest = split
         if factor in (1, -1) and iterator.name not in rest.symbols:
             coordinate = Iterator(name, extent)
-            yield _Choice(iterator, coordinate, factor * (symbol(name) - rest))
+            value = factor * (symbol(name) - rest)
+            yield _Choice(iterator, coordinate, value, ranks[iterator.name])
 
 
 def _substituted(statement: Statement, axis: int, choice: _Choice) -> Statement:
