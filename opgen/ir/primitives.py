@@ -349,8 +349,3 @@ PRIMITIVES: Final = {row.name: row for row in _ROWS}
 
 VECTOR_OPERATORS: Final = frozenset({"add", "sub", "mul", "div", "neg"})
 """Primitives that GNU C spells for vectors as for numbers."""
-
-
-def primitive(name: str) -> Primitive:
-    """The row of that name; KeyError if there is none."""
-    return PRIMITIVES[name]

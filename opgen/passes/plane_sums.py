@@ -30,7 +30,7 @@ two vectors in one instruction, and planes that lie one behind the other: see `p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, poly
@@ -178,14 +178,6 @@ def _in_any_order(node: Node) -> Iterator[str]:
     """The accumulators whose terms a loop may add in any order."""
     if isinstance(node, For) and node.any_order:
         yield from (each.accumulator for each in node.body if isinstance(each, Accumulate))
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A term, and the place of the element that decides upon its lane."""
-
-    place: int
-    value: Scalar
 
 
 def _terms(loop: For, program: Program) -> tuple[tuple[str, Term], ...] | None:
