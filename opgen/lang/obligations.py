@@ -141,18 +141,6 @@ def loads(values: Iterable[Poly], span: Span | None = None) -> Iterator[Access]:
                 yield from loads(atom.args, span)
 
 
-def values_of(expr: Expr) -> Iterator[Poly]:
-    """Every polynomial used as a number in an expression."""
-    match expr:
-        case Value(value=value):
-            yield value
-        case Apply(arguments=arguments):
-            for argument in arguments:
-                yield from values_of(argument)
-        case _:
-            return
-
-
 _TRUE_WHERE: Final = {
     "lt": lambda d: (Condition(d - 1),),
     "le": lambda d: (Condition(d),),
