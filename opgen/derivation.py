@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from opgen.ir.notation import Op, Tensor
+from opgen.ir.notation import Op
 from opgen.ir.show import show
+from opgen.passes.derive import differentiable
 from opgen.passes.differentiate import adjoint
 from opgen.passes.gather import GatheredStatement, Kind, gather
 from opgen.passes.gathered_form import gathered_form
@@ -32,13 +33,8 @@ def gradient_text(chosen: Sequence[Op], ops: Sequence[Op], order: int = 1) -> st
     return "\n\n".join(blocks) + "\n" if blocks else "# nothing here has a gradient\n"
 
 
-def differentiable_inputs(op: Op) -> tuple[Tensor, ...]:
-    """Inputs that have a gradient: floating, and not marked `nograd`."""
-    return tuple(t for t in op.inputs if not t.nograd and not t.dtype.is_integer)
-
-
 def _blocks(op: Op, by_name: Mapping[str, Op], order: int) -> Iterator[str]:
-    for tensor in differentiable_inputs(op):
+    for tensor in differentiable(op):
         derived = adjoint(op, tensor.name, by_name).op
         comments = [f"# d {op.name} / d {tensor.name}"]
         for gathered in gather(derived):

@@ -98,7 +98,7 @@ def place(index: Poly, lane: str, extent: Poly) -> Place | None:
     if linear is None or not linear[0].is_constant or lane in linear[1].symbols:
         return None
     step, rest = linear[0].constant, linear[1]
-    if not 1 <= step <= LARGEST_STEP or any(a.kind is Kind.LOAD for a in rest.all_atoms()):
+    if not 1 <= step <= LARGEST_STEP or rest.is_data_dependent:
         return None
     return Place(step, rest - rest.constant, rest.constant)
 

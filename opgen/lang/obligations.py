@@ -113,9 +113,7 @@ class Obligations:
 
 def evaluated(value: Poly, values: Mapping[str, int]) -> int | None:
     """The value at an example; None where it depends on what a tensor holds."""
-    if not value.symbols <= values.keys():
-        return None
-    if any(atom.kind is Kind.LOAD for atom in value.all_atoms()):
+    if not value.symbols <= values.keys() or value.is_data_dependent:
         return None
     return value.evaluate(values)
 

@@ -35,9 +35,9 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_nodes, renamed
+from opgen.ir.names import fresh_name
 from opgen.ir.sums import BoxSum, box_sum
 from opgen.passes.cuda_serial_siblings import together
-from opgen.passes.gather import fresh_name
 
 _USUAL_SIZE: Final = 64
 _LEAST_SPARED: Final = 10

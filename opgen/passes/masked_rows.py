@@ -43,9 +43,9 @@ from opgen.ir.loops import (
     Store,
     walk,
 )
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 from opgen.ir.primitives import VECTOR_OPERATORS
-from opgen.passes.gather import fresh_name
 from opgen.passes.jam import copies_along
 from opgen.passes.lane_choice import Way, choose
 from opgen.passes.rows import Rewriter, Scope, direct

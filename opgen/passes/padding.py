@@ -13,6 +13,7 @@ from typing import Final
 
 from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
 from opgen.ir.indices import extents_of
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
     Access,
     Apply,
@@ -28,7 +29,7 @@ from opgen.ir.notation import (
     reads,
 )
 from opgen.ir.notation import Iterator as IndexIterator
-from opgen.passes.gather import fresh_name, known_names
+from opgen.passes.gather import known_names
 
 MOST_CELLS: Final = 6144
 """The largest copy: it stays in the first-level cache."""

@@ -54,6 +54,7 @@ from opgen.ir.loops import (
     Store,
     walk,
 )
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 from opgen.ir.plane import (
     LANES,
@@ -69,7 +70,6 @@ from opgen.ir.plane import (
     sources,
 )
 from opgen.ir.primitives import VECTOR_OPERATORS
-from opgen.passes.gather import fresh_name
 from opgen.passes.group_sums import MOST_SUMS, cell_body
 from opgen.passes.plane_cells import known_dims, place_of, plane_sizes, sum_terms
 from opgen.passes.plane_runs import rolled

@@ -33,6 +33,7 @@ from opgen.ir.loops import (
     Store,
     Workspace,
 )
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
     Access,
     AttributeType,
@@ -49,7 +50,7 @@ from opgen.ir.notation import (
 from opgen.ir.show import StatementPrinter
 from opgen.passes.derive import rename_tensors
 from opgen.passes.fuse import fuse
-from opgen.passes.gather import GatheredStatement, Kind, fresh_name, gather
+from opgen.passes.gather import GatheredStatement, Kind, gather
 from opgen.passes.lower import Lowering, every
 from opgen.passes.nest import build_nest
 from opgen.passes.point_form import PointForm, point_form
