@@ -51,7 +51,7 @@ def scheduled(op: Op) -> Program:
 
 
 @functools.lru_cache(maxsize=16)
-def _scheduled(op: Op, text: str) -> Program:
+def _scheduled(op: Op, _key: str) -> Program:
     return schedule(op, gather(op))
 
 

@@ -135,7 +135,7 @@ def fixed_loads(node: Lanes, moving: frozenset[str]) -> tuple[Load, ...]:
     return tuple(found)
 
 
-def store_runs(node: Lanes, lane: str, group: str | None, program: Program) -> tuple[Run, ...]:
+def store_runs(node: Lanes, lane: str, group: str | None) -> tuple[Run, ...]:
     """The runs that the lanes write, where no cell between those written is left out."""
     local = {each.name for each in _walk(node.body) if isinstance(each, Define)}
     runs: dict[tuple[object, ...], Run] = {}

@@ -203,7 +203,7 @@ def _backward_by_twin(
     return backward
 
 
-def _asks_python(cotangent: torch.Tensor) -> torch.Tensor:
+def _asks_python(_cotangent: torch.Tensor) -> torch.Tensor:
     return lookup_library.ask_python()
 
 
