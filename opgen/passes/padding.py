@@ -80,7 +80,7 @@ def padding(op: Op) -> Padding | None:
     indices, sizes = access.indices[leading:], op.extents(access.tensor)[leading:]
     kept = frozenset[str]().union(*(index.value.symbols for index in statement.target.indices))
     moving = kept & frozenset[str]().union(*(index.value.symbols for index in indices))
-    ranges = [index_range(index.value, box) for index in indices]
+    ranges = [_index_range(index.value, box) for index in indices]
     ends = [each for each in ranges if each is not None]
     if len(ends) < len(indices) or not _are_plain(op, access, factor, leading, moving):
         return None
@@ -167,7 +167,7 @@ def _with_read(body: Expr, old: Access, new: Access) -> Apply:
     )
 
 
-def index_range(value: Poly, extents: Mapping[str, Poly]) -> tuple[int, int] | None:
+def _index_range(value: Poly, extents: Mapping[str, Poly]) -> tuple[int, int] | None:
     """The least and the greatest value over the box; None where they are not known."""
     first, last, rest = 0, 0, value
     for name in sorted(value.symbols):
