@@ -73,21 +73,6 @@ class Stage:
     text: Callable[[], str]
 
 
-STAGES = (
-    "syntax",
-    "notation",
-    "adjoint",
-    "tangent",
-    "loops",
-    "rows",
-    "c",
-    "threads",
-    "cuda",
-    "module",
-)
-"""The names of the stages, in order."""
-
-
 def stages(
     source: Source, orders: int = ORDERS, trials: Trials | None = None, runtime: str | None = None
 ) -> Iterator[Stage]:

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.ir.indices import extents_of
-from opgen.ir.notation import Op, Tensor
+from opgen.ir.notation import Op
 from opgen.ir.show import show
 from opgen.ir.show_expression import access_text, dims_of
+from opgen.passes.derive import differentiable
 from opgen.passes.differentiate import adjoint
 from opgen.passes.gather import GatheredStatement, Kind, gather
 from opgen.passes.gathered_form import GatheredForm, gathered_forms
@@ -35,13 +36,8 @@ def gradient_text(chosen: Sequence[Op], ops: Sequence[Op], order: int = 1) -> st
     return "\n\n".join(blocks) + "\n" if blocks else "# nothing here has a gradient\n"
 
 
-def differentiable_inputs(op: Op) -> tuple[Tensor, ...]:
-    """Inputs that have a gradient: floating, and not marked `nograd`."""
-    return tuple(t for t in op.inputs if not t.nograd and not t.dtype.is_integer)
-
-
 def _blocks(op: Op, by_name: Mapping[str, Op], order: int) -> Iterator[str]:
-    for tensor in differentiable_inputs(op):
+    for tensor in differentiable(op):
         derived = adjoint(op, tensor.name, by_name).op
         comments = [f"# d {op.name} / d {tensor.name}"]
         forms = gathered_forms(derived)

@@ -16,7 +16,6 @@ import torch
 
 from opgen import compiler, loading, output, programs
 from opgen.emit.library import LibraryOp, Variant, library_source
-from opgen.ir.notation import Op
 from opgen.runtime import Operation, build, checks, prelude
 from opgen.runtime.description import GENERIC
 from opgen.runtime.schema import schema
@@ -47,7 +46,7 @@ def build_library(
     for number, op in enumerate(compiler.check_source(source)):
         operation: Operation = module.FAMILY.operations[op.name]
         variants = []
-        for variant, text in _variants(op, operation, f"opgen_kernels_{number}", dtypes):
+        for variant, text in _variants(operation, f"opgen_kernels_{number}", dtypes):
             variants.append(variant)
             texts[f"{variant.kernel}.c"] = text
         program = programs.scheduled(op)
@@ -60,7 +59,7 @@ def build_library(
 
 
 def _variants(
-    op: Op, operation: Operation, kernel: str, dtypes: Sequence[str]
+    operation: Operation, kernel: str, dtypes: Sequence[str]
 ) -> Iterator[tuple[Variant, str]]:
     """The kernels of an op for each set of element types, and their C source."""
     declared = [(each.name, each.dtype) for each in operation.inputs]

@@ -1,6 +1,8 @@
 """The loops of an op: for the CPU, for the threads of a GPU, and for particular values.
 
-This is the order of the passes over loops. Nothing else knows it.
+This is the order of the passes over whole programs. Some are made of others, and have their order:
+`passes.rows` of those that loops along rows go through, kernel by kernel, `passes.cuda_rows` of
+those for a GPU, `passes.blocks` and `passes.padded` of those for kernels of known sizes.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def scheduled(op: Op) -> Program:
 
 
 @functools.lru_cache(maxsize=16)
-def _scheduled(op: Op, text: str) -> Program:
+def _scheduled(op: Op, _key: str) -> Program:
     return schedule(op, gather(op))
 
 

@@ -297,14 +297,18 @@ def test_compiled_transposed_convolutions_give_what_torch_gives(dtype: torch.dty
         assert (own.double() - exact).abs().max() <= 64 * torch.finfo(dtype).eps * exact.abs().max()
 
 
-def test_a_factor_that_all_lanes_share_stays_with_its_block() -> None:
+@pytest.mark.parametrize(("factor", "passes"), [("t[n,h]", 1), ("t[n,h,w]", 3)])
+def test_a_factor_that_all_lanes_share_stays_with_its_block(factor: str, passes: int) -> None:
     """Nothing is gained where terms do not meet new pages."""
-    text = "op near(x[N,H,W], t[N,H]) -> y[W]\n  y[w] = sum(n,h) x[n,h,w] * t[n,h]\n"
+    dims = factor.removeprefix("t").upper()
+    term = f"x[n,h + k - 1 ?0,w] * {factor}"
+    text = f"op near(x[N,H,W], t{dims}) -> y[3,W]\n  y[k,w] = sum(n,h) {term}\n"
     (op,) = check_source(Source(text, "near.op"))
-    _, program = programs(op, {"H": 64}, 0)
-    for kernel in program.kernels:
-        if isinstance(kernel.only, Blocks) and kernel.only.holds:
-            assert len(kernel.body) == 1
+    _, program = programs(op, {"H": 16}, 0)
+    (kernel,) = (
+        each for each in program.kernels if isinstance(each.only, Blocks) and each.only.holds
+    )
+    assert len(kernel.body) == passes, show_program(program)
 
 
 NEAR_MISSES = {

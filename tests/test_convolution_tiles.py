@@ -29,7 +29,7 @@ from opgen.runtime import (
     convolution_tiles,
     convolution_tiles_source,
 )
-from opgen.runtime.convolution_tiles import Family, Target, Tiles
+from opgen.runtime.convolution_tiles import Target, Tiles, VectorLayout
 from opgen.runtime.convolution_tiles_source import Tiled
 from tile_calls import (
     EVERY,
@@ -46,9 +46,9 @@ CONV = opgen.load(SPECS / "conv.op")
 TRANSPOSED = opgen.load(SPECS / "conv_transpose.op")
 
 FORMATS = {
-    Family.PLANES: torch.contiguous_format,
-    Family.PIXELS: torch.channels_last,
-    Family.LANES: torch.channels_last,
+    VectorLayout.PLANES: torch.contiguous_format,
+    VectorLayout.PIXELS: torch.channels_last,
+    VectorLayout.LANES: torch.channels_last,
 }
 IN_LANES = ((1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 4))
 """Channels and results of groups of which a vector has several."""
@@ -66,14 +66,14 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
 
 
 @pytest.fixture
-def families(monkeypatch: pytest.MonkeyPatch) -> set[Family]:
+def layouts(monkeypatch: pytest.MonkeyPatch) -> set[VectorLayout]:
     """Those of the plans that are made."""
-    found: set[Family] = set()
+    found: set[VectorLayout] = set()
     tiles_of = convolution_tiles.tiles_of
 
     def listening(*arguments: Any) -> Tiles | None:
         made = tiles_of(*arguments)
-        found.update(() if made is None else (made.family,))
+        found.update(() if made is None else (made.layout,))
         return made
 
     monkeypatch.setattr(convolution_tiles, "tiles_of", listening)
@@ -83,23 +83,23 @@ def families(monkeypatch: pytest.MonkeyPatch) -> set[Family]:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles wherever they can be, however small and slow."""
-    monkeypatch.setattr(convolution_tiles, "_is_worth", lambda about, target, family: True)
+    monkeypatch.setattr(convolution_tiles, "_is_worth", lambda about, target, layout: True)
 
 
 # ---------------------------------------------------------------------------- numbers
-@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("layout", VectorLayout)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_geometries(
-    seed: int, family: Family, always: None, heard: list[Target], families: set[Family]
+    seed: int, layout: VectorLayout, always: None, heard: list[Target], layouts: set[VectorLayout]
 ) -> None:
     """Result and gradients are those of PyTorch in float64: in Python, and looked up."""
     torch.manual_seed(seed)
-    draw, format_ = random.Random(seed), FORMATS[family]
+    draw, format_ = random.Random(seed), FORMATS[layout]
     for _ in range(10):
         heard.clear()
         groups = draw.choice((1, 1, 2, 3))
         inner, outer = draw.randint(8, 20), draw.randint(8, 20)
-        if family is Family.LANES:
+        if layout is VectorLayout.LANES:
             groups = draw.randint(2, 21)
             inner, outer = draw.choice(IN_LANES)
         taps = draw.randint(1, 4), draw.randint(1, 5)
@@ -117,15 +117,15 @@ def test_random_geometries(
         about: dict[str, Any] = {"padding": padding, "dilation": dilation, "groups": groups}
         check_calls(CONV.conv2d, F.conv2d, leaves, format_, **about)
         assert set(heard) == EVERY, (x.shape, weight.shape, about)
-    assert family in families or not HAS_VECTORS
+    assert layout in layouts or not HAS_VECTORS
 
 
-@pytest.mark.parametrize("family", Family)
-def test_transposed_convolutions(family: Family, always: None, heard: list[Target]) -> None:
+@pytest.mark.parametrize("layout", VectorLayout)
+def test_transposed_convolutions(layout: VectorLayout, always: None, heard: list[Target]) -> None:
     """A public op of its own, with a bias, whose weight has channels of the image first."""
     torch.manual_seed(0)
-    format_, (outer, inner) = FORMATS[family], (2, 4) if family is Family.LANES else (9, 10)
-    several = (2, 9) if family is Family.LANES else (1, 2)
+    format_, (outer, inner) = FORMATS[layout], (2, 4) if layout is VectorLayout.LANES else (9, 10)
+    several = (2, 9) if layout is VectorLayout.LANES else (1, 2)
     for groups, taps, padding, dilation in itertools.product(several, (1, 2, 3), (0, 1), (1, 2)):
         if padding > dilation * (taps - 1):
             continue
@@ -138,11 +138,11 @@ def test_transposed_convolutions(family: Family, always: None, heard: list[Targe
         assert set(heard) == EVERY
 
 
-@pytest.mark.parametrize("family", Family)
-def test_second_derivatives(family: Family, always: None, heard: list[Target]) -> None:
+@pytest.mark.parametrize("layout", VectorLayout)
+def test_second_derivatives(layout: VectorLayout, always: None, heard: list[Target]) -> None:
     torch.manual_seed(0)
-    format_ = FORMATS[family]
-    groups, inner, outer = (9, 2, 2) if family is Family.LANES else (1, 10, 12)
+    format_ = FORMATS[layout]
+    groups, inner, outer = (9, 2, 2) if layout is VectorLayout.LANES else (1, 10, 12)
     x = leaf(2, groups * inner, 7, 9, format_=format_)
     weight = leaf(groups * outer, inner, 3, 3)
 
@@ -228,14 +228,14 @@ def test_views_that_negate_after_others(
     assert set(heard) == EVERY - {Target.WEIGHT}
 
 
-@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("layout", VectorLayout)
 @pytest.mark.parametrize(("number", "width"), [(float("inf"), 5), (float("nan"), 6)])
 def test_what_is_not_finite_meets_no_padding(
-    number: float, width: int, family: Family, always: None, heard: list[Target]
+    number: float, width: int, layout: VectorLayout, always: None, heard: list[Target]
 ) -> None:
     """There are no terms outside of the image: each cell and tap alone, by a loop over terms."""
     torch.manual_seed(0)
-    format_, channels = FORMATS[family], 4 if family is Family.LANES else 8
+    format_, channels = FORMATS[layout], 4 if layout is VectorLayout.LANES else 8
     for of_image, padding in itertools.product((True, False), (0, 1)):
         x, weight = torch.randn(1, channels, 4, width), torch.randn(channels, channels, 3, 3)
         (x if of_image else weight)[0, 0, 0, 0] = number
@@ -286,14 +286,14 @@ def test_what_other_tensors_and_windows_take(heard: list[Target], always: None) 
 
 # ---------------------------------------------------------------------------- memory and threads
 PARTS = {
-    Family.PLANES: (convolution_planes_result.RESULT, convolution_planes_weight.WEIGHT),
-    Family.PIXELS: (convolution_pixels_result.RESULT, convolution_pixels_weight.WEIGHT),
-    Family.LANES: (convolution_lanes_result.RESULT, convolution_lanes_weight.WEIGHT),
+    VectorLayout.PLANES: (convolution_planes_result.RESULT, convolution_planes_weight.WEIGHT),
+    VectorLayout.PIXELS: (convolution_pixels_result.RESULT, convolution_pixels_weight.WEIGHT),
+    VectorLayout.LANES: (convolution_lanes_result.RESULT, convolution_lanes_weight.WEIGHT),
 }
 NAMES = {
-    Family.PLANES: ("opgen_plane_tiles", "opgen_plane_weight_tiles"),
-    Family.PIXELS: ("opgen_pixel_tiles", "opgen_pixel_weight_tiles"),
-    Family.LANES: ("opgen_lane_tiles", "opgen_lane_weight_tiles"),
+    VectorLayout.PLANES: ("opgen_plane_tiles", "opgen_plane_weight_tiles"),
+    VectorLayout.PIXELS: ("opgen_pixel_tiles", "opgen_pixel_weight_tiles"),
+    VectorLayout.LANES: ("opgen_lane_tiles", "opgen_lane_weight_tiles"),
 }
 
 
@@ -304,15 +304,15 @@ ORDERS = {
 """Of the dims in memory, and back."""
 
 
-def compiled(family: Family, numbers: int) -> list[Any]:
+def compiled(layout: VectorLayout, numbers: int) -> list[Any]:
     """Both functions with strips of about so many numbers."""
     before = convolution_tiles_source.STRIP_NUMBERS
     try:
         convolution_tiles_source.STRIP_NUMBERS = numbers  # type: ignore[misc]
-        sources = map(convolution_tiles_source.source, PARTS[family])
+        sources = map(convolution_tiles_source.source, PARTS[layout])
     finally:
         convolution_tiles_source.STRIP_NUMBERS = before  # type: ignore[misc]
-    pairs = zip(map(build.library, sources), NAMES[family], strict=True)
+    pairs = zip(map(build.library, sources), NAMES[layout], strict=True)
     found = [getattr(library, name) for library, name in pairs]
     for each in found:
         each.restype, each.argtypes = ctypes.c_int64, [ctypes.c_void_p] * 5
@@ -330,20 +330,20 @@ def tiled(x: Tensor, weight: Tensor, padding: int, groups: int) -> Any:
     return (ctypes.c_int64 * len(about))(*about)
 
 
-@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("layout", VectorLayout)
 @pytest.mark.parametrize("numbers", [64, 1024, 2**16])
-def test_nothing_outside_of_tensors_is_touched(numbers: int, family: Family) -> None:
+def test_nothing_outside_of_tensors_is_touched(numbers: int, layout: VectorLayout) -> None:
     """It ends where memory does; strips of one row, of some, and whole images."""
     torch.manual_seed(0)
     if convolution_tiles.function(Target.RESULT) is None:
         assert not HAS_VECTORS
         return
-    results, weights = compiled(family, numbers)
-    format_, several = FORMATS[family], (1, 2, 3)
+    results, weights = compiled(layout, numbers)
+    format_, several = FORMATS[layout], (1, 2, 3)
     channels = itertools.product((1, 3), (1, 2, 3, 5, 9))
-    if family is Family.PIXELS:
+    if layout is VectorLayout.PIXELS:
         channels = itertools.chain(channels, ((8, 8), (16, 17), (18, 16), (33, 8)))
-    if family is Family.LANES:
+    if layout is VectorLayout.LANES:
         channels, several = iter(IN_LANES), (1, 5, 8, 17)
     for groups, (inner, outer), width, padding in itertools.product(
         several, channels, (3, 16, 33), (0, 2)
@@ -366,11 +366,13 @@ def test_nothing_outside_of_tensors_is_touched(numbers: int, family: Family) -> 
         check(gradient, of_weight)
 
 
-@pytest.mark.parametrize("family", Family)
-def test_threads_do_not_change_the_bits(family: Family, always: None, heard: list[Target]) -> None:
+@pytest.mark.parametrize("layout", VectorLayout)
+def test_threads_do_not_change_the_bits(
+    layout: VectorLayout, always: None, heard: list[Target]
+) -> None:
     torch.manual_seed(0)
-    format_ = FORMATS[family]
-    groups, inner, outer = (10, 1, 2) if family is Family.LANES else (1, 10, 15)
+    format_ = FORMATS[layout]
+    groups, inner, outer = (10, 1, 2) if layout is VectorLayout.LANES else (1, 10, 15)
     x = leaf(5, groups * inner, 40, 50, format_=format_)
     weight = leaf(groups * outer, inner, 3, 3)
     cotangent = torch.randn(5, groups * outer, 40, 50).contiguous(memory_format=format_)
@@ -388,12 +390,12 @@ def test_threads_do_not_change_the_bits(family: Family, always: None, heard: lis
     assert set(heard) == EVERY
 
 
-@pytest.mark.parametrize("family", Family)
-def test_a_forked_child_does_not_hang(family: Family, always: None) -> None:
+@pytest.mark.parametrize("layout", VectorLayout)
+def test_a_forked_child_does_not_hang(layout: VectorLayout, always: None) -> None:
     """Its parent has used the threads, which the child does not have."""
-    channels = 4 if family is Family.LANES else 10
+    channels = 4 if layout is VectorLayout.LANES else 10
     x, weight = torch.ones(4, channels, 60, 60), torch.ones(channels, channels, 3, 3)
-    x = x.contiguous(memory_format=FORMATS[family])
+    x = x.contiguous(memory_format=FORMATS[layout])
 
     def is_right() -> bool:
         """Of a few cells: for many PyTorch would ask for its threads, which is what hangs."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import opgen
 from catalogue import SPECS
 from opgen.runtime import build, convolution_tiles
-from opgen.runtime.convolution_tiles import Family, Target
+from opgen.runtime.convolution_tiles import Target, VectorLayout
 from tile_calls import (
     EVERY,
     HAS_VECTORS,
@@ -154,7 +154,7 @@ def test_a_compiler_without_vectors_has_no_tiles(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OPGEN_CFLAGS", "-O0 -mno-avx512f")
     convolution_tiles._function.cache_clear()
     try:
-        for family, target in itertools.product(Family, Target):
-            assert convolution_tiles.function(target, family) is None
+        for layout, target in itertools.product(VectorLayout, Target):
+            assert convolution_tiles.function(target, layout) is None
     finally:
         convolution_tiles._function.cache_clear()

@@ -16,21 +16,17 @@ import subprocess
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
+from opgen.emit.source import helper_lines
+from opgen.emit.types import Type
 from opgen.ir import build
 from opgen.ir.notation import Access, Apply, Constant, Expr, Read
-from opgen.ir.primitives import (
-    PRIMITIVES,
-    Absence,
-    Arithmetic,
-    Kind,
-    Level,
-    Precedence,
-    helper_functions,
-)
+from opgen.ir.primitives import PRIMITIVES, Absence, Kind, Level, Precedence, Primitive
+from opgen.runtime import prelude
 
 TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "add": torch.add,
@@ -344,59 +340,75 @@ def test_rows_are_consistent() -> None:
             assert not called or set(spelling.arguments) <= {Level.ARGUMENT}
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """Every row as a C function of every arithmetic it has."""
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("OPGEN_CC", "cc"), "gcc"))), "")
-    if not compiler:
-        pytest.skip("no C compiler found: set OPGEN_CC")
-    folder: Path = tmp_path_factory.mktemp("spellings")
-    text = "#include <math.h>\n#include <stdint.h>\n#include <stdlib.h>\n"
-    for kind in Arithmetic:
-        rows = [row for row in ROWS if not (row.needs_float and kind is Arithmetic.I64)]
-        text += helper_functions((row.name for row in rows), kind, "static inline")
-        for row in rows:
-            parameters = ", ".join(f"{kind.value} {name}" for name in "abc"[: row.arity])
-            body = row.c.render(kind, *"abc"[: row.arity])
-            signature = f"{kind.value} row_{row.name}_{kind.name}({parameters})"
-            text += f"{signature} {{ return {body}; }}\n"
-    (folder / "rows.c").write_text(text)
-    command = [compiler, "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "rows.c", "-o", "rows.so"]
-    subprocess.run([*command, "-lm"], cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "rows.so"))
+class Numbers(NamedTuple):
+    """What a kernel computes with: a type of the source, and what a call makes of its names."""
+
+    kind: Type
+    shared: str
+    real: str
+    python: type[ctypes.c_float] | type[ctypes.c_double] | type[ctypes.c_int64]
+    tolerance: float
 
 
-C_TYPES = {
-    Arithmetic.F32: (ctypes.c_float, 1e-5),
-    Arithmetic.F64: (ctypes.c_double, 1e-13),
-    Arithmetic.I64: (ctypes.c_int64, 0),
+NUMBERS = {
+    "float": Numbers(Type.REAL, "f32", "f32", ctypes.c_float, 1e-5),
+    "double": Numbers(Type.REAL, "f64", "f64", ctypes.c_double, 1e-13),
+    "integer": Numbers(Type.INTEGER, "f32", "f32", ctypes.c_int64, 0),
+    "integers of tensors": Numbers(Type.WIDE, "i64", "f32", ctypes.c_int64, 0),
 }
 
 
-@pytest.mark.parametrize("kind", list(Arithmetic))
-def test_c_spelling_computes_the_function(library: ctypes.CDLL, kind: Arithmetic) -> None:
-    c_type, tolerance = C_TYPES[kind]
-    for row in ROWS:
-        if row.needs_float and kind is Arithmetic.I64:
-            assert not hasattr(library, f"row_{row.name}_{kind.name}")
-            continue
-        function = getattr(library, f"row_{row.name}_{kind.name}")
+def spelled(kind: Type) -> list[Primitive]:
+    """The rows that are computed in that type."""
+    return [row for row in ROWS if kind is Type.REAL or not row.needs_float]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_c_spelling_computes_the_function(name: str, tmp_path: Path) -> None:
+    """Every row as a C function, with the helpers and the prelude of kernels."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("OPGEN_CC", "cc"), "gcc"))), "")
+    if not compiler:
+        pytest.skip("no C compiler found: set OPGEN_CC")
+    kind, shared, real, c_type, tolerance = NUMBERS[name]
+    rows = spelled(kind)
+    helpers = helper_lines((row.name, kind) for row in rows if row.helper is not None)
+    lines = [prelude.C + prelude.bindings(shared, real, {}), *helpers]
+    for row in rows:
+        parameters = ", ".join(f"{kind.value} {letter}" for letter in "abc"[: row.arity])
+        body = row.c.render(kind.tag, *"abc"[: row.arity])
+        lines.append(f"{kind.value} row_{row.name}({parameters}) {{ return {body}; }}")
+    (tmp_path / "rows.c").write_text("\n".join(lines) + "\n")
+    command = [compiler, "-O1", "-shared", "-fPIC", "-pthread", "rows.c", "-o", "rows.so"]
+    subprocess.run([*command, "-lm"], cwd=tmp_path, check=True)
+    library = ctypes.CDLL(str(tmp_path / "rows.so"))
+    for row in rows:
+        function = getattr(library, f"row_{row.name}")
         function.argtypes, function.restype = [c_type] * row.arity, c_type
         for point in points(row.arity, seed=3):
-            if kind is Arithmetic.I64:
+            if c_type is ctypes.c_int64:
                 if not all(map(math.isfinite, point)):
                     continue
                 point = tuple(map(round, point))
             arguments = [c_type(number).value for number in point]
             actual, expected = function(*arguments), row.function(*arguments)
-            if kind is Arithmetic.F32:
+            if c_type is ctypes.c_float:
                 expected = ctypes.c_float(expected).value  # overflows to infinity
             assert same(actual, expected, tolerance), (row.name, point, actual, expected)
 
 
+def test_helpers_stand_in_the_order_of_the_table() -> None:
+    wanted = [("silu", Type.REAL), ("relu", Type.WIDE), ("max", Type.REAL), ("relu", Type.INTEGER)]
+    assert [line.split("(")[0] for line in helper_lines(wanted)] == [
+        "FUNCTION real opgen_max_real",
+        "FUNCTION int64_t opgen_relu_i64",
+        "FUNCTION wide opgen_relu_wide",
+        "FUNCTION real opgen_silu_real",
+    ]
+
+
 def test_render_uses_the_target_s_own_form() -> None:
     rsqrt = PRIMITIVES["rsqrt"]
-    assert rsqrt.c.render(Arithmetic.F32, "x") == "1.0f / sqrtf(x)"
-    assert rsqrt.cuda.render(Arithmetic.F64, "x") == "rsqrt(x)"
-    assert PRIMITIVES["abs"].c.render(Arithmetic.I64, "x") == "llabs(x)"
-    assert PRIMITIVES["max"].c.render(Arithmetic.F32, "x", "y") == "opgen_max_f32(x, y)"
+    assert rsqrt.c.render("real", "x") == "1.0 / sqrt(x)"
+    assert rsqrt.cuda.render("real", "x") == "rsqrt(x)"
+    assert PRIMITIVES["abs"].c.render("i64", "x") == "llabs(x)"
+    assert PRIMITIVES["max"].c.render("wide", "x", "y") == "opgen_max_wide(x, y)"

@@ -297,11 +297,9 @@ def test_what_is_proved_holds_on_a_grid(claim: Claim) -> None:
 @given(claims(), st.sampled_from([s, poly(2), A, A * s, B + 2]))
 def test_quotients_are_those_of_integers(claim: Claim, divisor: Poly) -> None:
     floor = prove.floor_div(claim.value, divisor, claim.known)
-    ceiling = prove.ceil_div(claim.value, divisor, claim.known)
     for point in grid(claim):
         value, by = claim.value.evaluate(point), divisor.evaluate(point)
         assert floor.evaluate(point) == value // by
-        assert ceiling.evaluate(point) == -(-value // by)
 
 
 @settings(max_examples=60)

@@ -87,6 +87,11 @@ class Poly:
         return not self.terms or (len(self.terms) == 1 and () in self.terms)
 
     @property
+    def is_data_dependent(self) -> bool:
+        """Whether anything in it is read from a tensor."""
+        return any(atom.kind is Kind.LOAD for atom in self.all_atoms())
+
+    @property
     def constant(self) -> int:
         """The constant term."""
         return self.terms.get((), 0)

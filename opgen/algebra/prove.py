@@ -17,7 +17,6 @@ from opgen.algebra.poly import floor_div as plain_floor_div
 
 __all__ = [
     "all_nonnegative",
-    "ceil_div",
     "counterexample",
     "floor_div",
     "implies",
@@ -109,8 +108,3 @@ def floor_div(a: Poly, b: Poly, facts: Facts) -> Poly:
         if smaller is not None and all_nonnegative((low, factor - 1 - low), facts):
             return quotient + floor_div(high, smaller, facts)
     return plain_floor_div(a, b)
-
-
-def ceil_div(a: Poly, b: Poly, facts: Facts) -> Poly:
-    """Ceiling of a / b for positive b, simplified with what is known of the ranges."""
-    return floor_div(a + b - 1, b, facts)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from opgen.algebra.condition import Condition, Relation
-from opgen.algebra.poly import Kind, Poly, symbol, symbol_atom
+from opgen.algebra.poly import Poly, symbol, symbol_atom
 from opgen.emit.cuda_printer import Stretch
 from opgen.ir.loops import Always, Define, If, Lanes, Node, Row, walk
 
@@ -48,8 +48,7 @@ def _corner(
     """The condition at the cell where it is least likely; None where a lane decides it."""
     value = condition.value
     moving = [row for row in rows if row.axis.name in value.symbols]
-    loads = any(atom.kind is Kind.LOAD for atom in value.all_atoms())
-    if condition.relation is not Relation.GE or not moving or loads:
+    if condition.relation is not Relation.GE or not moving or value.is_data_dependent:
         return None
     if any(stretch.hint(value) is not None for stretch in stretches):
         return None

@@ -106,7 +106,6 @@ def _simplest(bounds: tuple[Poly, ...]) -> Poly:
     """The bound that is most likely small."""
 
     def key(value: Poly) -> tuple[bool, int, str]:
-        atoms = list(value.all_atoms())
-        return any(atom.kind is Kind.LOAD for atom in atoms), len(atoms), str(value)
+        return value.is_data_dependent, sum(1 for _ in value.all_atoms()), str(value)
 
     return min(bounds, key=key)

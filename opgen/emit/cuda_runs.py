@@ -98,7 +98,7 @@ def place(index: Poly, lane: str, extent: Poly) -> Place | None:
     if linear is None or not linear[0].is_constant or lane in linear[1].symbols:
         return None
     step, rest = linear[0].constant, linear[1]
-    if not 1 <= step <= LARGEST_STEP or any(a.kind is Kind.LOAD for a in rest.all_atoms()):
+    if not 1 <= step <= LARGEST_STEP or rest.is_data_dependent:
         return None
     return Place(step, rest - rest.constant, rest.constant)
 
@@ -135,7 +135,7 @@ def fixed_loads(node: Lanes, moving: frozenset[str]) -> tuple[Load, ...]:
     return tuple(found)
 
 
-def store_runs(node: Lanes, lane: str, group: str | None, program: Program) -> tuple[Run, ...]:
+def store_runs(node: Lanes, lane: str, group: str | None) -> tuple[Run, ...]:
     """The runs that the lanes write, where no cell between those written is left out."""
     local = {each.name for each in _walk(node.body) if isinstance(each, Define)}
     runs: dict[tuple[object, ...], Run] = {}

@@ -93,7 +93,7 @@ class CudaStatements(Emitter):
         block.printer = replace(block.printer, registers=dict(block.printer.registers))
         across = None if group is None else group.axis.name
         loads = load_runs(node, row.axis.name, across, program)
-        stores = store_runs(node, row.axis.name, across, program)
+        stores = store_runs(node, row.axis.name, across)
         self.write("{")
         for load in fixed_loads(node, frozenset(each.axis.name for each in self.kernel.stretched)):
             block.load_once(load)

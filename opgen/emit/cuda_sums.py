@@ -19,6 +19,7 @@ from opgen.emit.polynomial import Text
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import Axis, Kernel, Lanes, Row
 from opgen.ir.map_loops import symbols_of
+from opgen.ir.names import fresh_name
 from opgen.ir.sums import BoxSum
 
 WIDEST = 16
@@ -30,17 +31,10 @@ def stretched(kernel: Kernel, found: BoxSum) -> Kernel:
     taken = {axis.name for axis in (*kernel.axes, *found.box)} | symbols_of(*kernel.body)
     rows = []
     for axis in found.box[-2:]:
-        first, last = (_unused(f"{axis.name}_{end}", taken) for end in ("first", "last"))
+        first, last = (fresh_name(f"{axis.name}_{end}", taken) for end in ("first", "last"))
         rows.append(Row(axis, first, last, WIDEST))
     group = rows[0] if len(rows) == 2 else None
     return replace(kernel, row=rows[-1], group=group, body=(Lanes((), (), found.terms),))
-
-
-def _unused(wanted: str, taken: set[str]) -> str:
-    while wanted in taken:
-        wanted += "_"
-    taken.add(wanted)
-    return wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,11 +328,7 @@ class Printer:
             if row.needs_float and own is not Type.REAL:
                 text = Text(f"(real){text.at(Level.UNARY)}", Level.UNARY)
             texts.append(text.at(level))
-        form = spelling.text
-        if kind is Type.INTEGER and spelling.integer is not None:
-            form = spelling.integer
-        # No suffix: <tgmath.h> in C, overloads in CUDA.
-        return Text(form.format(*texts, f="", t=kind.tag), spelling.level)
+        return Text(spelling.render(kind.tag, *texts), spelling.level)
 
 
 _TRUTH_LEVELS: Final = frozenset({Level.OR, Level.AND, Level.EQUALITY, Level.RELATIONAL})

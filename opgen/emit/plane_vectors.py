@@ -23,6 +23,7 @@ from typing import Final, assert_never
 from opgen.emit.coarse import Coarse, are_coarse
 from opgen.emit.emitter import ScopeEmitter
 from opgen.emit.polynomial import Text
+from opgen.emit.types import Type
 from opgen.ir.loops import Load, Scalar
 from opgen.ir.plane import (
     LANES,
@@ -209,7 +210,7 @@ class PlanePrinter:
             self.vector(argument).at(level)
             for argument, level in zip(arguments, spelling.arguments, strict=True)
         ]
-        return Text(spelling.text.format(*texts, f="", t="real"), spelling.level)
+        return Text(spelling.render(Type.REAL.tag, *texts), spelling.level)
 
     def number(self, value: Scalar) -> Text:
         return self.emitter.printer.scalar(value)

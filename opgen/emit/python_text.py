@@ -1,4 +1,4 @@
-"""Pieces of Python source: strings that cannot break out, and brackets broken over lines.
+"""Pieces of Python source: strings that cannot break out, numbers, and brackets over lines.
 
 The layout is the one that formatters of Python agree on: everything on one line if it fits, else
 the content of the brackets on a line of its own, else an item a line with a trailing comma.
@@ -44,6 +44,12 @@ def quoted(text: str) -> str:
     if text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
     return repr(text)
+
+
+def number_text(value: int | float) -> str:
+    """A number; those that have no literal are made of text."""
+    text = repr(value)
+    return f'float("{text}")' if text.lstrip("-") in ("inf", "nan") else text
 
 
 # ---------------------------------------------------------------------------- brackets

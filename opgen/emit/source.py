@@ -19,9 +19,8 @@ def helper_lines(helpers: Iterable[tuple[str, Type]]) -> tuple[str, ...]:
         row = PRIMITIVES[name]
         assert row.helper is not None
         parameters = ", ".join(f"{kind.value} {letter}" for letter in "ab"[: row.arity])
-        body = row.helper.format(f="")
         head = f"FUNCTION {kind.value} opgen_{name}_{kind.tag}({parameters})"
-        lines.append(f"{head} {{ return {body}; }}")
+        lines.append(f"{head} {{ return {row.helper}; }}")
     return tuple(lines)
 
 

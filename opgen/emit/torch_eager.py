@@ -18,7 +18,18 @@ from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import Atom, Kind, Poly
 from opgen.emit.names import python_names
 from opgen.emit.polynomial import Spell, Text, condition_text, sum_text
-from opgen.emit.python_text import WIDTH, Chain, Group, Node, call, flat, layout, quoted, tuple_of
+from opgen.emit.python_text import (
+    WIDTH,
+    Chain,
+    Group,
+    Node,
+    call,
+    flat,
+    layout,
+    number_text,
+    quoted,
+    tuple_of,
+)
 from opgen.emit.python_text import Kind as Brackets
 from opgen.emit.templates import comment
 from opgen.ir.notation import (
@@ -147,7 +158,7 @@ class _Function:
         for table in op.tables:
             if table.name in used:
                 shape = tuple_of([str(size) for size in table.shape])
-                cells = tuple_of([_number(value) for value in table.values])
+                cells = tuple_of([number_text(value) for value in table.values])
                 values[table.name] = call("call.table", (quoted(table.name), shape, cells))
         for tensor in op.outputs:
             values[tensor.name] = call(
@@ -222,11 +233,6 @@ def varies(value: Poly, iterators: frozenset[str]) -> bool:
     return not value.symbols.isdisjoint(iterators) or any(
         atom.kind is Kind.LOAD for atom in value.all_atoms()
     )
-
-
-def _number(value: int | float) -> str:
-    text = repr(value)
-    return f'float("{text}")' if text.lstrip("-") in ("inf", "nan") else text
 
 
 # ---------------------------------------------------------------------------- statements
@@ -314,7 +320,7 @@ class _Statement:
                 return text
             case Boundary.FILL:
                 assert index.fill is not None
-                return f"eager.fill({text}, {_number(index.fill)})"
+                return f"eager.fill({text}, {number_text(index.fill)})"
             case (
                 Boundary.ZERO
                 | Boundary.DROP
@@ -333,7 +339,7 @@ class _Statement:
             case Constant(value=value):
                 negative = value < 0 or repr(value).startswith("-")
                 level = Level.UNARY if negative else Level.PRIMARY
-                return _Body(_number(value), level, is_term=False)
+                return _Body(number_text(value), level, is_term=False)
             case Parameter(name=name):
                 return _Body(self.function.names[name])
             case Value(value=value):

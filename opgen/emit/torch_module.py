@@ -17,6 +17,7 @@ from opgen.emit.python_text import (
     dict_of,
     docstring,
     layout,
+    number_text,
     quoted,
     string,
     strings,
@@ -266,15 +267,10 @@ def _annotation(attribute: Attribute) -> str:
 
 def _default(attribute: Attribute) -> str:
     if isinstance(attribute.default, float):
-        return _float(attribute.default)
+        return number_text(attribute.default)
     if isinstance(attribute.default, str):
         return quoted(attribute.default)
     return repr(attribute.default)
-
-
-def _float(value: float) -> str:
-    text = repr(value)
-    return f'float("{text}")' if text.lstrip("-") in ("inf", "nan") else text
 
 
 def _documentation(op: Op) -> str:
@@ -363,7 +359,7 @@ def _input(tensor: Tensor) -> Group:
         "Input",
         (quoted(tensor.name), strings([dim_text(dim) for dim in tensor.dims])),
         dtype=None if tensor.dtype.value == "same" else quoted(tensor.dtype.value),
-        default=None if tensor.default is None else _float(float(tensor.default)),
+        default=None if tensor.default is None else number_text(float(tensor.default)),
         nograd="True" if tensor.nograd else None,
     )
 

@@ -29,7 +29,7 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.notation import DType, Table
-from opgen.ir.primitives import PRIMITIVES, Kind
+from opgen.ir.primitives import INTEGER_TAG, PRIMITIVES, Kind
 
 
 class Type(Enum):
@@ -42,7 +42,7 @@ class Type(Enum):
     @property
     def tag(self) -> str:
         """What the names of helper functions end in."""
-        return "i64" if self is Type.INTEGER else self.value
+        return INTEGER_TAG if self is Type.INTEGER else self.value
 
 
 class Types:

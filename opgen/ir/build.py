@@ -1,14 +1,16 @@
-"""Small constructors of expressions that fold literal zeros and ones, for the table of partials.
+"""Small constructors of expressions.
 
-`0 * x` becomes 0 here although x may be infinite or NaN. That is right in a partial derivative,
-where the 0 says that nothing depends, and would be wrong for a product that a user wrote.
+Those for the table of partials fold literal zeros and ones. `0 * x` becomes 0 although x may be
+infinite or NaN. That is right in a partial derivative, where the 0 says that nothing depends, and
+would be wrong for a product that a user wrote.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from opgen.ir.notation import Apply, Constant, Expr
+from opgen.algebra.poly import Poly
+from opgen.ir.notation import Apply, Constant, Expr, Value
 
 ZERO: Final = Constant(0)
 ONE: Final = Constant(1)
@@ -17,6 +19,11 @@ ONE: Final = Constant(1)
 def literal(expr: Expr) -> int | float | None:
     """The number of a literal, else None."""
     return expr.value if isinstance(expr, Constant) else None
+
+
+def of_polynomial(value: Poly) -> Expr:
+    """An integer polynomial as a number; a constant one is a literal."""
+    return Constant(value.constant) if value.is_constant else Value(value)
 
 
 def apply(name: str, *arguments: Expr) -> Apply:

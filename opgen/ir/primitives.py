@@ -13,7 +13,7 @@ Conventions at singular points are PyTorch's unless noted at the row: the deriva
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Final
@@ -72,25 +72,17 @@ class Level(IntEnum):
     PRIMARY = 9
 
 
-class Arithmetic(Enum):
-    """The C types in which bodies are computed; the value is the type's name."""
-
-    F32 = "float"
-    F64 = "double"
-    I64 = "int64_t"
-
-    @property
-    def suffix(self) -> str:
-        """The suffix of functions and literals of the C library."""
-        return "f" if self is Arithmetic.F32 else ""
+INTEGER_TAG: Final = "i64"
+"""The tag of the type of integers, see `opgen.emit.types`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A C form. `{0}`, `{1}`.. are arguments, `{f}` the suffix, `{t}` a type tag: f32, f64, i64.
+    """A C form. `{0}`, `{1}`.. are arguments, `{t}` the tag of the type that it computes in.
 
+    Functions have no suffix: `<tgmath.h>` in C, and overloads in CUDA, choose the one for the type.
     `level` is that of the whole; argument i must be parenthesised if its level is below
-    `arguments[i]`. `integer` is the form for I64 if it differs.
+    `arguments[i]`. `integer` is the form for integers if it differs.
     """
 
     text: str
@@ -98,12 +90,10 @@ class Spelling:
     arguments: tuple[Level, ...]
     integer: str | None = None
 
-    def render(self, arithmetic: Arithmetic, *arguments: str) -> str:
+    def render(self, tag: str, *arguments: str) -> str:
         """The text with arguments, which are parenthesised already where they need to be."""
-        text = self.text
-        if arithmetic is Arithmetic.I64 and self.integer is not None:
-            text = self.integer
-        return text.format(*arguments, f=arithmetic.suffix, t=arithmetic.name.lower())
+        form = self.text if tag != INTEGER_TAG or self.integer is None else self.integer
+        return form.format(*arguments, t=tag)
 
 
 Function = Callable[..., Number]
@@ -115,9 +105,9 @@ class Primitive:
     """One row.
 
     `symbol` is the operator or function name in a spec. `needs_float` says that the result is not
-    an integer even for integers; such a row has no I64 spelling. `helper` is the body of the small
-    C function `opgen_NAME_TAG(a, b)` that the spelling calls, if it calls one. `partials` maps
-    argument expressions to the derivative with respect to each argument; None stands for an
+    an integer even for integers; such a row has no spelling for integers. `helper` is the body of
+    the small C function `opgen_NAME_TAG(a, b)` that the spelling calls, if it calls one. `partials`
+    maps argument expressions to the derivative with respect to each argument; None stands for an
     argument through which no gradient passes, and in place of the function for a row without any.
     """
 
@@ -228,7 +218,7 @@ def _library(
     name: str, function: Function, partials: Partials | None, c: Spelling | None = None
 ) -> Primitive:
     """A real function that exists under the same name in CUDA and, without `c`, in C."""
-    cuda = _call(f"{name}{{f}}")
+    cuda = _call(name)
     return Primitive(
         name, 1, name, Precedence.PRIMARY, c or cuda, cuda, function, partials, needs_float=True
     )
@@ -265,9 +255,9 @@ def _helped(
 
 _P = Precedence
 _L = Level
-_POW = _call("pow{f}", 2)
-_FABS = _call("fabs{f}", integer="llabs({0})")
-_RSQRT = Spelling("1.0{f} / sqrt{f}({0})", Level.MULTIPLICATIVE, (Level.ARGUMENT,))
+_POW = _call("pow", 2)
+_FABS = _call("fabs", integer="llabs({0})")
+_RSQRT = Spelling("1.0 / sqrt({0})", Level.MULTIPLICATIVE, (Level.ARGUMENT,))
 _SELECT = Spelling("{0} ? {1} : {2}", _L.CONDITIONAL, (_L.OR, _L.ARGUMENT, _L.CONDITIONAL))
 
 
@@ -325,9 +315,9 @@ _ROWS: Final = (
             "a < 0 ? 0 : a"),
     _exact("abs", _FABS, abs, lambda a: (apply("sign", a),)),
     _helped("sign", 1, functions.sign, None, "(a > 0) - (a < 0)"),
-    _exact("floor", _call("floor{f}", integer="({0})"), functions.whole(math.floor), None),
-    _exact("ceil", _call("ceil{f}", integer="({0})"), functions.whole(math.ceil), None),
-    _exact("round", _call("rint{f}", integer="({0})"), functions.whole(round), None),
+    _exact("floor", _call("floor", integer="({0})"), functions.whole(math.floor), None),
+    _exact("ceil", _call("ceil", integer="({0})"), functions.whole(math.ceil), None),
+    _exact("round", _call("rint", integer="({0})"), functions.whole(round), None),
     # smooth
     _library("exp", functions.exponential, lambda a: (apply("exp", a),)),
     _library("expm1", functions.real(math.expm1), lambda a: (apply("exp", a),)),
@@ -343,14 +333,14 @@ _ROWS: Final = (
     _library("erf", functions.real(math.erf),
              lambda a: (mul(Constant(2 / math.sqrt(math.pi)), apply("exp", neg(_square(a)))),)),
     _helped("sigmoid", 1, functions.sigmoid, _partial_of_sigmoid,
-            "1 / (1 + exp{f}(-a))", needs_float=True),
+            "1 / (1 + exp(-a))", needs_float=True),
     _helped("gelu", 1, functions.gelu, _partial_of_gelu,
-            f"0.5{{f}} * a * (1 + erf{{f}}({math.sqrt(0.5)!r}{{f}} * a))", needs_float=True),
+            f"0.5 * a * (1 + erf({math.sqrt(0.5)!r} * a))", needs_float=True),
     _helped("silu", 1, functions.silu, _partial_of_silu,
-            "a / (1 + exp{f}(-a))", needs_float=True),
+            "a / (1 + exp(-a))", needs_float=True),
     # The exact function; PyTorch's is the identity above its threshold of 20.
     _helped("softplus", 1, functions.softplus, lambda a: (apply("sigmoid", a),),
-            "(a < 0 ? 0 : a) + log1p{f}(exp{f}(-fabs{f}(a)))", needs_float=True),
+            "(a < 0 ? 0 : a) + log1p(exp(-fabs(a)))", needs_float=True),
 )
 # fmt: on
 
@@ -359,26 +349,3 @@ PRIMITIVES: Final = {row.name: row for row in _ROWS}
 
 VECTOR_OPERATORS: Final = frozenset({"add", "sub", "mul", "div", "neg"})
 """Primitives that GNU C spells for vectors as for numbers."""
-
-
-def primitive(name: str) -> Primitive:
-    """The row of that name; KeyError if there is none."""
-    return PRIMITIVES[name]
-
-
-def helper_functions(names: Iterable[str], arithmetic: Arithmetic, qualifiers: str) -> str:
-    """C definitions of the helpers that the spellings of these primitives call, in table order.
-
-    `qualifiers` stands before each, such as `static inline` or `__device__ __forceinline__`.
-    """
-    wanted = frozenset(names)
-    lines = []
-    for row in _ROWS:
-        if row.name in wanted and row.helper is not None:
-            kind, tag = arithmetic.value, arithmetic.name.lower()
-            parameters = ", ".join(f"{kind} {name}" for name in "ab"[: row.arity])
-            body = row.helper.format(f=arithmetic.suffix)
-            lines.append(
-                f"{qualifiers} {kind} opgen_{row.name}_{tag}({parameters}) {{ return {body}; }}\n"
-            )
-    return "".join(lines)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from opgen.algebra.poly import ZERO, Kind, Poly, poly
+from opgen.algebra.poly import ZERO, Poly, poly
 from opgen.ir.loops import Accumulate, Axis, For, Kernel, Lanes, Node, Start, Store, walk
 from opgen.ir.notation import Reducer
 
@@ -113,8 +113,7 @@ def _length(loop: For, known: frozenset[str]) -> Poly | None:
     if loop.lower != (ZERO,) or len(loop.upper) != 1:
         return None
     extent = loop.upper[0] + 1
-    loads = any(atom.kind is Kind.LOAD for atom in extent.all_atoms())
-    return None if loads or not extent.symbols <= known else extent
+    return None if extent.is_data_dependent or not extent.symbols <= known else extent
 
 
 def _consist_of(nodes: tuple[Node, ...], kind: type[Start] | type[Store]) -> bool:

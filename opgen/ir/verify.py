@@ -415,7 +415,7 @@ def _unknown(value: Poly, scope: set[str], place: str) -> Faults:
     """What a polynomial that is known before any point mentions wrongly."""
     for name in sorted(value.symbols - scope):
         yield f"nothing defines '{name}' of {place}"
-    if any(atom.kind is Kind.LOAD for atom in value.all_atoms()):
+    if value.is_data_dependent:
         yield f"{place} depends on elements"
 
 

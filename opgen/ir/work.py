@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from opgen.algebra.poly import Kind, Poly, maximum, minimum, poly
+from opgen.algebra.poly import Poly, maximum, minimum, poly
 from opgen.ir.loops import (
     Accumulate,
     AtomicAdd,
@@ -96,6 +96,6 @@ def _nodes(nodes: Iterable[Node], lanes: Poly, known: frozenset[str]) -> Poly:
 def _count(lower: tuple[Poly, ...], upper: tuple[Poly, ...], known: frozenset[str]) -> Poly:
     """How often a loop runs, where everything that changes inside the kernel is 1."""
     count = minimum(*upper) - maximum(*lower) + 1
-    if any(atom.kind is Kind.LOAD for atom in count.all_atoms()):
+    if count.is_data_dependent:
         return poly(_UNKNOWN)
     return maximum(count.substitute(dict.fromkeys(count.symbols - known, poly(1))), 1)

@@ -113,9 +113,7 @@ class Obligations:
 
 def evaluated(value: Poly, values: Mapping[str, int]) -> int | None:
     """The value at an example; None where it depends on what a tensor holds."""
-    if not value.symbols <= values.keys():
-        return None
-    if any(atom.kind is Kind.LOAD for atom in value.all_atoms()):
+    if not value.symbols <= values.keys() or value.is_data_dependent:
         return None
     return value.evaluate(values)
 
@@ -139,18 +137,6 @@ def loads(values: Iterable[Poly], span: Span | None = None) -> Iterator[Access]:
                 yield Access(atom.name, tuple(Index(arg) for arg in atom.args), span)
             else:
                 yield from loads(atom.args, span)
-
-
-def values_of(expr: Expr) -> Iterator[Poly]:
-    """Every polynomial used as a number in an expression."""
-    match expr:
-        case Value(value=value):
-            yield value
-        case Apply(arguments=arguments):
-            for argument in arguments:
-                yield from values_of(argument)
-        case _:
-            return
 
 
 _TRUE_WHERE: Final = {

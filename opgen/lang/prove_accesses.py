@@ -8,7 +8,7 @@ from typing import Final, assert_never
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.facts import Facts
-from opgen.algebra.poly import Kind, Poly, poly, symbol, symbol_atom
+from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
 from opgen.algebra.prove import implies
 from opgen.errors import Span
 from opgen.ir.indices import extents_of, is_plainly_inside
@@ -138,7 +138,7 @@ def _access(
         for inner in loads((index.value,), index.span or access.span):
             _access(obligations, box, inner, outer, outer, role=_Role.INDEX)
         moved = index.boundary in _MOVED
-        if index.boundary in _FREE or (_is_loaded(index.value) and not moved):
+        if index.boundary in _FREE or (index.value.is_data_dependent and not moved):
             continue
         if index.boundary is Boundary.NONE and is_plainly_inside(index.value, extent, box):
             continue
@@ -287,7 +287,3 @@ def _bounds(index: Index, extent: Poly) -> tuple[Condition, ...]:
             return Condition(value + extent), Condition(2 * extent - 1 - value)
         case _:
             return Condition(value), Condition(extent - 1 - value)
-
-
-def _is_loaded(value: Poly) -> bool:
-    return any(atom.kind is Kind.LOAD for atom in value.all_atoms())

@@ -11,6 +11,7 @@ from typing import Final
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.errors import Span
+from opgen.ir.build import of_polynomial
 from opgen.ir.notation import (
     Access,
     Apply,
@@ -40,7 +41,7 @@ from opgen.lang.statement_faults import (
     unexpected_position,
     unknown_reducer,
 )
-from opgen.lang.values import value_expression, value_of
+from opgen.lang.values import value_expression
 
 REDUCERS: Final = {
     "sum": Reducer.ADD,
@@ -142,7 +143,7 @@ class Reductions:
             product = poly(1)
             for iterator in parts.iterators:
                 product = product * iterator.extent
-            count = value_of(product)
+            count = of_polynomial(product)
         return Apply("div", (total, count))
 
     def _temporary(self, reducer: Reducer, parts: Parts, scope: Scope, span: Span) -> Access:

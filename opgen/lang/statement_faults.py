@@ -8,7 +8,6 @@ from typing import Final
 from opgen.algebra.poly import Poly, symbol, symbol_atom
 from opgen.errors import Edit, Span
 from opgen.ir.indices import position
-from opgen.ir.primitives import PRIMITIVES, Precedence
 from opgen.lang import repairs, syntax
 from opgen.lang.environment import Environment, Fault, closest
 from opgen.lang.index_faults import unknown_name
@@ -16,9 +15,6 @@ from opgen.lang.indices import index_polynomial
 from opgen.lang.ranges import children, free_names, subscripts, unknown_extent
 from opgen.lang.scope import Scope
 
-_FUNCTIONS: Final = frozenset(
-    row.symbol for row in PRIMITIVES.values() if row.precedence is Precedence.PRIMARY
-)
 _OTHER_NAMES: Final = {
     "add": "sum", "total": "sum", "reduce_sum": "sum", "product": "prod", "mul": "prod",
     "avg": "mean", "average": "mean", "maximum": "max", "amax": "max", "minimum": "min",

@@ -11,8 +11,8 @@ import functools
 from collections.abc import Iterable
 from typing import Final, assert_never
 
-from opgen.algebra.poly import Poly
 from opgen.errors import Edit, Span
+from opgen.ir.build import of_polynomial
 from opgen.ir.notation import (
     Apply,
     AttributeType,
@@ -20,7 +20,6 @@ from opgen.ir.notation import (
     Expr,
     Parameter,
     Read,
-    Value,
 )
 from opgen.ir.primitives import PRIMITIVES, Precedence
 from opgen.lang import syntax
@@ -73,7 +72,7 @@ def is_index_like(expression: syntax.Expression, scope: Scope) -> bool:
 def value_expression(expression: syntax.Expression, scope: Scope) -> Expr:
     """A value as notation. Reductions go through `scope.reduce`."""
     if is_index_like(expression, scope):
-        return value_of(index_polynomial(expression, scope))
+        return of_polynomial(index_polynomial(expression, scope))
     match expression:
         case syntax.Number(value=value):
             return Constant(value)
@@ -93,7 +92,7 @@ def value_expression(expression: syntax.Expression, scope: Scope) -> Expr:
             attribute = scope.environment.attributes.get(name)
             if attribute is not None and attribute.type is AttributeType.FLOAT:
                 return Parameter(name)
-            return value_of(integer_name(name, span, scope))  # raises the fault that fits
+            return of_polynomial(integer_name(name, span, scope))  # raises the fault that fits
         case syntax.Subscript():
             return Read(read_access(expression, scope))
         case syntax.Unary(operand=operand):
@@ -102,7 +101,7 @@ def value_expression(expression: syntax.Expression, scope: Scope) -> Expr:
                 return Constant(-argument.value)
             return Apply("neg", (argument,))
         case syntax.Binary(operator="//" | "%"):
-            return value_of(index_polynomial(expression, scope))
+            return of_polynomial(index_polynomial(expression, scope))
         case syntax.Binary(operator=operator, left=left, right=right):
             arguments = (value_expression(left, scope), value_expression(right, scope))
             return Apply(_OPERATORS[operator], arguments)
@@ -124,11 +123,6 @@ def value_expression(expression: syntax.Expression, scope: Scope) -> Expr:
             assert_never(unexpected)
 
 
-def value_of(value: Poly) -> Expr:
-    """An integer polynomial as a value."""
-    return Constant(value.constant) if value.is_constant else Value(value)
-
-
 def _value_comparison(
     operands: tuple[syntax.Expression, ...], operators: tuple[str, ...], scope: Scope
 ) -> Expr:
@@ -136,7 +130,7 @@ def _value_comparison(
     for left, operator, right in zip(operands[:-1], operators, operands[1:], strict=True):
         if isinstance(left, syntax.Text) or isinstance(right, syntax.Text):
             condition = compare_choice(left, operator, right, scope)
-            arguments: tuple[Expr, Expr] = (value_of(condition.value), Constant(0))
+            arguments: tuple[Expr, Expr] = (of_polynomial(condition.value), Constant(0))
             step: Expr = Apply(_OPERATORS[operator], arguments)
         else:
             arguments = (value_expression(left, scope), value_expression(right, scope))

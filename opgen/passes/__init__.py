@@ -1,1 +1,20 @@
-"""Passes: a module with one public function from IR to IR."""
+"""Passes, and what several of them share.
+
+A pass is a module with a function of its name or nearly so, from an op, gathered statements, a
+program, a kernel, or the body of one, to another form of the same. What other public functions it
+has are steps, tests and facts of it that others need too. `opgen.programs` has the order of those
+over whole programs; which ones are in turn applied to a kernel is up to `rows`, `cuda_rows`,
+`blocks` and others that are made of passes.
+
+These find something out and change nothing:
+
+    of ops       certify, convolution, fingerprint, independence, product
+    of kernels   apart, block_tensors, frames, lane_bounds, lane_choice, moves, plane_cells
+
+and these are parts that passes are made of:
+
+    derivatives        assemble, chain_rule, coverage, derivation, order, reducers
+    loops of an op     lower, nest, point_form
+    bodies of kernels  all_terms, block_tiling, jam, load_order, merge, moving_loops, nearby, peel,
+                       plane_runs, tile
+"""

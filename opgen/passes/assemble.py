@@ -170,10 +170,10 @@ def _in_order_of_appearance(inputs: Iterable[Tensor], names: set[str]) -> Iterab
     for tensor in inputs:
         for dim in tensor.dims:
             for extent in dim.parts or (dim.extent,):
-                yield from names_in_text(extent, names)
+                yield from _names_in_text(extent, names)
 
 
-def names_in_text(value: Poly, names: Iterable[str]) -> list[str]:
+def _names_in_text(value: Poly, names: Iterable[str]) -> list[str]:
     """The symbols among `names` in the order in which the canonical text shows them."""
     wanted = set(names)
     if value == symbol(BATCH):

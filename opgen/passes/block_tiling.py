@@ -15,9 +15,9 @@ from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.ir.loops import Accumulate, Any, Axis, Define, For, If, Inside, Kernel, Lanes, Node, walk
 from opgen.ir.map_loops import symbols_of
+from opgen.ir.names import fresh_name
 from opgen.passes.all_terms import has_all_terms, of_all_terms
 from opgen.passes.block_passes import pixel_by_pixel
-from opgen.passes.gather import fresh_name
 from opgen.passes.jam import copy_at
 from opgen.passes.load_order import by_load
 from opgen.passes.merge import MOST_TERMS as MERGED_TERMS

@@ -20,10 +20,10 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.ir.loops import Axis, Blocks, For, Kernel, Lanes, Operand, Program, Row, walk
+from opgen.ir.names import fresh_name
 from opgen.passes.block_passes import with_passes
 from opgen.passes.block_tensors import walked
 from opgen.passes.block_tiling import Tiling
-from opgen.passes.gather import fresh_name
 from opgen.passes.lane_choice import Way, choose
 from opgen.passes.lone_cells import WIDTH as LONE_WIDTH
 from opgen.passes.lone_cells import lone_cells

@@ -15,7 +15,7 @@ from opgen.algebra.poly import Poly
 from opgen.ir.certificate import Accesses, Certificate, DerivedForm, Form, Proofs, Trials
 from opgen.ir.family import Member
 from opgen.ir.notation import Access, Boundary, Index, Op, Statement, reads
-from opgen.passes.gather import GatheredStatement, Kind, is_data_dependent
+from opgen.passes.gather import GatheredStatement, Kind
 
 
 def certificate(
@@ -76,7 +76,7 @@ def _proofs(op: Op) -> Proofs:
 def _counted(accesses: Iterable[Access]) -> Accesses:
     proved = bounded = checked = 0
     for access in accesses:
-        modes = [(i.boundary, is_data_dependent(i.value)) for i in access.indices]
+        modes = [(i.boundary, i.value.is_data_dependent) for i in access.indices]
         if any(mode is Boundary.NONE and is_loaded for mode, is_loaded in modes):
             checked += 1
         elif any(mode is not Boundary.NONE for mode, _ in modes):

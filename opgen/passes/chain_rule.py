@@ -156,20 +156,20 @@ def _covers_of_others(expr: Apply, number: int, extents: Extents) -> Iterator[Co
         case Absence.ANY:
             for other, argument in enumerate(expr.arguments):
                 if other != number:
-                    yield from annihilators(argument, extents)
+                    yield from _annihilators(argument, extents)
         case Absence.NUMERATOR if number > 0:
-            yield from annihilators(expr.arguments[0], extents)
+            yield from _annihilators(expr.arguments[0], extents)
         case _:
             return
 
 
-def annihilators(expr: Expr, extents: Extents) -> tuple[Cover, ...]:
+def _annihilators(expr: Expr, extents: Extents) -> tuple[Cover, ...]:
     """Covers outside of which the expression is absent."""
     match expr:
         case Read(access=access):
             return own_covers(access, extents)
         case Apply(primitive=name, arguments=arguments):
-            inner = [annihilators(argument, extents) for argument in arguments]
+            inner = [_annihilators(argument, extents) for argument in arguments]
             match PRIMITIVES[name].absence:
                 case Absence.ANY:
                     return tuple(dict.fromkeys(cover for covers in inner for cover in covers))

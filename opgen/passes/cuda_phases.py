@@ -20,7 +20,7 @@ from opgen.algebra.poly import Kind, Poly, of_atom, poly, symbol, symbol_atom
 from opgen.ir.contraction import Contraction, Factor
 from opgen.ir.loops import Axis, Define, For, walk
 from opgen.ir.map_loops import map_nodes, symbols_of
-from opgen.passes.gather import fresh_name
+from opgen.ir.names import fresh_name
 
 
 def by_phase(found: Contraction) -> Contraction:

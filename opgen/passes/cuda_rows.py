@@ -38,12 +38,12 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_nodes
+from opgen.ir.names import fresh_name
 from opgen.ir.transpose import transpose
 from opgen.passes.cuda_addends import added_first
 from opgen.passes.cuda_sums import summed
 from opgen.passes.cuda_teams import team_sum
 from opgen.passes.cuda_tiles import copies_across, tiled
-from opgen.passes.gather import fresh_name
 from opgen.passes.jam import copies_along, jammed
 from opgen.passes.lane_choice import Choice, Way, choose
 from opgen.passes.lane_passes import together

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from opgen.ir.loop_parts import accumulators_of
 from opgen.ir.loops import Accumulate, For, If, Kernel, Lanes, Node, Start, Store, walk
 from opgen.ir.map_loops import renamed
+from opgen.ir.names import fresh_name
 from opgen.ir.sums import serial_sum
-from opgen.passes.gather import fresh_name
 
 
 @dataclass(frozen=True, slots=True)

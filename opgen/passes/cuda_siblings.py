@@ -35,9 +35,9 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_nodes, renamed
+from opgen.ir.names import fresh_name
 from opgen.ir.sums import BoxSum, box_sum
 from opgen.passes.cuda_serial_siblings import together
-from opgen.passes.gather import fresh_name
 
 _USUAL_SIZE: Final = 64
 _LEAST_SPARED: Final = 10
@@ -121,7 +121,7 @@ def _joined(program: Program, sums: Kernel, other: Kernel) -> Kernel | None:
     if found is None:
         return _of_same_loops(program, sums, other)
     points = (*sums.axes, *found.box)
-    for part in _parts(program, other, sums, found):
+    for part in _parts(program, other, sums):
         for names in _pairings(part, points, len(sums.axes)):
             moved = part.moved(names, sums)
             kernel = _with_part(sums, found, moved, other)
@@ -184,7 +184,7 @@ class _Part:
         )
 
 
-def _parts(program: Program, kernel: Kernel, sums: Kernel, found: BoxSum) -> Iterator[_Part]:
+def _parts(program: Program, kernel: Kernel, sums: Kernel) -> Iterator[_Part]:
     """The kernel as what can be added to sums: as other sums, or as cells."""
     other = box_sum(kernel, program.integers)
     if other is not None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
-from opgen.algebra.poly import ZERO, Kind, Poly, poly, symbol
+from opgen.algebra.poly import ZERO, Poly, poly, symbol
 from opgen.algebra.prove import implies, is_nonnegative
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
@@ -88,7 +88,7 @@ class _Nest:
         inner: tuple[Node, ...] = (nest,)
         while not all(isinstance(node, Accumulate) for node in inner):
             match inner:
-                case (Define(name=name, value=value), *rest) if not _is_loaded(value):
+                case (Define(name=name, value=value), *rest) if not value.is_data_dependent:
                     inner = _with(name, value, rest)
                 case (If(conditions=more, body=body, test=Always()),):
                     conditions += more
@@ -99,7 +99,7 @@ class _Nest:
                 case _:
                     return None
         bounds = (bound for loop in loops for bound in (*loop.lower, *loop.upper))
-        if any(map(_is_loaded, (*bounds, *(each.value for each in conditions)))):
+        if any(each.is_data_dependent for each in (*bounds, *(each.value for each in conditions))):
             return None
         return cls(tuple(loops), tuple(conditions), inner)
 
@@ -145,10 +145,6 @@ def _box(nests: Sequence[_Nest], facts: Facts, integers: frozenset[str]) -> tupl
             return ()
         box.append(Axis(loops[0].name, last + 1))
     return tuple(box)
-
-
-def _is_loaded(value: Poly) -> bool:
-    return any(atom.kind is Kind.LOAD for atom in value.all_atoms())
 
 
 def _innermost(condition: Condition, axes: Sequence[Axis]) -> str | None:

@@ -29,7 +29,7 @@ from opgen.ir.loops import (
     Store,
     walk,
 )
-from opgen.passes.gather import fresh_name
+from opgen.ir.names import fresh_name
 from opgen.passes.jam import Copies, copy_at, residues
 from opgen.passes.lane_passes import together
 

@@ -76,7 +76,7 @@ def joint(op: Op, ops: Mapping[str, Op]) -> Derivative | None:
 
 
 def differentiable(op: Op) -> tuple[Tensor, ...]:
-    """The inputs that have a gradient."""
+    """The inputs that have a gradient: floating, and not marked `nograd`."""
     return tuple(t for t in op.inputs if not t.nograd and not t.dtype.is_integer)
 
 

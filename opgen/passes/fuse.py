@@ -16,7 +16,7 @@ from opgen.algebra.poly import Poly, symbol
 from opgen.ir.loop_parts import accumulators_of, loads_of, node_tests, uses
 from opgen.ir.loops import Define, For, If, Kernel, Load, Program, Result, Start, Store, walk
 from opgen.ir.map_loops import map_loads, map_nodes, renamed
-from opgen.passes.gather import fresh_name
+from opgen.ir.names import fresh_name
 from opgen.passes.sums import joined_sums
 
 

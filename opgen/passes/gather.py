@@ -17,9 +17,9 @@ from typing import Final, assert_never
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.fibre import Fibre, Problem, TargetIndex, solve
-from opgen.algebra.poly import Kind as AtomKind
 from opgen.algebra.poly import Poly, symbol
 from opgen.ir.context import facts_of
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
     BATCH,
     BATCH_ITERATOR,
@@ -125,7 +125,7 @@ def inside_conditions(index: Poly, extent: Poly) -> tuple[Condition, Condition]:
 
 def is_data_dependent(value: Poly) -> bool:
     """Whether an index is read from a tensor."""
-    return any(atom.kind is AtomKind.LOAD for atom in value.all_atoms())
+    return value.is_data_dependent
 
 
 # ---------------------------------------------------------------------------- names
@@ -135,14 +135,6 @@ def known_names(op: Op) -> tuple[str, ...]:
     for attribute in op.attributes:
         names.extend(attribute.symbols)
     return tuple(dict.fromkeys(names))
-
-
-def fresh_name(wanted: str, taken: set[str]) -> str:
-    """`wanted`, with underscores appended until it is new; it is taken from now on."""
-    while wanted in taken:
-        wanted += "_"
-    taken.add(wanted)
-    return wanted
 
 
 def _name_coordinates(

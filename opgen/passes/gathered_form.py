@@ -20,6 +20,7 @@ from opgen.algebra.poly import Poly, symbol, symbol_atom
 from opgen.algebra.prove import implies
 from opgen.ir.context import facts_of, with_iterators
 from opgen.ir.indices import digits, extents_of, is_plainly_inside
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
     Access,
     Boundary,
@@ -34,7 +35,7 @@ from opgen.ir.notation import (
     reads,
     substitute_expression,
 )
-from opgen.passes.gather import Inside, annihilating, fresh_name, inside_conditions, known_names
+from opgen.passes.gather import Inside, annihilating, inside_conditions, known_names
 
 
 @dataclass(frozen=True, slots=True)

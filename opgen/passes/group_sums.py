@@ -19,7 +19,7 @@ from opgen.algebra.poly import symbol
 from opgen.ir.loop_parts import accumulators_of, loads_of
 from opgen.ir.loops import Accumulate, Define, For, Kernel, Node, Row, Start, Store, walk
 from opgen.ir.map_loops import symbols_of
-from opgen.passes.gather import fresh_name
+from opgen.ir.names import fresh_name
 
 MOST_SUMS: Final = 4
 """The most accumulators of a cell that takes turns with others."""

@@ -14,7 +14,7 @@ from opgen.algebra.poly import symbol
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import Axis, Define, For, If, Kernel, Lanes, Load, Node, Row, walk
 from opgen.ir.map_loops import symbols_of
-from opgen.passes.gather import fresh_name
+from opgen.ir.names import fresh_name
 
 ROWS: Final = 16
 """The most rows of a group."""

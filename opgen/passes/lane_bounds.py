@@ -100,7 +100,7 @@ def _atoms_with(value: Poly, lane: str) -> tuple[Atom, ...]:
 
 def least_over(value: Poly, lane: str, first: str, last: str, facts: Facts) -> Poly | None:
     """A value that is at most `value` for every lane of `first .. last`, and reached; or None."""
-    match direction(value, lane, facts):
+    match _direction(value, lane, facts):
         case None:
             return None
         case -1:
@@ -114,7 +114,7 @@ def greatest_over(value: Poly, lane: str, first: str, last: str, facts: Facts) -
     return least_over(value, lane, last, first, facts)
 
 
-def direction(value: Poly, lane: str, facts: Facts) -> Direction | None:
+def _direction(value: Poly, lane: str, facts: Facts) -> Direction | None:
     """1 where the value never falls as the lane grows, -1 where it never rises, 0 where neither."""
     found: set[Direction] = set()
     for monomial, coefficient in value.terms.items():
@@ -153,9 +153,9 @@ def _atom_direction(atom: Atom, lane: str, facts: Facts) -> Direction | None:
         case Kind.FLOOR_DIV if lane not in atom.args[1].symbols and is_positive(
             atom.args[1], facts
         ):
-            return direction(atom.args[0], lane, facts)
+            return _direction(atom.args[0], lane, facts)
         case Kind.MIN | Kind.MAX:
-            found = {direction(arg, lane, facts) for arg in atom.args} - {0}
+            found = {_direction(arg, lane, facts) for arg in atom.args} - {0}
             return found.pop() if len(found) == 1 else None
         case _:
             return None

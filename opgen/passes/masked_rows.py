@@ -43,9 +43,9 @@ from opgen.ir.loops import (
     Store,
     walk,
 )
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 from opgen.ir.primitives import VECTOR_OPERATORS
-from opgen.passes.gather import fresh_name
 from opgen.passes.jam import copies_along
 from opgen.passes.lane_choice import Way, choose
 from opgen.passes.rows import Rewriter, Scope, direct
@@ -74,18 +74,18 @@ def with_masked_rows(plain: Program, program: Program, facts: Facts) -> Program:
         return program
     kernels: list[Kernel] = []
     for cells, rowed in zip(plain.kernels, program.kernels, strict=True):
-        kernel = None if rowed.only is not None else masked(cells, program, facts)
+        kernel = None if rowed.only is not None else _masked(cells, program, facts)
         if kernel is None or kernel.row is None:
             kernels.append(rowed)
             continue
         names = {each.name for each in (*program.kernels, *kernels)}
-        only = Short(kernel.row.axis.extent, LONGEST, walked(kernel), True)
+        only = Short(kernel.row.axis.extent, LONGEST, _walked(kernel), True)
         kernels.append(replace(kernel, name=fresh_name(f"{kernel.name}_short", names), only=only))
         kernels.append(replace(rowed, only=replace(only, holds=False)))
     return replace(program, kernels=tuple(kernels))
 
 
-def masked(kernel: Kernel, program: Program, facts: Facts) -> Kernel | None:
+def _masked(kernel: Kernel, program: Program, facts: Facts) -> Kernel | None:
     """A kernel with one point for each cell as one of masked rows; None where it gains nothing.
 
     It gains where cells are sums of what lies in memory as they do, and share no loads.
@@ -119,7 +119,7 @@ def masked(kernel: Kernel, program: Program, facts: Facts) -> Kernel | None:
     return replace(kernel, axes=axes, row=row, body=body)
 
 
-def walked(kernel: Kernel) -> tuple[str, ...]:
+def _walked(kernel: Kernel) -> tuple[str, ...]:
     """The tensors in which neighbours in the row are neighbours."""
     assert kernel.row is not None
     lane = kernel.row.axis.name

@@ -42,8 +42,8 @@ from opgen.ir.loops import (
     Store,
 )
 from opgen.ir.map_loops import map_nodes
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
-from opgen.passes.gather import fresh_name
 
 _SINGLE = frozenset({Reducer.ASSIGN, Reducer.ADD})
 """Reducers for which a single term is the result."""
@@ -162,8 +162,7 @@ def is_linear(index: Poly, names: Sequence[str], known: frozenset[str]) -> bool:
 
 def is_known(value: Poly, known: frozenset[str]) -> bool:
     """Whether a value is a formula of constants of a call."""
-    loaded = any(atom.kind is Kind.LOAD for atom in value.all_atoms())
-    return value.symbols <= known and not loaded
+    return value.symbols <= known and not value.is_data_dependent
 
 
 # ---------------------------------------------------------------------------- digits of an index

@@ -36,7 +36,7 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_loads, symbols_of
-from opgen.passes.gather import fresh_name
+from opgen.ir.names import fresh_name
 
 LEAST_TERMS: Final = 25
 """The fewest terms of a cell: with 9 the copies take about as long as they save."""

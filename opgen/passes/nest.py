@@ -14,7 +14,8 @@ from opgen.algebra.poly import ZERO, Atom, Poly, of_atom, symbol
 from opgen.algebra.poly import Kind as AtomKind
 from opgen.algebra.prove import is_positive
 from opgen.ir.loops import Accumulate, Always, Define, For, If, Node
-from opgen.passes.gather import GatheredStatement, fresh_name, is_data_dependent
+from opgen.ir.names import fresh_name
+from opgen.passes.gather import GatheredStatement
 from opgen.passes.lower import Lowering, every
 
 
@@ -94,12 +95,12 @@ def _wrap(steps: tuple[Step, ...], body: tuple[Node, ...], lowering: Lowering) -
     conditions = [step for step in steps if isinstance(step, Condition)]
     if conditions:
         # A load may need the other conditions to be meaningful, so it comes last.
-        conditions.sort(key=lambda condition: is_data_dependent(condition.value))
+        conditions.sort(key=lambda condition: condition.value.is_data_dependent)
         checks = lowering.loads_inside(*(condition.value for condition in conditions))
         if checks == Always():
             return (If(tuple(conditions), body),)
-        plain = tuple(each for each in conditions if not is_data_dependent(each.value))
-        loaded = tuple(each for each in conditions if is_data_dependent(each.value))
+        plain = tuple(each for each in conditions if not each.value.is_data_dependent)
+        loaded = tuple(each for each in conditions if each.value.is_data_dependent)
         checked: tuple[Node, ...] = (If((), (If(loaded, body),), checks),)
         return (If(plain, checked),) if plain else checked
     for step in reversed(steps):

@@ -24,8 +24,8 @@ from opgen.algebra.poly import ZERO, Poly, symbol
 from opgen.ir.loop_parts import accumulators_of, loads_of, read_by, uses
 from opgen.ir.loops import Blocks, Define, For, Kernel, Lanes, Load, Node, Program, walk
 from opgen.ir.map_loops import map_nodes, renamed
+from opgen.ir.names import fresh_name
 from opgen.ir.work import points
-from opgen.passes.gather import fresh_name
 from opgen.passes.merge import Body, at, merged
 from opgen.passes.rows import direct
 

@@ -36,8 +36,9 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_loads
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import Op
-from opgen.passes.gather import fresh_name, gather
+from opgen.passes.gather import gather
 from opgen.passes.load_order import MOST_OTHERS, by_column
 from opgen.passes.merge import terms_of
 from opgen.passes.padding import Padding, padding

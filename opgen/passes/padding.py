@@ -13,6 +13,7 @@ from typing import Final
 
 from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
 from opgen.ir.indices import extents_of
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
     Access,
     Apply,
@@ -28,7 +29,7 @@ from opgen.ir.notation import (
     reads,
 )
 from opgen.ir.notation import Iterator as IndexIterator
-from opgen.passes.gather import fresh_name, known_names
+from opgen.passes.gather import known_names
 
 MOST_CELLS: Final = 6144
 """The largest copy: it stays in the first-level cache."""
@@ -79,7 +80,7 @@ def padding(op: Op) -> Padding | None:
     indices, sizes = access.indices[leading:], op.extents(access.tensor)[leading:]
     kept = frozenset[str]().union(*(index.value.symbols for index in statement.target.indices))
     moving = kept & frozenset[str]().union(*(index.value.symbols for index in indices))
-    ranges = [index_range(index.value, box) for index in indices]
+    ranges = [_index_range(index.value, box) for index in indices]
     ends = [each for each in ranges if each is not None]
     if len(ends) < len(indices) or not _are_plain(op, access, factor, leading, moving):
         return None
@@ -166,7 +167,7 @@ def _with_read(body: Expr, old: Access, new: Access) -> Apply:
     )
 
 
-def index_range(value: Poly, extents: Mapping[str, Poly]) -> tuple[int, int] | None:
+def _index_range(value: Poly, extents: Mapping[str, Poly]) -> tuple[int, int] | None:
     """The least and the greatest value over the box; None where they are not known."""
     first, last, rest = 0, 0, value
     for name in sorted(value.symbols):

@@ -16,8 +16,8 @@ from opgen.algebra.poly import ZERO, Poly, maximum, minimum, symbol, symbol_atom
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import Accumulate, Always, Define, For, If, Kernel, Lanes, Load, Node, walk
 from opgen.ir.map_loops import map_nodes
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
-from opgen.passes.gather import fresh_name
 
 
 def paired(kernel: Kernel) -> Kernel:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from opgen.algebra.condition import Relation
-from opgen.algebra.poly import Kind, Poly, poly
+from opgen.algebra.poly import Poly, poly
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Accumulate,
@@ -227,7 +227,7 @@ class _Reader:
         key = value, tuple(map(values.get, names))
         if key not in self.known:
             found = value.substitute({name: values[name] for name in names if name in values})
-            if any(atom.kind is Kind.LOAD for atom in found.all_atoms()):
+            if found.is_data_dependent:
                 raise _UnknownError
             self.known[key] = found
         return self.known[key]

@@ -30,7 +30,7 @@ two vectors in one instruction, and planes that lie one behind the other: see `p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, poly
@@ -54,6 +54,7 @@ from opgen.ir.loops import (
     Store,
     walk,
 )
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 from opgen.ir.plane import (
     LANES,
@@ -69,7 +70,6 @@ from opgen.ir.plane import (
     sources,
 )
 from opgen.ir.primitives import VECTOR_OPERATORS
-from opgen.passes.gather import fresh_name
 from opgen.passes.group_sums import MOST_SUMS, cell_body
 from opgen.passes.plane_cells import known_dims, place_of, plane_sizes, sum_terms
 from opgen.passes.plane_runs import rolled
@@ -178,14 +178,6 @@ def _in_any_order(node: Node) -> Iterator[str]:
     """The accumulators whose terms a loop may add in any order."""
     if isinstance(node, For) and node.any_order:
         yield from (each.accumulator for each in node.body if isinstance(each, Accumulate))
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A term, and the place of the element that decides upon its lane."""
-
-    place: int
-    value: Scalar
 
 
 def _terms(loop: For, program: Program) -> tuple[tuple[str, Term], ...] | None:

@@ -37,6 +37,7 @@ from opgen.ir.loops import (
     Result,
     Scalar,
 )
+from opgen.ir.names import fresh_name
 from opgen.ir.plane import (
     LANES,
     Cells,
@@ -52,7 +53,6 @@ from opgen.ir.plane import (
     sources,
 )
 from opgen.ir.primitives import VECTOR_OPERATORS
-from opgen.passes.gather import fresh_name
 from opgen.passes.plane_cells import (
     Cell,
     PlaneCells,

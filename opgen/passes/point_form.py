@@ -14,14 +14,13 @@ from opgen.algebra.poly import Poly, poly, symbol
 from opgen.algebra.prove import is_nonnegative
 from opgen.ir.build import ZERO
 from opgen.ir.context import facts_of
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import Access, Boundary, Index, Iterator, Op, Reducer, Statement
 from opgen.passes.gather import (
     GatheredStatement,
     Kind,
     annihilating,
-    fresh_name,
     gather_statement,
-    is_data_dependent,
     known_names,
     presence_conditions,
 )
@@ -113,7 +112,7 @@ class _Cells:
             others = (each.value for at, each in enumerate(target.indices) if at != axis)
             elsewhere = frozenset[str]().union(*(value.symbols for value in others))
             own = [each for each in statement.iterators if each.name in index.value.symbols]
-            if is_data_dependent(index.value):
+            if index.value.is_data_dependent:
                 return None
             match index.boundary:
                 case Boundary.NONE if not any(each.name in elsewhere for each in own):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
 from opgen.ir.indices import extents_of
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
     Access,
     Apply,
@@ -28,7 +29,6 @@ from opgen.ir.notation import (
     substitute_access,
 )
 from opgen.ir.walk import loads, polynomials
-from opgen.passes.gather import fresh_name
 
 Extents = Mapping[str, Poly]
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import Poly, poly, symbol
+from opgen.ir.build import of_polynomial
 from opgen.ir.indices import covers_plainly, extents_of, fixed_iterators, fold, position
 from opgen.ir.notation import (
     BATCH,
@@ -37,7 +38,6 @@ from opgen.ir.notation import (
     Tensor,
     substitute_expression,
 )
-from opgen.passes.simplify import of_polynomial
 
 _READ_AS: Final = {Boundary.DROP: Boundary.ZERO}
 _WRITTEN_AS: Final = {Boundary.ZERO: Boundary.DROP, Boundary.FILL: Boundary.DROP}

@@ -28,7 +28,7 @@ def channels_last(op: Op, layout: int) -> dict[str, tuple[int, ...]]:
     """The orders for a call whose images are in channels-last format.
 
     Bit i of `layout` says it of the i-th of all inputs and outputs. Where there is one, inputs that
-    `packed` names begin with their channels, and are given with those last.
+    `_packed` names begin with their channels, and are given with those last.
     """
     loaded = _loaded(op)
     orders = {
@@ -38,7 +38,7 @@ def channels_last(op: Op, layout: int) -> dict[str, tuple[int, ...]]:
     }
     if orders:
         ranks = {tensor.name: len(tensor.dims) for tensor in op.inputs}
-        orders |= {name: (*range(1, ranks[name]), 0) for name in packed(op) if name not in orders}
+        orders |= {name: (*range(1, ranks[name]), 0) for name in _packed(op) if name not in orders}
     return orders
 
 
@@ -104,7 +104,7 @@ def _loaded(op: Op) -> frozenset[str]:
     )
 
 
-def packed(op: Op) -> tuple[str, ...]:
+def _packed(op: Op) -> tuple[str, ...]:
     """Inputs with a first dim that goes along the channels of images: the filters of a convolution.
 
     No other dim of theirs does, so that with the channels last they are read like an image.

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.ir.loops import Accumulate, Blocks, Kernel, Lanes, Program, Row, Short, Start, Store
+from opgen.ir.names import fresh_name
 from opgen.passes.block_tensors import walked
-from opgen.passes.gather import fresh_name
 
 _MOST_TERMS: Final = 4
 """The most terms of a sum that is short."""

@@ -50,9 +50,9 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import symbols_of, test_symbols
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 from opgen.passes.frames import frames_of
-from opgen.passes.gather import fresh_name
 from opgen.passes.groups import grouped
 from opgen.passes.innermost import with_sum_innermost
 from opgen.passes.interior import with_interior

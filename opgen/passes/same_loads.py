@@ -20,7 +20,7 @@ from opgen.algebra.poly import Poly, exact_quotient, poly, symbol
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import Accumulate, Axis, Blocks, For, If, Kernel, Lanes, Load, Row, walk
 from opgen.ir.map_loops import symbols_of
-from opgen.passes.gather import fresh_name
+from opgen.ir.names import fresh_name
 from opgen.passes.jam import copy_at
 from opgen.passes.merge import Body, at, merged
 

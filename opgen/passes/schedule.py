@@ -33,6 +33,7 @@ from opgen.ir.loops import (
     Store,
     Workspace,
 )
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
     Access,
     AttributeType,
@@ -49,7 +50,7 @@ from opgen.ir.notation import (
 from opgen.ir.show import StatementPrinter
 from opgen.passes.derive import rename_tensors
 from opgen.passes.fuse import fuse
-from opgen.passes.gather import GatheredStatement, Kind, fresh_name, gather
+from opgen.passes.gather import GatheredStatement, Kind, gather
 from opgen.passes.lower import Lowering, every
 from opgen.passes.nest import build_nest
 from opgen.passes.point_form import PointForm, point_form
@@ -70,7 +71,7 @@ def schedule(op: Op, gathered: tuple[GatheredStatement, ...]) -> Program:
         op.name,
         tuple(operands),
         op.tables,
-        integers_of(op),
+        _integers_of(op),
         tuple(a.name for a in op.attributes if a.type is AttributeType.FLOAT),
         tuple(scheduler.kernels),
         tuple(scheduler.lowering.faults),
@@ -79,7 +80,7 @@ def schedule(op: Op, gathered: tuple[GatheredStatement, ...]) -> Program:
     return fuse(program)
 
 
-def integers_of(op: Op) -> tuple[str, ...]:
+def _integers_of(op: Op) -> tuple[str, ...]:
     """The symbols that a call passes: sizes, lets, integer attributes."""
     names = [
         tensor.dims[0].extent.symbol or "" for tensor in (*op.inputs, *op.outputs) if tensor.batched
@@ -254,7 +255,7 @@ class _Scheduler:
             parts, names = tuple(form.gathered for form in forms), forms[0].gathered.coordinates
             axes, point = _axes(names, [iterator.extent for iterator in forms[0].iterators])
             cell = forms[0].cell_at(point)
-        taken = {*integers_of(self.op), *names}
+        taken = {*_integers_of(self.op), *names}
         known = _extents_are_positive(self.facts, axes)
         prologue: list[Define] = []
         body: list[Node] = [self._start(run.tensor, parts[0].statement.reducer, cell)]
@@ -298,7 +299,7 @@ class _Scheduler:
         return If((), (If(statement.guards, (node,)),), checks)
 
     def _initialise(self, tensor: str, reducer: Reducer) -> None:
-        taken = set(integers_of(self.op))
+        taken = set(_integers_of(self.op))
         extents = self.op.extents(tensor)
         names = tuple(fresh_name(f"u{axis}", taken) for axis in range(len(extents)))
         axes, cell = _axes(names, extents)

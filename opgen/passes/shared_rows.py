@@ -52,9 +52,9 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_nodes, map_read
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 from opgen.ir.work import points
-from opgen.passes.gather import fresh_name
 from opgen.passes.rows import direct
 
 LONGEST: Final = 2048

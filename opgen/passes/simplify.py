@@ -22,6 +22,7 @@ from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, maximum, minimum, poly
+from opgen.ir.build import of_polynomial
 from opgen.ir.notation import Apply, Constant, Expr, Op, Statement, Value
 from opgen.ir.primitives import PRIMITIVES
 from opgen.ir.primitives import Kind as ResultKind
@@ -78,11 +79,6 @@ def simplify_expression(expr: Expr) -> Expr:
             return _fold(name, tuple(simplify_expression(argument) for argument in arguments))
         case _:
             return expr
-
-
-def of_polynomial(value: Poly) -> Expr:
-    """An integer polynomial as a number; a constant one is a literal."""
-    return Constant(value.constant) if value.is_constant else Value(value)
 
 
 def _fold(name: str, arguments: tuple[Expr, ...]) -> Expr:

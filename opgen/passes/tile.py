@@ -15,8 +15,8 @@ from opgen.algebra.poly import Poly, poly, symbol
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import Accumulate, Axis, Define, For, If, Kernel, Load, Node, walk
 from opgen.ir.map_loops import symbols_of
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
-from opgen.passes.gather import fresh_name
 from opgen.passes.jam import Body, copy_at
 from opgen.passes.unroll import short_range
 

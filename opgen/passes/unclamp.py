@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.condition import Condition
-from opgen.algebra.poly import ZERO, Kind
+from opgen.algebra.poly import ZERO
 from opgen.ir.notation import Boundary, Index, Op, Reducer, Statement
 
 _MOST_CLAMPED: Final = 2
@@ -37,7 +37,7 @@ def unclamped(op: Op) -> Op:
 def _parts(op: Op, statement: Statement) -> Iterator[Statement]:
     target = statement.target
     clamped = [index for index in target.indices if index.boundary is Boundary.CLAMP]
-    loads = any(atom.kind is Kind.LOAD for each in clamped for atom in each.value.all_atoms())
+    loads = any(index.value.is_data_dependent for index in clamped)
     if statement.reducer is not Reducer.ADD or loads or not 0 < len(clamped) <= _MOST_CLAMPED:
         yield statement
         return

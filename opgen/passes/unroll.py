@@ -24,10 +24,10 @@ MOST: Final = 32
 
 def unrolled(body: tuple[Node, ...], most: int = MOST) -> tuple[Node, ...]:
     """The body without innermost loops that have few terms for every cell, `most` in all."""
-    return _unrolled(short_inside(body), most)
+    return _unrolled(_all_short_inside(body), most)
 
 
-def short_inside(body: tuple[Node, ...]) -> tuple[Node, ...]:
+def _all_short_inside(body: tuple[Node, ...]) -> tuple[Node, ...]:
     """Short loops inside of long ones where one is all that the other contains.
 
     Terms are then added in another order, so it is done to sums only.
@@ -46,10 +46,10 @@ def _short_inside(node: Node) -> Node:
             swapped = replace(node, body=inner.body)
             return replace(inner, body=(_short_inside(swapped),))
         case For(body=body):
-            changed = replace(node, body=short_inside(body))
+            changed = replace(node, body=_all_short_inside(body))
             return changed if changed == node else _short_inside(changed)
         case If(body=body):
-            return replace(node, body=short_inside(body))
+            return replace(node, body=_all_short_inside(body))
         case _:
             return node
 

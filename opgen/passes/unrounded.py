@@ -39,7 +39,7 @@ from opgen.ir.loops import (
     Store,
     walk,
 )
-from opgen.passes.gather import fresh_name
+from opgen.ir.names import fresh_name
 from opgen.passes.rounded_sums import with_rounded_sums
 
 

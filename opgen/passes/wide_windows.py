@@ -46,10 +46,10 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_loads
+from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 from opgen.passes.block_tensors import walked
 from opgen.passes.block_tiling import Tiling
-from opgen.passes.gather import fresh_name
 from opgen.passes.merge import Body, at
 from opgen.passes.nearby import most_terms, ranges_of
 from opgen.passes.rows import direct

@@ -81,7 +81,7 @@ class Target(Enum):
     WEIGHT = "that of the weight"
 
 
-class Family(Enum):
+class VectorLayout(Enum):
     """What the neighbours of a number are in memory, and lanes of a vector: pixels of a plane,
     results of a group, or those of several groups.
     """
@@ -92,9 +92,9 @@ class Family(Enum):
 
 
 _TAPS = {
-    Family.PLANES: range(4, 17),
-    Family.PIXELS: range(6, 10),
-    Family.LANES: range(1, 122),
+    VectorLayout.PLANES: range(4, 17),
+    VectorLayout.PIXELS: range(6, 10),
+    VectorLayout.LANES: range(1, 122),
 }
 """Through windows of fewer taps, rows are copied for too few products; through more, what the
 library needs to bring tensors into its order shows less. It has no good kernels for groups of which
@@ -107,14 +107,14 @@ class Tiles:
 
     target: Target
     about: Tiled
-    family: Family
+    layout: VectorLayout
     shape: Sizes
     strides: Sizes
 
     @property
     def address(self) -> int:
         """That of the function, which `lookup_convolution_source` calls."""
-        return ctypes.cast(function(self.target, self.family), ctypes.c_void_p).value or 0
+        return ctypes.cast(function(self.target, self.layout), ctypes.c_void_p).value or 0
 
 
 def tiles_of(case: Case, call: Call) -> Tiles | None:
@@ -147,12 +147,12 @@ def _tiles(case: Case, target: Target, weight: torch.Tensor | None) -> Tiles | N
     own = torch.empty(case.weight, device="meta", memory_format=case.format)
     steps = own.stride() if weight is None else weight.stride()
     about = _gradient(case, steps) if target is Target.IMAGE else _result(case, steps)
-    family = _family(about, case.format)
-    if not _is_worth(about, target, family) or function(target, family) is None:
+    layout = _layout(about, case.format)
+    if not _is_worth(about, target, layout) or function(target, layout) is None:
         return None
     shape = {Target.IMAGE: case.image, Target.WEIGHT: case.weight}.get(target, case.result)
     strides = torch.empty(shape, device="meta", memory_format=case.format).stride()
-    return Tiles(target, about, family, shape, strides)
+    return Tiles(target, about, layout, shape, strides)
 
 
 def _result(case: Case, steps: Sequence[int]) -> Tiled:
@@ -207,38 +207,38 @@ def _gradient(case: Case, steps: Sequence[int]) -> Tiled:
     )
 
 
-def _family(about: Tiled, format_: torch.memory_format) -> Family:
+def _layout(about: Tiled, format_: torch.memory_format) -> VectorLayout:
     """The tiles that there are for such a call."""
     if format_ == torch.contiguous_format:
-        return Family.PLANES
+        return VectorLayout.PLANES
     fewer, more = sorted((about.channels, about.results))
     is_few = {fewer, more} <= _FEW_IN_GROUP and more <= 2 * fewer
-    return Family.LANES if is_few else Family.PIXELS
+    return VectorLayout.LANES if is_few else VectorLayout.PIXELS
 
 
-def _is_worth(about: Tiled, target: Target, family: Family) -> bool:
+def _is_worth(about: Tiled, target: Target, layout: VectorLayout) -> bool:
     """Whether tiles take less time than the library does, or generated kernels."""
     pitch = about.width + 2 * about.padding_columns
     columns = pitch - about.dilation_columns * (about.tap_columns - 1)
     held = 1 + about.dilation_rows * (about.tap_rows - 1)
     rows = about.height + 2 * about.padding_rows - held + 1
-    match family:
-        case Family.PLANES:
+    match layout:
+        case VectorLayout.PLANES:
             planes = about.channels + (about.results if target is Target.WEIGHT else 0)
-        case Family.PIXELS:
+        case VectorLayout.PIXELS:
             results = about.results if target is Target.WEIGHT else 0
             planes = sum(-(-each // BLOCK) * BLOCK for each in (about.channels, results))
-        case Family.LANES:
+        case VectorLayout.LANES:
             planes = BLOCK * about.channels
         case _:
-            assert_never(family)
+            assert_never(layout)
     if planes * held * pitch > _MOST_NUMBERS or 4 * columns < pitch:
         return False
-    if rows * columns < _FEWEST_PIXELS or about.taps not in _TAPS[family]:
+    if rows * columns < _FEWEST_PIXELS or about.taps not in _TAPS[layout]:
         return False
-    if family is Family.PIXELS:
+    if layout is VectorLayout.PIXELS:
         return _is_half_empty_or_long(about, columns)
-    if family is Family.LANES:
+    if layout is VectorLayout.LANES:
         return _is_of_several_groups(about)
     products = about.channels * about.results
     if products < FEW:
@@ -303,20 +303,20 @@ def computed(
     target = kept_memory.empty_strided(plan.shape, plan.strides, one.dtype)
     words = (ctypes.c_int64 * len(plan.about))(*plan.about)
     addresses = [None if each is None else each.data_ptr() for each in given]
-    is_done = function(plan.target, plan.family)(*addresses, target.data_ptr(), words)
+    is_done = function(plan.target, plan.layout)(*addresses, target.data_ptr(), words)
     return target if is_done else None
 
 
-def function(target: Target, family: Family = Family.PLANES) -> Any:
+def function(target: Target, layout: VectorLayout = VectorLayout.PLANES) -> Any:
     """The function of ctypes; None where it cannot be built: the library is as right.
 
     It takes the addresses of two tensors, of a bias or none, of what is computed, and of the
     integers.
     """
-    return _function(*_source(target, family))
+    return _function(*_source(target, layout))
 
 
-def _source(target: Target, family: Family) -> tuple[str, str]:
+def _source(target: Target, layout: VectorLayout) -> tuple[str, str]:
     """The name and the source, which all calls need, those found on disk too, but no import."""
     from opgen.runtime import (
         convolution_lanes_result,
@@ -328,16 +328,16 @@ def _source(target: Target, family: Family) -> tuple[str, str]:
     )
 
     results = {
-        Family.PLANES: ("opgen_plane_tiles", convolution_planes_result.RESULT),
-        Family.PIXELS: ("opgen_pixel_tiles", convolution_pixels_result.RESULT),
-        Family.LANES: ("opgen_lane_tiles", convolution_lanes_result.RESULT),
+        VectorLayout.PLANES: ("opgen_plane_tiles", convolution_planes_result.RESULT),
+        VectorLayout.PIXELS: ("opgen_pixel_tiles", convolution_pixels_result.RESULT),
+        VectorLayout.LANES: ("opgen_lane_tiles", convolution_lanes_result.RESULT),
     }
     weights = {
-        Family.PLANES: ("opgen_plane_weight_tiles", convolution_planes_weight.WEIGHT),
-        Family.PIXELS: ("opgen_pixel_weight_tiles", convolution_pixels_weight.WEIGHT),
-        Family.LANES: ("opgen_lane_weight_tiles", convolution_lanes_weight.WEIGHT),
+        VectorLayout.PLANES: ("opgen_plane_weight_tiles", convolution_planes_weight.WEIGHT),
+        VectorLayout.PIXELS: ("opgen_pixel_weight_tiles", convolution_pixels_weight.WEIGHT),
+        VectorLayout.LANES: ("opgen_lane_weight_tiles", convolution_lanes_weight.WEIGHT),
     }
-    return (weights if target is Target.WEIGHT else results)[family]
+    return (weights if target is Target.WEIGHT else results)[layout]
 
 
 @functools.cache

@@ -63,9 +63,4 @@ def copies(
     others = [(operands[name], step) for name, step in walked.items() if name not in apart]
     if not apart or cuda_grid.lanes(axes, others) == 1:
         return {}
-    return {name: side_by_side(name, operands[name]) for name in apart}
-
-
-def side_by_side(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A copy whose last dim is consecutive; `name` tells what of."""
-    return tensor.contiguous()
+    return {name: operands[name].contiguous() for name in apart}

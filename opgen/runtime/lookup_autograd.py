@@ -214,7 +214,7 @@ def _backward_by_twin(operation: Operation, in_general: Callable[..., Any]) -> C
     return backward
 
 
-def _asks_python(cotangent: torch.Tensor) -> torch.Tensor:
+def _asks_python(_cotangent: torch.Tensor) -> torch.Tensor:
     return lookup_library.ask_python()
 
 

@@ -45,8 +45,6 @@ from opgen.runtime.special import Chosen, Values
 if TYPE_CHECKING:
     from opgen.runtime.family import Family
 
-Result = torch.Tensor | tuple[torch.Tensor, ...]
-
 
 @dataclass(frozen=True, eq=False)
 class Operation:

@@ -126,7 +126,7 @@ def filter_of(channels: int, device: torch.device) -> Tensor:
 def scattered(shape: Shape, device: torch.device) -> Function:
     """Method 3: `scatter_add_` with indices made beforehand."""
     batch, channels, height, columns = shape
-    out = _width(channels, columns)
+    out = width(channels, columns)
     c, h, w = (torch.arange(n, device=device) for n in (channels, height, columns))
     indices = w + c.view(channels, 1, 1) * STEP + h.view(1, height, 1) * out
     flat = indices.view(1, -1).expand(batch, channels * height * columns)
@@ -164,7 +164,7 @@ def padded(x: Tensor, mask: Tensor) -> Tensor:
 def gathered(x: Tensor, mask: Tensor) -> Tensor:
     """Reads by index, zero outside: a graph whose size does not depend on the channels."""
     channels, columns = x.shape[1], x.shape[3]
-    c, v = (torch.arange(n, device=x.device) for n in (channels, _width(channels, columns)))
+    c, v = (torch.arange(n, device=x.device) for n in (channels, width(channels, columns)))
     w = v - c[:, None] * STEP
     inside = (w >= 0) & (w < columns)
     z = (x * mask)[:, c[:, None], :, w.clamp(0, columns - 1)]
@@ -173,11 +173,7 @@ def gathered(x: Tensor, mask: Tensor) -> Tensor:
 
 def _zeros(x: Tensor) -> Tensor:
     batch, channels, height, columns = x.shape
-    return torch.zeros(batch, 1, height, _width(channels, columns), device=x.device)
-
-
-def _width(channels: int, columns: int) -> int:
-    return columns + (channels - 1) * STEP
+    return torch.zeros(batch, 1, height, width(channels, columns), device=x.device)
 
 
 def _overlapping(y: Tensor, shape: Shape) -> Tensor:
@@ -190,7 +186,7 @@ def pseudo_inverse(shape: Shape, device: torch.device) -> Workload:
     """`A_pinv(y, mask)`, gradients for both. `shape` is that of the result."""
     batch, channels, height, columns = shape
     spec = specs.load("shift_sum")
-    y = torch.randn(batch, 1, height, _width(channels, columns), device=device)
+    y = torch.randn(batch, 1, height, width(channels, columns), device=device)
     mask = torch.rand(1, 1, height, columns, device=device) + 0.5
     alpha = _counts(shape, device)
     few = channels <= _FEW
@@ -231,7 +227,7 @@ def pseudo_inverse(shape: Shape, device: torch.device) -> Workload:
 def _counts(shape: Shape, device: torch.device) -> Tensor:
     """How many channels reach each column."""
     channels, columns = shape[1], shape[3]
-    alpha = torch.zeros(_width(channels, columns), device=device)
+    alpha = torch.zeros(width(channels, columns), device=device)
     for c in range(channels):
         alpha[c * STEP : c * STEP + columns] += 1
     return alpha

@@ -84,7 +84,7 @@ def nearest(x: Tensor) -> Workload:
         n, c, h, w = x.shape
         return x[:, :, :, None, :, None].expand(n, c, h, 2, w, 2).reshape(n, c, 2 * h, 2 * w)
 
-    def pooled(cotangent: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    def pooled(cotangent: Tensor, _x: Tensor) -> tuple[Tensor, ...]:
         return (F.avg_pool2d(cotangent, 2, divisor_override=1),)
 
     return Workload(

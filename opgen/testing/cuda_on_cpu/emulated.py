@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import ModuleType
@@ -109,7 +109,7 @@ def emulated(
     running: list[_Call] = []
 
     @contextlib.contextmanager
-    def device(index: int) -> Iterator[None]:
+    def device(_index: int) -> Iterator[None]:
         yield
 
     stream = type("Stream", (), {"cuda_stream": 0})
@@ -162,18 +162,24 @@ def _watched(running: list[_Call]) -> list[_Patch]:
             running[-1].add(f"partial sums {len(running[-1].memories)}", found)
         return found
 
-    copied = cuda_operands.side_by_side
+    copied = cuda_operands.copies
 
-    def side_by_side(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        found = copied(name, tensor)
-        own = f"copy of {name}, {len(running[-1].memories)}"
-        running[-1].memories[own] = memory_of(own, found)
+    def copies(
+        operands: Mapping[str, torch.Tensor],
+        inputs: Iterable[str],
+        axes: Sequence[int],
+        walked: Mapping[str, int],
+    ) -> dict[str, torch.Tensor]:
+        found = copied(operands, inputs, axes, walked)
+        for name, tensor in found.items():
+            own = f"copy of {name}, {len(running[-1].memories)}"
+            running[-1].memories[own] = memory_of(own, tensor)
         return found
 
     return [
         (evaluation, "run_on_cpu", run),
         (cuda_call, "empty_parts", empty_parts),
-        (cuda_operands, "side_by_side", side_by_side),
+        (cuda_operands, "copies", copies),
         (cuda_product, "partial_sums", workspace),
     ]
 

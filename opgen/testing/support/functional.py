@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +10,6 @@ from torch import Tensor
 from opgen.testing import transforms
 from opgen.testing.support.eager import needs_derivative
 from opgen.testing.support.probe import NotTried, Probe, agree
-
-_func: Any = torch.func
 
 
 def grad(probe: Probe) -> None:

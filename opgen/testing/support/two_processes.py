@@ -56,7 +56,7 @@ def _batch(rank: int | None = None) -> Tensor:
     return torch.tensor(_SCALES[mine], dtype=torch.float64)
 
 
-def distributed_data_parallel(probe: Probe, mesh: Any) -> None:
+def distributed_data_parallel(probe: Probe, _mesh: Any) -> None:
     """The gradients of each half of a batch, averaged."""
     if not probe.has_derivative:
         return
