@@ -144,6 +144,13 @@ def fast_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return cast(Callable[..., Any], base.apply)
 
 
+library_has_convolutions = cast(bool, find("torch._C", "_has_mkldnn"))
+"""Whether PyTorch was built with oneDNN, its library of convolutions."""
+
+is_zero_tensor = cast(Callable[[torch.Tensor], bool], find("torch", "Tensor._is_zerotensor"))
+"""Whether a tensor of zeros that autograd made has no memory."""
+
+
 @functools.cache
 def library_has_float16() -> bool:
     """Whether the library of convolutions has kernels for float16 on this processor."""

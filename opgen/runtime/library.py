@@ -253,7 +253,7 @@ def case_of(call: Call) -> Case | None:
     dtype = next((tensor.dtype for tensor in call.tensors if tensor is not None), None)
     if names is None or geometry is None or dtype not in _LEAST_CHANNELS:
         return None
-    if call.device.type != "cpu" or not torch._C._has_mkldnn:
+    if call.device.type != "cpu" or not compat.library_has_convolutions:
         return None
     if dtype == torch.float16 and not compat.library_has_float16():
         return None  # it would go cell by cell

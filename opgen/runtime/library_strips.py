@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import kept_memory, lookup_library, lookup_moves
+from opgen.runtime import compat, kept_memory, lookup_library, lookup_moves
 from opgen.runtime.arrangement import Arrangement, copy
 from opgen.runtime.layout import FORMATS
 from opgen.runtime.record import record
@@ -223,7 +223,7 @@ def _read(case: Case, images: torch.Tensor, rows: range) -> tuple[torch.Tensor, 
 def as_memory(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor whose numbers are those in its memory: of views that negate they are not, and zeros
     that autograd made may have none."""
-    return tensor.clone() if tensor.is_neg() or tensor._is_zerotensor() else tensor
+    return tensor.clone() if tensor.is_neg() or compat.is_zero_tensor(tensor) else tensor
 
 
 def _expected(target: torch.Tensor) -> None:
