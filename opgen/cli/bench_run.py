@@ -53,15 +53,18 @@ def run(options: argparse.Namespace) -> int:
         _look_at_files(options)
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         measured = measure_alone if options.apart else measure
-        growths = _grown(plan, measured, console) if options.growth else []
-        outcomes = [] if options.growth else _measured(plan, measured, console)
+        growths, outcomes = (
+            _grown(plan, measured, console)
+            if options.growth
+            else ([], _measured(plan, measured, console))
+        )
         about = {"started": started, "command": _command(sys.argv[1:])}
         found = document(outcomes, machine.describe(plan.device), about, growths)
         _write(options, found)
     except BenchError as error:
         errors().print(f"opgen: {error}")
         return 2
-    for line in report.summary(outcomes, plan.compiled) if outcomes else ():
+    for line in () if options.growth else report.summary(outcomes, plan.compiled):
         console.print(line)
     return 1 if any(isinstance(outcome, Refused) for outcome in outcomes) else 0
 
@@ -95,9 +98,13 @@ def _rows(options: argparse.Namespace) -> tuple[Row, ...]:
     if options.spec is not None:
         if options.apart:
             raise BenchError("--apart is for the rows of the benchmark: your op is the only row")
-        return (own.row(_own(options)),)
-    if options.against or options.shape:
-        raise BenchError("--shape and --against are for an op of your own: name its SPEC")
+        if options.rows:
+            raise BenchError("--rows is for the rows of the benchmark: your op is the only row")
+        if options.plot is not None and not options.against:
+            raise BenchError("--plot shows how opgen compares with others: add --against")
+        return (own.row(_own(options), growing=options.growth),)
+    if options.against or options.shape or options.set or options.op:
+        raise BenchError("--shape, --set, --op and --against are for your own op: name its SPEC")
     known = tuple(row for row in every_row() if row.quick or not options.quick)
     rows = chosen(known, options.rows)
     if not rows:
@@ -106,13 +113,16 @@ def _rows(options: argparse.Namespace) -> tuple[Row, ...]:
 
 
 def _own(options: argparse.Namespace) -> own.Own:
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for text in options.shape:
         name, _, numbers = text.partition("=")
         try:
-            shapes[name] = tuple(int(n) for n in numbers.strip("[]").split(",") if n.strip())
+            shape = tuple(int(n) for n in numbers.strip("[]").split(",") if n.strip())
         except ValueError:
             raise BenchError(f"--shape {text!r} must be as x=8,64,32,32") from None
+        if name in shapes:
+            raise BenchError(f"two shapes are given for {name}; an input has one")
+        shapes[name] = shape
     return own.Own(
         options.spec,
         shapes,
@@ -217,17 +227,19 @@ def _replaced(
     return [found.get((o.row.name, o.direction), o) for o in outcomes]
 
 
-def _grown(plan: Plan, measured: Measure, console: Console) -> list[Growth]:
-    """Every row at three sizes, printed as it comes."""
+def _grown(plan: Plan, measured: Measure, console: Console) -> tuple[list[Growth], list[Outcome]]:
+    """Every row at three sizes, printed as it comes, and those that are not reported."""
     console.print(report.growth_heading(), style="bold")
-    growths = []
+    growths: list[Growth] = []
+    others: list[Outcome] = []
     for found in run_growth(plan, measured):
         if isinstance(found, Growth):
             growths.append(found)
             console.print(report.growth_line(found))
         else:
+            others.append(found)
             errors().print(f"opgen: {report.problem(found)}")
-    return growths
+    return growths, others
 
 
 _FILES = ("--json", "--plot")
