@@ -62,11 +62,15 @@ def run(options: argparse.Namespace) -> int:
     calls: dict[str, str] = {}
     try:
         ops = subjects(options.spec)
-        names = [subject.op.name for subject in ops]
-        if options.op is not None and options.op not in names:
-            text = f"{options.spec} defines no op '{options.op}', only {', '.join(names)}"
-            errors().print(f"opgen: {text}")
-            return 2
+    except LoopsError as error:
+        errors().print(f"opgen: {error}")
+        return 2
+    names = [subject.op.name for subject in ops]
+    if options.op is not None and options.op not in names:
+        text = f"{options.spec} defines no op '{options.op}', only {', '.join(names)}"
+        errors().print(f"opgen: {text}")
+        return 2
+    try:
         for subject in ops:
             if options.op in (None, subject.op.name):
                 found += _tried(subject, options.spec, features, calls)
