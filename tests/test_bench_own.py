@@ -65,13 +65,13 @@ def test_an_op_against_something_else_is_refused(
         (["--against", "no_such_module:f"], "cannot be imported"),
         (["--against", "torch:no_such_function"], "has no function 'no_such_function'"),
         (["--shape", "z=3"], "no input 'z': write --shape x=..., --shape weight=..."),
-        (["--shape", "x=a,b"], "must be as x=8,64,32,32"),
+        (["--shape", "z=a,b"], "must be as x=8,64,32,32"),
         (["--set", "stride"], "must be as stride=2"),
         (["--op", "other"], "no op 'other'; choose one with --op: scaled"),
-        (["--shape", "x=2,6"], "two shapes are given for x"),
+        (["--shape", "x=2,6"], "--shape gives x twice"),
+        (["--set", "stride=3"], "--set gives stride twice"),
+        (["--attribute", "stride"], "must be as stride=2"),
         (["--set", "q=2"], "scaled has no attribute 'q', only stride"),
-        (["--set", "stride=two"], "attribute 'stride' must be an int, got 'two'"),
-        (["--set", "stride=0"], "stride >= 1 does not hold (stride=0)"),
         (["--rows", "scaled"], "--rows is for the rows of the benchmark"),
         (["--plot", "own.svg"], "--plot shows how opgen compares with others: add --against"),
     ],
@@ -91,6 +91,8 @@ def test_bad_calls(
         (["x=4,0"], "x=[4,0] has no elements: there is nothing to time"),
         (["x=4,9", "--growth"], "--growth also measures x=[1,9]: scaled: N % 2 == 0 does not hold"),
         (["x=2,3", "--growth"], "no dim of [2, 3] can be divided by 4"),
+        (["x=2,4", "--set", "cut=two"], "attribute 'cut' must be an int, got 'two'"),
+        (["x=2,4", "--set", "cut=-1"], "cut >= 0 does not hold (cut=-1)"),
         (["x=3,9"], "N % 2 == 0 does not hold (N=3 from x.shape[0])"),
         (["x=2,4", "--set", "cut=4"], "scaled gives [2,0] for x=[2,4], which has no elements"),
         (["x=2,4", "--set", "cut=5"], "is negative"),
@@ -108,6 +110,18 @@ def test_shapes_that_do_not_fit(
     assert main(["bench", str(path), "--shape", *shapes]) == 2
     out, err = capsys.readouterr()
     assert message in err and err.count("\n") == 1 and not out
+
+
+def test_options_are_given_as_for_cost(tmp_path: Path, own: list[str]) -> None:
+    """Several values after one option, types by either name, and SPEC behind them."""
+    path = tmp_path / "own.json"
+    spec = own[1]
+    shapes = ["--shape", "x=4,10", "weight=1", spec]
+    options = ["--attribute", "stride=2", "--dtype", "f64", "--tiny", "--forward"]
+    assert main(["bench", *shapes, *options, "--json", str(path)]) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["name"] == "scaled x=[4,10] weight=[1]"
+    assert row["bytes"] == 8 * (40 + 1 + 20)
 
 
 def test_an_attribute_without_a_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

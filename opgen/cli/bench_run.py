@@ -34,6 +34,7 @@ from opgen.bench.run import (
     run_recycled,
 )
 from opgen.bench.run import run as run_plan
+from opgen.cli import arguments
 from opgen.cli.console import errors, output
 
 MINUTES: Final = 45.0
@@ -43,6 +44,7 @@ QUICK_MINUTES: Final = 1.7
 def run(options: argparse.Namespace) -> int:
     """0 if all contenders agreed, 1 if not, 2 for a call that cannot be measured."""
     console = output()
+    options.spec = arguments.spec_of(options)
     try:
         rows = _rows(options)
         if options.list:
@@ -113,45 +115,19 @@ def _rows(options: argparse.Namespace) -> tuple[Row, ...]:
 
 
 def _own(options: argparse.Namespace) -> own.Own:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for text in options.shape:
-        name, _, numbers = text.partition("=")
-        try:
-            shape = tuple(int(n) for n in numbers.strip("[]").split(",") if n.strip())
-        except ValueError:
-            raise BenchError(f"--shape {text!r} must be as x=8,64,32,32") from None
-        if name in shapes:
-            raise BenchError(f"two shapes are given for {name}; an input has one")
-        shapes[name] = shape
+    try:
+        shapes, attributes = arguments.shapes_of(options), arguments.attributes_of(options)
+    except arguments.ArgumentsError as error:
+        raise BenchError(str(error)) from error
     return own.Own(
         options.spec,
         shapes,
         tuple(options.against),
         options.op,
-        dict(_attribute(text) for text in options.set),
+        attributes,
         getattr(torch, options.dtype),
         options.channels_last,
     )
-
-
-def _attribute(text: str) -> tuple[str, own.Value]:
-    """`stride=2`, `padding=1,1`, `mode=CRD`."""
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise BenchError(f"--set {text!r} must be as stride=2")
-    if value in ("true", "false"):
-        return name, value == "true"
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    if "," in value:
-        try:
-            return name, tuple(int(n) for n in value.split(","))
-        except ValueError:
-            raise BenchError(f"--set {text!r}: a tuple is written as 1,1") from None
-    return name, value
 
 
 def _directions(options: argparse.Namespace) -> tuple[Direction, ...]:
