@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
 
 from opgen import compiler, library
 from opgen.cli import bench, console, cost, doctor, new, support, test
@@ -20,19 +19,6 @@ from opgen.derivation import gradient_text
 from opgen.errors import NotTextError, OpgenError
 from opgen.lang.format import format_source
 from opgen.runtime.toolchain import BuildError
-
-_STAGES: Final = (
-    "syntax",
-    "notation",
-    "adjoint",
-    "tangent",
-    "loops",
-    "rows",
-    "c",
-    "threads",
-    "cuda",
-    "module",
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,13 +66,25 @@ def _parser() -> argparse.ArgumentParser:
 
     show = commands.add_parser("show", help="print one stage of the compilation of a spec")
     show.add_argument("spec", type=Path, metavar="SPEC")
-    show.add_argument("--stage", type=_stage, choices=_STAGES, default="notation")
+    show.add_argument(
+        "--stage",
+        type=_stage,
+        choices=compiler.STAGES,
+        default="notation",
+        help="which one (notation); cpu is another name for c",
+    )
     show.set_defaults(run=_show)
 
     gradient = commands.add_parser("grad", help="print the derived gradients as specs")
     gradient.add_argument("spec", type=Path, metavar="SPEC")
     gradient.add_argument("--op", help="only the gradients of this op")
-    gradient.add_argument("--order", type=int, default=1, choices=(1, 2), help="1 or 2")
+    gradient.add_argument(
+        "--order",
+        type=int,
+        default=1,
+        choices=(1, 2),
+        help="with 2 the gradients of the gradients, too (1)",
+    )
     gradient.set_defaults(run=_gradient)
 
     format_ = commands.add_parser("fmt", help="rewrite specs in the one canonical layout")

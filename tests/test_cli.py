@@ -98,6 +98,21 @@ def test_the_cpu_stage_is_that_of_c(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("show", "which one (notation); cpu is another name for c"),
+        ("grad", "with 2 the gradients of the gradients, too (1)"),
+    ],
+)
+def test_help_says_the_defaults(
+    command: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert expected in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
     ("stage", "expected"),
     [
         ("syntax", "Definition"),

@@ -368,6 +368,17 @@ def test_references_at_fault(
     assert "Traceback" not in out + err
 
 
+def test_infinities_are_no_warnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    """They are values like others, and NumPy's warnings would stand between the rows."""
+    text = "op squares(x[B,N]) -> y[B,N]\n  y[b,n] = x[b, n + 1 ?(-inf)] - x[b, n - 1 ?(-inf)]\n"
+    options = ["--examples", "6", "--replays", str(tmp_path)]
+    assert main(["test", str(written(tmp_path, text, None)), *options]) == 0
+    assert "RuntimeWarning" not in capsys.readouterr().err
+    assert not [each for each in recwarn if each.category is RuntimeWarning]
+
+
 def test_what_helps_a_reference(tmp_path: Path) -> None:
     """Names that begin with an underscore, and what is imported, are for no op and may stay."""
     helpers = "from pathlib import Path\nfrom textwrap import dedent\n\ndef _helper():\n    pass\n"

@@ -36,6 +36,7 @@ from opgen.bench.run import (
 from opgen.bench.run import run as run_plan
 from opgen.cli import arguments
 from opgen.cli.console import errors, output
+from opgen.cli.files import obstacle
 
 MINUTES: Final = 45.0
 QUICK_MINUTES: Final = 1.7
@@ -73,9 +74,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _look_at_files(options: argparse.Namespace) -> None:
     """BenchError where a file that was asked for cannot be written, before time is spent."""
-    for path in (options.json, options.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise BenchError(f"{path} cannot be written: {path.parent} does not exist")
+    for path in (options.json, options.plot, options.write_readme):
+        reason = "" if path is None else obstacle(path)
+        if reason:
+            raise BenchError(reason)
     if options.write_readme is not None:
         tables.split(options.write_readme, _part(options))
 
