@@ -7,31 +7,18 @@ wrong call. Results go to standard output, diagnostics to standard error.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
 
 from opgen import compiler, library
 from opgen.cli import bench, console, cost, doctor, new, support, test
 from opgen.derivation import gradient_text
-from opgen.errors import OpgenError, Source
+from opgen.errors import NotTextError, OpgenError
 from opgen.lang.format import format_source
 from opgen.runtime.toolchain import BuildError
-
-_STAGES: Final = (
-    "syntax",
-    "notation",
-    "adjoint",
-    "tangent",
-    "loops",
-    "rows",
-    "c",
-    "threads",
-    "cuda",
-    "module",
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,20 +26,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        return _told(lambda: run(options))
+    except KeyboardInterrupt:
+        return 130  # as a shell reports a program that was interrupted
+    except BrokenPipeError:
+        return 1
+
+
+def _told(work: Callable[[], int]) -> int:
+    """The exit status of some work, with its error on standard error."""
+    try:
+        return work()
+    except BrokenPipeError:
+        raise  # nobody reads on, whatever else there is to say
     except OpgenError as error:
         console.errors().print(console.diagnostics(error))
         return 1
     except BuildError as error:
         print(f"opgen: {error}", file=sys.stderr)
         return 1
-    except UnicodeDecodeError as error:
-        print(f"opgen: the spec is not UTF-8 text: {error.reason}", file=sys.stderr)
+    except NotTextError as error:
+        print(f"opgen: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130  # as a shell reports a program that was interrupted
-    except BrokenPipeError:
-        return 1
     except OSError as error:
         print(f"opgen: {error.strerror}: {error.filename}", file=sys.stderr)
         return 2
@@ -71,13 +66,25 @@ def _parser() -> argparse.ArgumentParser:
 
     show = commands.add_parser("show", help="print one stage of the compilation of a spec")
     show.add_argument("spec", type=Path, metavar="SPEC")
-    show.add_argument("--stage", type=_stage, choices=_STAGES, default="notation")
+    show.add_argument(
+        "--stage",
+        type=_stage,
+        choices=compiler.STAGES,
+        default="notation",
+        help="which one (notation); cpu is another name for c",
+    )
     show.set_defaults(run=_show)
 
     gradient = commands.add_parser("grad", help="print the derived gradients as specs")
     gradient.add_argument("spec", type=Path, metavar="SPEC")
     gradient.add_argument("--op", help="only the gradients of this op")
-    gradient.add_argument("--order", type=int, default=1, choices=(1, 2), help="1 or 2")
+    gradient.add_argument(
+        "--order",
+        type=int,
+        default=1,
+        choices=(1, 2),
+        help="with 2 the gradients of the gradients, too (1)",
+    )
     gradient.set_defaults(run=_gradient)
 
     format_ = commands.add_parser("fmt", help="rewrite specs in the one canonical layout")
@@ -118,23 +125,19 @@ def _stage(name: str) -> str:
     return "c" if name == "cpu" else name
 
 
-def _sources(paths: Sequence[Path]) -> Iterator[Source]:
-    for path in paths:
-        yield compiler.read_source(path)
+def _each(paths: Sequence[Path], work: Callable[[Path], int]) -> int:
+    """Work on every file, also after one was refused or cannot be read: the worst exit status."""
+    return max(_told(functools.partial(work, path)) for path in paths)
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Check every file, also after one was refused."""
-    status = 0
-    for source in _sources(options.specs):
-        try:
-            ops = compiler.check_source(source)
-        except OpgenError as error:
-            console.errors().print(console.diagnostics(error))
-            status = 1
-            continue
+    def check(path: Path) -> int:
+        source = compiler.read_source(path)
+        ops = compiler.check_source(source)
         print(f"{source.name}: {', '.join(op.name for op in ops)}")
-    return status
+        return 0
+
+    return _each(options.specs, check)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -156,18 +159,19 @@ def _gradient(options: argparse.Namespace) -> int:
 
 
 def _format(options: argparse.Namespace) -> int:
-    status = 0
-    for path, source in zip(options.specs, _sources(options.specs), strict=True):
+    def rewrite(path: Path) -> int:
+        source = compiler.read_source(path)
         text = format_source(source)
         if text == source.text:
-            continue
+            return 0
         if options.check:
             print(f"{path}: would be changed", file=sys.stderr)
-            status = 1
-        else:
-            path.write_text(text, encoding="utf-8")
-            print(path)
-    return status
+            return 1
+        path.write_text(text, encoding="utf-8")
+        print(path)
+        return 0
+
+    return _each(options.specs, rewrite)
 
 
 def _build(options: argparse.Namespace) -> int:

@@ -167,8 +167,8 @@ def _tangent(op: Op) -> Op:
 
 
 def read_source(path: str | os.PathLike[str]) -> Source:
-    """The text of a spec file, under the name it is shown with."""
-    return Source(Path(path).read_text(encoding="utf-8"), os.fspath(path))
+    """The text of a spec file, under the name it is shown with; OSError, or NotTextError."""
+    return Source.of_file(path)
 
 
 def check_source(source: Source) -> tuple[Op, ...]:

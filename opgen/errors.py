@@ -7,9 +7,16 @@ diagnostics: they are plain `AssertionError`s.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
+
+
+class NotTextError(ValueError):
+    """A spec file is not UTF-8 text."""
+
 
 _WIDTH: Final = 120  # longer source lines are cut to the part around the caret
 
@@ -20,6 +27,17 @@ class Source:
 
     text: str
     name: str = "<spec>"
+
+    @classmethod
+    def of_file(cls, path: str | os.PathLike[str]) -> Source:
+        """A spec file, under the name it is shown with; OSError, or NotTextError."""
+        try:
+            return cls(Path(path).read_text(encoding="utf-8"), os.fspath(path))
+        except UnicodeDecodeError as error:
+            raise NotTextError(
+                f"{os.fspath(path)} is not UTF-8 text: {error.reason} at byte {error.start}; "
+                "save it in that encoding"
+            ) from error
 
     def position(self, offset: int) -> tuple[int, int]:
         """One-based line and column of a character offset."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import types
-from pathlib import Path
 
+from opgen.errors import Source
 from opgen.runtime import generated
 
 
@@ -22,5 +22,6 @@ def compile(text: str, name: str = "<spec>") -> types.ModuleType:  # noqa: A001 
 
 
 def load(path: str | os.PathLike[str]) -> types.ModuleType:
-    """A spec file as a module; see `compile`."""
-    return compile(Path(path).read_text(encoding="utf-8"), os.fspath(path))
+    """A spec file as a module; see `compile`. OSError, or NotTextError, if it cannot be read."""
+    source = Source.of_file(path)
+    return compile(source.text, source.name)

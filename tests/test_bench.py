@@ -299,75 +299,11 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert len({ROWS[name].kind for name in names[:6]}) == 6, "one of each kind first"
 
 
-AGAINST = """
-import torch
-
-def scaled(x, weight, stride):
-    return x[:, ::stride] * weight
-
-def wrong(x, weight, stride):
-    return x[:, ::stride] * weight + 1e-6
-"""
-SPEC = """
-op scaled(x[N,W], weight[1]; stride = 1) -> y[N,V]
-  where stride >= 1
-  let V = (W - 1)//stride + 1
-  y[n,v] = x[n, v*stride] * weight[0]
-"""
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> list[str]:
-    (tmp_path / "scaled.op").write_text(SPEC)
-    (tmp_path / "forms.py").write_text(AGAINST)
-    return [
-        *("bench", str(tmp_path / "scaled.op"), "--shape", "x=4,10", "--shape", "weight=1"),
-        *("--set", "stride=2", "--compile", "none", "--minutes", "0.2"),
-    ]
-
-
-def test_an_op_of_ones_own(own: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "own.json"
-    against = f"{tmp_path / 'forms.py'}:scaled"
-    assert main([*own, "--against", against, "--json", str(path)]) == 0
-    rows = json.loads(path.read_text())["rows"]
-    assert [row["direction"] for row in rows] == ["forward", "backward"]
-    assert all(set(row["times"]) == {"opgen", against} for row in rows)
-    assert rows[0]["name"] == "scaled x=[4,10] weight=[1]"
-    assert rows[0]["bytes"] == 4 * (40 + 1 + 20)
-
-
-def test_an_op_against_something_else_is_refused(
-    own: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A millionth more: float32 would hide it, so the check runs in double precision as well."""
-    assert main([*own, "--against", f"{tmp_path / 'forms.py'}:wrong"]) == 1
-    assert "not reported" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--against", "torch"], "must be module:function"),
-        (["--against", "no_such_module:f"], "cannot be imported"),
-        (["--against", "torch:no_such_function"], "has no function 'no_such_function'"),
-        (["--shape", "z=3"], "no input 'z': write --shape x=..., --shape weight=..."),
-        (["--shape", "x=a,b"], "must be as x=8,64,32,32"),
-        (["--set", "stride"], "must be as stride=2"),
-        (["--op", "other"], "no op 'other'; choose one with --op: scaled"),
-    ],
-)
-def test_bad_calls(
-    own: list[str], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*own, *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_rows_that_do_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--rows", "no such row"]) == 2
-    assert main(["bench", "--shape", "x=3"]) == 2
-    assert "name its SPEC" in capsys.readouterr().err
+    for option in (["--shape", "x=3"], ["--set", "r=2"], ["--op", "f"]):
+        assert main(["bench", *option]) == 2
+        assert "name its SPEC" in capsys.readouterr().err
 
 
 def test_lines_and_summary() -> None:
@@ -376,10 +312,16 @@ def test_lines_and_summary() -> None:
     )
     behind = with_ratio(result, 0.5, 0.4, 0.6)
     near = with_ratio(result, 0.98, 0.9, 1.05)
-    assert [report.keeps_up(r) for r in (behind, near)] == [False, True]
+    assert [report.keeps_up(r.ratio) for r in (behind, near) if r.ratio] == [False, True]
     lines = list(report.summary([behind, near], frozenset()))
     assert lines[0].startswith("2 rows; opgen keeps up in 1;") and lines[0].endswith(": 0.70")
     assert "0.50x" in report.line(behind).plain and "sum" in report.line(behind).plain
+    alone = measure(small(double), Direction.FORWARD, CPU, budget=0)
+    line = next(report.summary([behind, alone], frozenset()))
+    assert line.startswith("2 rows; opgen keeps up in 0;") and line.endswith("itself: 0.50")
+    assert next(report.summary([], frozenset())) == "0 rows"
+    dispatched = dataclasses.replace(near, dispatched=True)
+    assert next(report.summary([dispatched], frozenset())) == "1 rows; opgen keeps up in 1"
 
 
 def test_faults_are_one_kind() -> None:

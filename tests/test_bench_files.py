@@ -64,6 +64,8 @@ def test_files_are_looked_at_before_the_run(
         ("--write-readme", tmp_path / "other.md", "no place for the figures"),
         ("--json", tmp_path / "none" / "b.json", "does not exist"),
         ("--plot", tmp_path / "none" / "b.svg", "does not exist"),
+        ("--json", tmp_path, "it is a folder"),
+        ("--json", tmp_path / "other.md" / "b.json", "its folder is a file"),
     ):
         assert main(["bench", "--rows", "unfold 3x3*", option, str(path)]) == 2
         said = capsys.readouterr()

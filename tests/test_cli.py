@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import opgen
 from catalogue import SPECS
 from opgen.__main__ import main
+from opgen.errors import NotTextError
 
 ROOT = SPECS.parent
 BAD = "op f(x[B,C]) -> y[B]\n  y[b] = x[b,c]\n"
@@ -47,16 +49,43 @@ def test_a_missing_file_is_a_wrong_call(
     assert capsys.readouterr().err == f"opgen: No such file or directory: {missing}\n"
 
 
-@pytest.mark.parametrize("command", ["check", "show", "grad", "build", "test"])
+def test_check_and_fmt_go_on_after_a_file_that_cannot_be_read(
+    bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every file is told of, in order, and the worst status is that of the call."""
+    missing, binary, good = tmp_path / "none.op", tmp_path / "binary.op", tmp_path / "good.op"
+    binary.write_bytes(b"\xff")
+    good.write_text("op f(x[B])->y[B]\n  y[b]=2*x[b]\n", encoding="utf-8")
+    files = [str(path) for path in (missing, binary, bad, good)]
+    assert main(["check", *files]) == 2
+    out, err = capsys.readouterr()
+    assert out == f"{good}: f\n"
+    assert err.startswith(f"opgen: No such file or directory: {missing}\nopgen: {binary} is not")
+    assert "error[free-iterator]:" in err
+    assert main(["fmt", *files]) == 2
+    assert capsys.readouterr().out.splitlines()[-1] == str(good)
+    assert good.read_text(encoding="utf-8") == "op f(x[B]) -> y[B]\n  y[b] = 2 * x[b]\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["check", "show", "grad", "fmt", "build", "test", "support", "bench", "cost"]
+)
 def test_a_file_that_is_no_text(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "binary.op"
-    path.write_bytes(b"\xff\xfe\x00op")
-    assert main([command, str(path)]) == 2
-    err = capsys.readouterr().err
-    assert "not UTF-8" in err
-    assert "Traceback" not in err
+    path.write_bytes(b"op\xff\xfe\x00")
+    shape = ["--shape", "x=1"] if command in ("bench", "cost") else []
+    assert main([command, str(path), *shape]) == 2
+    told = f"opgen: {path} is not UTF-8 text: invalid start byte at byte 2; save it in that"
+    assert capsys.readouterr().err.startswith(told)
+
+
+def test_a_module_of_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "binary.op"
+    path.write_bytes(b"\xff")
+    with pytest.raises(NotTextError, match=r"binary\.op is not UTF-8 text"):
+        opgen.load(path)
 
 
 def test_the_cpu_stage_is_that_of_c(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,6 +95,21 @@ def test_the_cpu_stage_is_that_of_c(capsys: pytest.CaptureFixture[str]) -> None:
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     assert "int64_t run_roll(" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("show", "which one (notation); cpu is another name for c"),
+        ("grad", "with 2 the gradients of the gradients, too (1)"),
+    ],
+)
+def test_help_says_the_defaults(
+    command: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert expected in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ from types import ModuleType
 import pytest
 import torch
 
+import opgen
+from catalogue import SPECS
 from opgen.__main__ import main
 from opgen.cli import doctor
 from opgen.cli.doctor import Status
-from opgen.runtime import build
+from opgen.runtime import build, toolchain
 
 
 def program(folder: Path, name: str, text: str) -> Path:
@@ -49,10 +51,65 @@ def test_no_compiler(
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "FAIL compiler" in out
-    assert "FAIL kernels" in out
-    assert "apt install gcc" in out
-    assert out.endswith("CPU kernels do not work here\n")
+    assert "-> let it name a compiler, or unset it and install gcc or clang (Debian and" in out
+    assert "FAIL kernels   none was tried: they take a compiler\n" in out
+    assert "lines above" not in out
+    assert out.endswith(
+        ": ops run as plain PyTorch operations, which give the same results much more slowly\n"
+    )
     assert "Traceback" not in out
+
+
+def test_ops_run_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the last line says."""
+    monkeypatch.setenv("OPGEN_CC", "'")
+    ops = opgen.compile("op f(x[N]) -> y[N]\n  y[n] = 3 * x[n]\n")
+    with pytest.warns(
+        RuntimeWarning, match="cannot be split into words: No closing quotation; let"
+    ):
+        assert ops.f(torch.ones(2)).tolist() == [3, 3]
+
+
+def test_one_hint_how_to_get_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the README, in the error, and here."""
+    readme = " ".join((SPECS.parent / "README.md").read_text().replace("`", "").split())
+    assert toolchain.HOW_TO_GET_ONE in readme
+    monkeypatch.delenv("OPGEN_CC", raising=False)
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    monkeypatch.setattr(toolchain, "_zig", lambda: None)
+    finding = doctor.compiler()
+    assert finding.advice == toolchain.HOW_TO_GET_ONE
+    with pytest.raises(build.NoCompilerError) as caught:
+        build.find_compiler()
+    assert str(caught.value) == f"{finding.text}; {finding.advice}"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--no-such-option", "unset $OPGEN_CFLAGS, which adds '--no-such-option', or try another"),
+        ("'", "let $OPGEN_CFLAGS hold options of the compiler, such as -O1, or unset it"),
+    ],
+)
+def test_options_that_the_compiler_refuses(
+    options: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPGEN_CFLAGS", options)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert expected in out
+    assert out.endswith("CPU kernels do not work here: ops on CPU tensors raise an error\n")
+
+
+def test_a_compiler_that_is_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x7fELF")
+    broken.chmod(0o755)
+    monkeypatch.setenv("OPGEN_CC", str(broken))
+    assert main(["doctor"]) == 1
+    assert "cannot be run" in capsys.readouterr().out
 
 
 def test_a_compiler_that_fails(

@@ -217,7 +217,17 @@ def test_wrong_calls(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["support", path, "--op", "nothing"]) == 2
     assert "defines no op 'nothing', only " in capsys.readouterr().err
     assert main(["support", path, "--feature", "nonsense"]) == 2
-    assert "there is no row 'nonsense', only eager forward, " in capsys.readouterr().err
+    assert "there is no row 'nonsense', only 'eager forward', " in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_told_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "none" / "rows.json"
+    for path, reason in ((missing, f"{missing.parent} does not exist"), (tmp_path, "a folder")):
+        assert main(["support", str(SPECS / "roll.op"), "--json", str(path)]) == 2
+        out, err = capsys.readouterr()
+        assert reason in err and err.startswith(f"opgen: {path} cannot be written: ") and not out
 
 
 def test_the_sample_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:

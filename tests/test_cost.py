@@ -85,6 +85,25 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_options_are_given_as_for_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once for each value or once for all, types by either name, and the names they had before."""
+    spec = str(SPECS / "conv.op")
+    told = []
+    for options in (
+        (
+            *("--shape", "x=64,32,112,112", "weight=32,1,3,3"),
+            *("--attribute", "padding=1", "groups=32", "--dtype", "bf16"),
+        ),
+        (
+            *("--shape", "x=[64,32,112,112]", "--shape", "weight=32,1,3,3"),
+            *("--set", "padding=(1,1)", "--set", "groups=32", "--dtype", "bfloat16"),
+        ),
+    ):
+        assert main(["cost", spec, "--op", "conv2d", *options]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+
+
 def test_the_report_of_siblings(capsys: pytest.CaptureFixture[str]) -> None:
     """Two images are read and one is written; kernels for each would move five."""
     spec = str(SPECS / "conv.op")
@@ -142,9 +161,15 @@ def test_a_product_of_few_tiles_takes_longer() -> None:
     ("arguments", "message"),
     [
         (("--shape", "x=1,2"), "x has 4 dims, batch dims as one; got 2 in '1,2'"),
-        (("--shape", "x=1,2,a,4"), "the shape of x must be integers, got '1,2,a,4'"),
+        (("--shape", "x=1,2,a,4"), "--shape 'x=1,2,a,4' must be as x=8,64,32,32"),
+        (("--shape", "x=1,,4,4"), "--shape 'x=1,,4,4' must be as x=8,64,32,32"),
+        (("--shape", "x=1,-4,2,2"), "--shape 'x=1,-4,2,2' must be as x=8,64,32,32"),
+        (("--shape", "x=1,4,2,2", "--shape", "x=1,4,4,4"), "--shape gives x twice"),
+        (("--shape", "x=1,4,2,2", "--set", "r=2", "--attribute", "r=2"), "--set gives r twice"),
+        (("--shape", "x=1,4,2,2", "--set", "r=2,x"), "--set 'r=2,x': a tuple is written as 1,1"),
+        ((), "give the shape of x: --shape x=..."),
         (("--shape", "z=1"), "depth_to_space has no input 'z', only x"),
-        (("--shape", "x"), "expected NAME=VALUE, got 'x'"),
+        (("--shape", "x"), "--shape 'x' must be as x=8,64,32,32"),
         (("--shape", "x=1,4,2,2", "--attribute", "q=2"), "has no attribute 'q', only r, mode"),
         (("--shape", "x=1,3,2,2", "--attribute", "r=2"), "x.shape[1]"),
         (("--shape", "x=1,4,2,2", "--op", "other"), "defines no op 'other'"),

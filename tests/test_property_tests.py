@@ -336,22 +336,64 @@ def test_a_failure_is_replayed_by_its_script(
 
 
 @pytest.mark.parametrize(
-    ("loops", "expected"),
+    ("loops", "expected", "status"),
     [
-        ("1 / 0\n", "squares.py: ZeroDivisionError: division by zero"),
-        ("def squares(x, w):\n    return x\n", "takes (x, w), but the op takes (x, w, p)"),
-        ("def squares(x, w, p):\n    raise KeyError('q')\n", "KeyError: 'q'"),
-        ("def squares(x, w, p):\n    return x, w\n", "gives 2 results, but the op has 1 outputs"),
+        ("1 / 0\n", "squares.py: ZeroDivisionError: division by zero", 2),
+        ("def squares(x, w):\n    return x\n", "takes (x, w), but the op takes (x, w, p)", 2),
+        (
+            "def square(x, w, p):\n    return x\n",
+            "no op of the spec is called 'square', only sq",
+            2,
+        ),
+        (
+            LOOPS + "def shape(x):\n    return x\n",
+            "squares.py: no op of the spec is called 'sha",
+            2,
+        ),
+        ("def squares(x, w, p):\n    raise KeyError('q')\n", "KeyError: 'q'", 1),
+        (
+            "def squares(x, w, p):\n    return x, w\n",
+            "gives 2 results, but the op has 1 outputs",
+            1,
+        ),
     ],
 )
 def test_references_at_fault(
-    loops: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    loops: str, expected: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--examples", "2", "--replays", str(tmp_path)]
-    assert main(["test", str(written(tmp_path, loops=loops)), *options]) == 1
+    assert main(["test", str(written(tmp_path, loops=loops)), *options]) == status
     out, err = capsys.readouterr()
     assert expected in out + err
     assert "Traceback" not in out + err
+
+
+def test_infinities_are_no_warnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    """They are values like others, and NumPy's warnings would stand between the rows."""
+    text = "op squares(x[B,N]) -> y[B,N]\n  y[b,n] = x[b, n + 1 ?(-inf)] - x[b, n - 1 ?(-inf)]\n"
+    options = ["--examples", "6", "--replays", str(tmp_path)]
+    assert main(["test", str(written(tmp_path, text, None)), *options]) == 0
+    assert "RuntimeWarning" not in capsys.readouterr().err
+    assert not [each for each in recwarn if each.category is RuntimeWarning]
+
+
+def test_what_helps_a_reference(tmp_path: Path) -> None:
+    """Names that begin with an underscore, and what is imported, are for no op and may stay."""
+    helpers = "from pathlib import Path\nfrom textwrap import dedent\n\ndef _helper():\n    pass\n"
+    (found,) = subjects(written(tmp_path, loops=helpers + LOOPS))
+    assert found.loops is not None
+
+
+def test_an_op_with_a_word_of_python_for_its_name(tmp_path: Path) -> None:
+    """Its loops have the name that its function has."""
+    (tmp_path / "references").mkdir()
+    (tmp_path / "references" / "f.py").write_text("def lambda_(x):\n    return x\n")
+    path = tmp_path / "f.op"
+    path.write_text("op lambda(x[N]) -> y[N]\n  y[n] = x[n]\n")
+    (found,) = subjects(path)
+    assert found.loops is not None
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def grown(growth: Growth) -> Document:
 
 
 def row(result: Result) -> Document:
-    """One row in one direction."""
+    """One row in one direction; `best` is None where opgen was timed alone."""
     return {
         "name": result.row.name,
         "direction": result.direction.value,

@@ -28,8 +28,8 @@ class Growth:
     results: tuple[Result, ...]
     """Smallest first."""
     exponents: Mapping[str, float]
-    """Of opgen and of the contender that is best at the smallest size: the slope of the logarithm
-    of the time over that of the bytes."""
+    """Of opgen and of the contender that is best at the smallest size, if there is one: the slope
+    of the logarithm of the time over that of the bytes."""
     peaks: Mapping[str, int]
     """Bytes of forward and backward at the full size; empty where they cannot be told."""
 
@@ -79,15 +79,20 @@ def growth(
     moved = [result.moved for result in results]
     exponents = {
         name: statistics.exponent(moved, [result.times[name] for result in results])
-        for name in (OPGEN, full.best)
+        for name in _names(full)
     }
     return Growth(row, direction, results, exponents, _peaks(full, device, known))
+
+
+def _names(result: Result) -> tuple[str, ...]:
+    """opgen, and the best contender if there is one."""
+    return (OPGEN,) if result.best is None else (OPGEN, result.best)
 
 
 def _peaks(full: Result, device: torch.device, known: Peaks | None) -> dict[str, int]:
     """Of opgen, and of the best contender as autograd differentiates it."""
     known = {} if known is None else known
-    names = (OPGEN, full.best)
+    names = _names(full)
     missing = [name for name in names if (full.row.name, name) not in known]
     if missing:
         workload = full.row.make(full.shape, device)

@@ -55,14 +55,15 @@ class Result:
     there already. Empty where it was not measured."""
 
     @property
-    def best(self) -> str:
-        """The fastest contender."""
-        return min((n for n in self.times if n != OPGEN), key=self.times.__getitem__)
+    def best(self) -> str | None:
+        """The fastest contender; None where opgen was timed alone."""
+        others = [name for name in self.times if name != OPGEN]
+        return min(others, key=self.times.__getitem__, default=None)
 
     @property
-    def ratio(self) -> Ratio:
-        """The best contender over opgen: above 1 opgen is faster."""
-        return self.ratios[self.best]
+    def ratio(self) -> Ratio | None:
+        """The best contender over opgen: above 1 opgen is faster; None where there is none."""
+        return None if self.best is None else self.ratios[self.best]
 
     @property
     def bandwidth(self) -> float:

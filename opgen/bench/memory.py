@@ -23,6 +23,8 @@ _RESET_PEAK: Final = "5"  # see "clear_refs" in the kernel's Documentation/files
 def peak(contender: Contender, workload: Workload) -> int | None:
     """Bytes above what is held before, for one forward and backward pass; None where unknown.
 
+    What has no gradient has a forward pass only.
+
     On Linux it is what the process has resident, kernels' own scratch included; on a GPU what
     PyTorch's allocator gave out.
     """
@@ -33,9 +35,9 @@ def peak(contender: Contender, workload: Workload) -> int | None:
             leaves[at].requires_grad_()
         with contender.settings(), autocast(workload.device, workload.autocast):
             y = contender.function(*leaves)
-            torch.autograd.grad(
-                y, [leaves[at] for at in workload.differentiable], torch.ones_like(y)
-            )
+            wanted = [leaves[at] for at in workload.differentiable]
+            if wanted:
+                torch.autograd.grad(y, wanted, torch.ones_like(y))
 
     passes()  # compiles, and makes what is kept for later calls
     gc.collect()

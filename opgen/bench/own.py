@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -15,8 +16,11 @@ from torch import Tensor
 from opgen import compiler, loading
 from opgen.bench import agreement
 from opgen.bench.faults import BenchError
+from opgen.bench.growth import grown
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload, text
+from opgen.emit.names import python_names
 from opgen.ir.notation import Op
+from opgen.ir.notation import Tensor as Declared
 from opgen.passes.derive import differentiable
 
 Value = int | float | bool | str | tuple[int, ...]
@@ -31,14 +35,90 @@ class Own:
     against: tuple[str, ...]
     """Each `module:function` or `file.py:function`; called as the op is."""
     op: str | None = None
-    attributes: Mapping[str, Value] | None = None
+    attributes: Mapping[str, Value] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
 
 
-def row(own: Own) -> Row:
-    """The op as a row; BenchError where something named does not exist."""
-    op = _op(own)
+def row(own: Own, *, growing: bool = False) -> Row:
+    """The op as a row; BenchError where something named does not exist, or does not fit the op.
+
+    With `growing` the smaller sizes at which growth is measured must fit, too.
+    """
+    called = _named(own)
+    _check_names(own, called.op)
+    _check(called, own.shapes)
+    contenders = tuple(Contender(name, _with(function(name), own)) for name in own.against)
+    shapes = " ".join(f"{name}={text(shape)}" for name, shape in own.shapes.items())
+    first = own.shapes[called.given[0].name]
+
+    def make(shape: Shape, device: torch.device) -> Workload:
+        return _workload(called, _resized(called, shape), contenders, device)
+
+    found = Row(
+        f"{called.op.name} {shapes}",
+        first,
+        first,
+        make,
+        "own",
+        directions=tuple(Direction) if called.differentiable else (Direction.FORWARD,),
+    )
+    if growing:
+        for shape in grown(found, first):
+            _check(called, _resized(called, shape))
+    return found
+
+
+@dataclass(frozen=True)
+class _Called:
+    """An op, what was said of it, and its function in the module."""
+
+    own: Own
+    op: Op
+    function: Callable[..., Tensor]
+    """Takes the inputs that have shapes, in the order of the op."""
+
+    @property
+    def given(self) -> tuple[Declared, ...]:
+        """The inputs that have shapes."""
+        return tuple(tensor for tensor in self.op.inputs if tensor.name in self.own.shapes)
+
+    @property
+    def differentiable(self) -> tuple[int, ...]:
+        """Positions of those among them that have gradients."""
+        if self.op.outputs[0].dtype.is_integer:
+            return ()
+        wanted = {tensor.name for tensor in differentiable(self.op)}
+        return tuple(at for at, tensor in enumerate(self.given) if tensor.name in wanted)
+
+
+def _named(own: Own) -> _Called:
+    """The op that is meant."""
+    ops = compiler.check_source(compiler.read_source(own.spec))
+    named = {op.name: op for op in ops}
+    if own.op is not None and own.op not in named:
+        said = f"no op '{own.op}'"
+        raise BenchError(f"{own.spec} has {said}; choose one with --op: {', '.join(named)}")
+    if own.op is None and len(ops) != 1:
+        raise BenchError(f"{own.spec} has several ops; choose one with --op: {', '.join(named)}")
+    op = ops[0] if own.op is None else named[own.op]
+    module = loading.load(own.spec)
+    public = getattr(module, python_names(named)[op.name])
+    # A name of the spec may have had to change to be one of Python; the order is the same.
+    declared = [*(tensor.name for tensor in op.inputs), *(each.name for each in op.attributes)]
+    parameter = dict(zip(declared, inspect.signature(public).parameters, strict=True))
+    names = [parameter[tensor.name] for tensor in op.inputs if tensor.name in own.shapes]
+    attributes = {parameter.get(name, name): value for name, value in own.attributes.items()}
+
+    def called(*tensors: Tensor) -> Tensor:
+        result: Tensor = public(**dict(zip(names, tensors, strict=True)), **attributes)
+        return result
+
+    return _Called(own, op, called)
+
+
+def _check_names(own: Own, op: Op) -> None:
+    """BenchError where inputs or attributes are unknown or missing, or cannot be drawn."""
     unknown = [name for name in own.shapes if name not in [t.name for t in op.inputs]]
     if unknown or not own.shapes:
         wanted = ", ".join(f"--shape {tensor.name}=..." for tensor in op.inputs)
@@ -49,6 +129,14 @@ def row(own: Own) -> Row:
         raise BenchError(
             f"{op.name} needs its input '{missing[0]}': write --shape {missing[0]}=..."
         )
+    known = [each.name for each in op.attributes]
+    for name in own.attributes:
+        if name not in known:
+            others = f"only {', '.join(known)}" if known else "and none at all"
+            raise BenchError(f"{op.name} has no attribute '{name}', {others}")
+    for each in op.attributes:
+        if each.default is None and each.name not in own.attributes:
+            raise BenchError(f"{op.name} needs its attribute '{each.name}': --set {each.name}=...")
     integers = [t.name for t in op.inputs if t.dtype.is_integer and t.name in own.shapes]
     if integers:
         raise BenchError(
@@ -57,33 +145,71 @@ def row(own: Own) -> Row:
         )
     if len(op.outputs) != 1:
         raise BenchError(f"{op.name} has {len(op.outputs)} outputs; only ops with one are measured")
-    contenders = tuple(Contender(name, _with(function(name), own)) for name in own.against)
-    first = next(iter(own.shapes.values()))
-    shapes = " ".join(f"{name}={text(shape)}" for name, shape in own.shapes.items())
-
-    def make(_: Shape, device: torch.device) -> Workload:
-        return _workload(own, op, contenders, device)
-
-    gradients = any(tensor.name in own.shapes for tensor in differentiable(op))
-    return Row(
-        f"{op.name} {shapes}",
-        first,
-        first,
-        make,
-        "own",
-        directions=tuple(Direction) if gradients else (Direction.FORWARD,),
-    )
 
 
-def _op(own: Own) -> Op:
-    ops = compiler.check_source(compiler.read_source(own.spec))
-    named = {op.name: op for op in ops}
-    if own.op is None and len(ops) == 1:
-        return ops[0]
-    if own.op in named:
-        return named[own.op]
-    said = f"no op '{own.op}'" if own.op else "several ops"
-    raise BenchError(f"{own.spec} has {said}; choose one with --op: {', '.join(named)}")
+def _check(called: _Called, shapes: Mapping[str, Shape]) -> None:
+    """BenchError where a call at these shapes would be refused, or has nothing to compute.
+
+    Tensors without memory show it: nothing is drawn, and no kernel is compiled.
+    """
+    where = " ".join(f"{name}={text(shape)}" for name, shape in shapes.items())
+    for name, shape in shapes.items():
+        if 0 in shape:
+            raise BenchError(f"{name}={text(shape)} has no elements: there is nothing to time")
+    tensors = [
+        torch.empty(shapes[tensor.name], dtype=called.own.dtype, device="meta")
+        for tensor in called.given
+    ]
+    smaller = "" if shapes == called.own.shapes else f"--growth also measures {where}: "
+    try:
+        result = called.function(*tensors)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BenchError(f"{smaller}{error}") from error
+    if not result.numel():
+        raise BenchError(
+            f"{smaller}{called.op.name} gives {text(tuple(result.shape))} for {where}, which has "
+            "no elements: there is nothing to time"
+        )
+
+
+def _resized(called: _Called, first: Shape) -> Mapping[str, Shape]:
+    """The shapes of a call whose first input has another shape.
+
+    A dim of another size is that of a symbol, or one of the batch dims; where the inputs have that
+    symbol as a dim again, or those batch dims, they change alike.
+    """
+    own = called.own
+    main = called.given[0]
+    before = own.shapes[main.name]
+    if first == before:
+        return own.shapes
+    sizes = {
+        key: size
+        for key, size, old in zip(_keys(main, len(before)), first, before, strict=True)
+        if size != old and key is not None
+    }
+    found: dict[str, Shape] = {}
+    for tensor in called.given:
+        shape = own.shapes[tensor.name]
+        keys = _keys(tensor, len(shape))
+        found[tensor.name] = tuple(
+            size if key is None else sizes.get(key, size)
+            for key, size in zip(keys, shape, strict=True)
+        )
+    # A dim such as `2*C` is no symbol: it changes in the first input alone.
+    return {**found, main.name: tuple(map(_other, first, found[main.name], before))}
+
+
+def _other(asked: int, found: int, before: int) -> int:
+    """The size of a dim of the first input: as it was asked for, else as its symbol has it."""
+    return asked if asked != before else found
+
+
+def _keys(tensor: Declared, rank: int) -> list[str | int | None]:
+    """What each axis is: the position of a batch dim, a symbol, or None for any other extent."""
+    batch = rank - len(tensor.dims) + 1 if tensor.batched else 0
+    dims = tensor.dims[tensor.batched :]
+    return [*range(batch), *(dim.extent.symbol for dim in dims)]
 
 
 def function(name: str) -> Callable[..., Tensor]:
@@ -114,38 +240,33 @@ def _file(path: Path) -> object:
 
 def _with(called: Callable[..., Tensor], own: Own) -> Callable[..., Tensor]:
     """The function with the attributes of the op, by name."""
-    attributes = dict(own.attributes or {})
-    return lambda *tensors: called(*tensors, **attributes)
+    return lambda *tensors: called(*tensors, **own.attributes)
 
 
-def _workload(own: Own, op: Op, contenders: Sequence[Contender], device: torch.device) -> Workload:
-    given = [tensor for tensor in op.inputs if tensor.name in own.shapes]
-    names = [tensor.name for tensor in given]
-    attributes = dict(own.attributes or {})
-    compiled = getattr(loading.load(own.spec), op.name)
-
-    def opgen(*tensors: Tensor) -> Tensor:
-        result: Tensor = compiled(**dict(zip(names, tensors, strict=True)), **attributes)
-        return result
-
-    inputs = tuple(_drawn(own, own.shapes[tensor.name], device) for tensor in given)
-    free = {tensor.name for tensor in given if tensor.dtype.is_generic}
-    wide = [x.double() if n in free else x for n, x in zip(names, inputs, strict=True)]
+def _workload(
+    called: _Called,
+    shapes: Mapping[str, Shape],
+    contenders: Sequence[Contender],
+    device: torch.device,
+) -> Workload:
+    """The op with drawn inputs; DisagreementError where a contender computes something else."""
+    inputs = tuple(_drawn(called.own, shapes[t.name], device) for t in called.given)
+    free = [tensor.dtype.is_generic for tensor in called.given]
+    wide = [x.double() if is_free else x for is_free, x in zip(free, inputs, strict=True)]
     # How many terms a cell sums is not known here: at most so many as there are inputs. In double
     # precision that is a strict bound all the same.
     terms = max(x.numel() for x in inputs)
     with torch.no_grad():
-        expected = opgen(*wide)
+        expected = called.function(*wide)
         points = max(1, expected.numel()) * terms
         for contender in contenders:
             agreement.check(contender.name, [contender.function(*wide)], [expected], points)
-    wanted = {tensor.name for tensor in differentiable(op)}
     return Workload(
         inputs,
-        opgen,
+        called.function,
         tuple(contenders),
         points=points,
-        differentiable=tuple(at for at, name in enumerate(names) if name in wanted),
+        differentiable=called.differentiable,
         compiled=contenders[0].function if contenders else None,
     )
 

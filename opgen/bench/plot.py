@@ -54,7 +54,7 @@ def _dots(found: Document, kind: str, direction: str) -> list[Dot]:
     return [
         (row["ratio"][row["best"]]["median"], row["dispatched"], row["name"])
         for row in found["rows"]
-        if (row["kind"], row["direction"]) == (kind, direction)
+        if (row["kind"], row["direction"]) == (kind, direction) and row["best"] is not None
     ]
 
 

@@ -12,7 +12,7 @@ from opgen.bench.growth import Growth
 from opgen.bench.measure import COMPILED, COPY, FRESH_COPY, Result
 from opgen.bench.row import Direction, text
 from opgen.bench.run import Omitted, Outcome, Refused
-from opgen.bench.statistics import geometric_mean
+from opgen.bench.statistics import Ratio, geometric_mean
 
 NEAR: Final = 0.97
 """opgen keeps up if the median of the ratio is no less, and its interval reaches 1."""
@@ -36,9 +36,9 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
-def keeps_up(result: Result) -> bool:
-    """Whether opgen is at least as fast as the best contender, as far as the rounds can tell."""
-    return result.ratio.median >= NEAR and result.ratio.high >= 1
+def keeps_up(ratio: Ratio) -> bool:
+    """Whether opgen is at least as fast as a contender, as far as the rounds can tell."""
+    return ratio.median >= NEAR and ratio.high >= 1
 
 
 def heading() -> str:
@@ -50,14 +50,21 @@ def heading() -> str:
 
 
 def line(result: Result) -> Text:
-    """One result; red where opgen is behind, green where it is ahead."""
-    ratio, own = result.ratio, result.times[OPGEN]
-    style = "green" if ratio.low > 1 else "yellow" if keeps_up(result) else "red"
+    """One result; red where opgen is behind, green where it is ahead.
+
+    Where opgen was timed alone it stands beside the limit, and what it is compared with is empty.
+    """
+    own, best, ratio = result.times[OPGEN], result.best, result.ratio
+    theirs = "" if best is None else milliseconds(result.times[best])
+    median, interval, style = f"{'':8}", "", ""
+    if ratio is not None:
+        median, interval = f"{ratio.median:>7.2f}x", f"{ratio.low:.2f}-{ratio.high:.2f}"
+        style = "green" if ratio.low > 1 else "yellow" if keeps_up(ratio) else "red"
+    limit = f"{milliseconds(result.limit):>8} {100 * result.limit / own:>4.0f} %"
     return Text.assemble(
-        f"{name(result):72} {milliseconds(own):>8} {milliseconds(result.times[result.best]):>8} ",
-        (f"{ratio.median:>7.2f}x", style),
-        f" {f'{ratio.low:.2f}-{ratio.high:.2f}':>11} {milliseconds(result.limit):>8} "
-        f"{100 * result.limit / own:>4.0f} %  {result.best}",
+        f"{name(result):72} {milliseconds(own):>8} {theirs:>8} ",
+        (median, style),
+        f" {interval:>11} {limit}  {best or ''}".rstrip(),
     )
 
 
@@ -87,13 +94,7 @@ def recycled(result: Result) -> str:
 def summary(outcomes: Sequence[Outcome], compiled: frozenset[str]) -> Iterator[str]:
     """What the rows come to, and what was left out."""
     results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
-    own = [result for result in results if not result.dispatched]
-    behind = [result for result in results if not keeps_up(result)]
-    mean = geometric_mean([result.ratio.median for result in own])
-    yield (
-        f"{len(results)} rows; opgen keeps up in {len(results) - len(behind)}; geometric mean of "
-        f"the ratios of the {len(own)} that it computes itself: {mean:.2f}"
-    )
+    yield _comparison(results)
     fresh = [r for r in results if r.row.moves]
     if fresh:
         reached = sum(result.copy_ratio.high >= 1 for result in fresh)
@@ -122,6 +123,23 @@ def summary(outcomes: Sequence[Outcome], compiled: frozenset[str]) -> Iterator[s
         yield f"{COMPILED} was not tried in: {'; '.join(without)}"
 
 
+def _comparison(results: Sequence[Result]) -> str:
+    """How opgen stands beside the best contenders, where there are any."""
+    compared = [(r.ratio, r.dispatched) for r in results if r.ratio is not None]
+    if not compared:
+        alone = ", in which opgen was compared with nothing" if results else ""
+        return f"{len(results)} rows{alone}"
+    kept = sum(keeps_up(ratio) for ratio, _ in compared)
+    text = f"{len(results)} rows; opgen keeps up in {kept}"
+    own = [ratio.median for ratio, dispatched in compared if not dispatched]
+    if own:
+        text += (
+            f"; geometric mean of the ratios of the {len(own)} that it computes itself: "
+            f"{geometric_mean(own):.2f}"
+        )
+    return text
+
+
 def growth_heading() -> str:
     """The line above `growth_line`s."""
     return (
@@ -135,8 +153,10 @@ def growth_line(found: Growth) -> str:
     backward = ", backward" if found.direction is Direction.BACKWARD else ""
     times = " ".join(milliseconds(result.times[OPGEN]) for result in found.results)
     moved = " ".join(f"{result.moved / 1e6:.3g}" for result in found.results)
-    own, other = (found.exponents[n] for n in (OPGEN, found.results[-1].best))
+    own = found.exponents[OPGEN]
+    others = [f"{value:.2f}" for name, value in found.exponents.items() if name != OPGEN]
     peaks = " ".join(f"{size / 1e6:>8.3g}" for size in found.peaks.values())
     return (
-        f"{found.row.name + backward:72} {times:>24} {moved:>20} {own:>9.2f} {other:>6.2f} {peaks}"
-    )
+        f"{found.row.name + backward:72} {times:>24} {moved:>20} {own:>9.2f} "
+        f"{others[0] if others else '':>6} {peaks}"
+    ).rstrip()

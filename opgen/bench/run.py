@@ -171,7 +171,7 @@ def run_closely(
 
 
 def _is_close(result: Result) -> bool:
-    return 1 / _CLOSE <= result.ratio.median <= _CLOSE
+    return result.ratio is not None and 1 / _CLOSE <= result.ratio.median <= _CLOSE
 
 
 def _remeasured(

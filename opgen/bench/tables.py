@@ -75,11 +75,13 @@ def _origin(found: Document) -> Iterator[str]:
 
 def _rows(found: Document) -> Iterator[str]:
     """What the run comes to, and a table of each kind of row."""
-    own = [row["ratio"][row["best"]]["median"] for row in found["rows"] if not row["dispatched"]]
-    yield (
-        f"* geometric mean of the ratios of the {len(own)} rows that opgen computes itself: "
-        f"{geometric_mean(own):.2f}"
-    )
+    compared = [row for row in found["rows"] if row["best"] is not None]
+    own = [row["ratio"][row["best"]]["median"] for row in compared if not row["dispatched"]]
+    if own:
+        yield (
+            f"* geometric mean of the ratios of the {len(own)} rows that opgen computes itself: "
+            f"{geometric_mean(own):.2f}"
+        )
     disturbed = sum(row["disturbed"] for row in found["rows"])
     if disturbed:
         yield f"* disturbed by other programs: {disturbed} of {len(found['rows'])} rows, marked \\*"
@@ -112,21 +114,28 @@ def _times(rows: list[Document]) -> Iterator[str]:
     )
     yield "|---|---|---:|---:|---|---:|---|---:|---:|---:|---|"
     for row in rows:
-        times, ratio = row["times"], row["ratio"][row["best"]]
+        times = row["times"]
         compiled = milliseconds(times[COMPILED]) if COMPILED in times else ""
         yield _cells(
             row["name"] + " \\*" * row["disturbed"],
             row["direction"],
             milliseconds(times[OPGEN]),
-            milliseconds(times[row["best"]]),
-            row["best"],
-            f"{ratio['median']:.2f}",
-            f"{ratio['low']:.2f}-{ratio['high']:.2f}",
+            *_comparison(row),
             compiled,
             milliseconds(row["limit"]),
             f"{100 * row['limit'] / times[OPGEN]:.0f} %",
             limited_by(row),
         )
+
+
+def _comparison(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """The time of the best contender, its name, the ratio and its interval; empty without one."""
+    best = row["best"]
+    if best is None:
+        return "", "", "", ""
+    ratio = row["ratio"][best]
+    interval = f"{ratio['low']:.2f}-{ratio['high']:.2f}"
+    return milliseconds(row["times"][best]), best, f"{ratio['median']:.2f}", interval
 
 
 def limited_by(row: Mapping[str, Any]) -> str:
@@ -168,7 +177,7 @@ def _growth(found: Document) -> Iterator[str]:
             ", ".join(milliseconds(seconds) for seconds in row["seconds"]),
             ", ".join(_megabytes(size) for size in row["bytes"]),
             f"{row['exponents'][OPGEN]:.2f}",
-            f"{others[0]:.2f}",
+            f"{others[0]:.2f}" if others else "",
             _megabytes(row["peaks"][OPGEN]) if row["peaks"] else "",
             _megabytes(peaks[0]) if peaks else "",
         )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Final
+
+from opgen.cli import arguments
 
 DESCRIPTION = """\
 Times ops of opgen beside the formulations of PyTorch's users, the best eager ones known, and the
 limit of the machine, call by call in turn in one process. All must agree before they are timed.
 With SPEC an op of your own is measured the same way.
 """
-_DTYPES: Final = ("float32", "float64", "float16", "bfloat16")
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,20 +29,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     rows.add_argument("--apart", action="store_true", help="each in a process of its own")
     mine = parser.add_argument_group("an op of your own")
     mine.add_argument("--op", help="which one, if the spec has several")
-    mine.add_argument(
-        *("--shape", "--shapes"),
-        action="append",
-        default=[],
-        metavar="NAME=8,64,32,32",
-        help="the shape of an input; once for each",
-    )
-    mine.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="an attribute"
-    )
+    arguments.add_to(mine)
     mine.add_argument(
         "--against", action="append", default=[], metavar="MODULE:FUNCTION", help="called alike"
     )
-    mine.add_argument("--dtype", choices=_DTYPES, default="float32")
     mine.add_argument("--channels-last", action="store_true")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--forward", action="store_true", help="without gradients")

@@ -34,7 +34,9 @@ from opgen.bench.run import (
     run_recycled,
 )
 from opgen.bench.run import run as run_plan
+from opgen.cli import arguments
 from opgen.cli.console import errors, output
+from opgen.cli.files import obstacle
 
 MINUTES: Final = 45.0
 QUICK_MINUTES: Final = 1.7
@@ -43,6 +45,7 @@ QUICK_MINUTES: Final = 1.7
 def run(options: argparse.Namespace) -> int:
     """0 if all contenders agreed, 1 if not, 2 for a call that cannot be measured."""
     console = output()
+    options.spec = arguments.spec_of(options)
     try:
         rows = _rows(options)
         if options.list:
@@ -53,24 +56,28 @@ def run(options: argparse.Namespace) -> int:
         _look_at_files(options)
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         measured = measure_alone if options.apart else measure
-        growths = _grown(plan, measured, console) if options.growth else []
-        outcomes = [] if options.growth else _measured(plan, measured, console)
+        growths, outcomes = (
+            _grown(plan, measured, console)
+            if options.growth
+            else ([], _measured(plan, measured, console))
+        )
         about = {"started": started, "command": _command(sys.argv[1:])}
         found = document(outcomes, machine.describe(plan.device), about, growths)
         _write(options, found)
     except BenchError as error:
         errors().print(f"opgen: {error}")
         return 2
-    for line in report.summary(outcomes, plan.compiled) if outcomes else ():
+    for line in () if options.growth else report.summary(outcomes, plan.compiled):
         console.print(line)
     return 1 if any(isinstance(outcome, Refused) for outcome in outcomes) else 0
 
 
 def _look_at_files(options: argparse.Namespace) -> None:
     """BenchError where a file that was asked for cannot be written, before time is spent."""
-    for path in (options.json, options.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise BenchError(f"{path} cannot be written: {path.parent} does not exist")
+    for path in (options.json, options.plot, options.write_readme):
+        reason = "" if path is None else obstacle(path)
+        if reason:
+            raise BenchError(reason)
     if options.write_readme is not None:
         tables.split(options.write_readme, _part(options))
 
@@ -95,9 +102,13 @@ def _rows(options: argparse.Namespace) -> tuple[Row, ...]:
     if options.spec is not None:
         if options.apart:
             raise BenchError("--apart is for the rows of the benchmark: your op is the only row")
-        return (own.row(_own(options)),)
-    if options.against or options.shape:
-        raise BenchError("--shape and --against are for an op of your own: name its SPEC")
+        if options.rows:
+            raise BenchError("--rows is for the rows of the benchmark: your op is the only row")
+        if options.plot is not None and not options.against:
+            raise BenchError("--plot shows how opgen compares with others: add --against")
+        return (own.row(_own(options), growing=options.growth),)
+    if options.against or options.shape or options.set or options.op:
+        raise BenchError("--shape, --set, --op and --against are for your own op: name its SPEC")
     known = tuple(row for row in every_row() if row.quick or not options.quick)
     rows = chosen(known, options.rows)
     if not rows:
@@ -106,42 +117,19 @@ def _rows(options: argparse.Namespace) -> tuple[Row, ...]:
 
 
 def _own(options: argparse.Namespace) -> own.Own:
-    shapes = {}
-    for text in options.shape:
-        name, _, numbers = text.partition("=")
-        try:
-            shapes[name] = tuple(int(n) for n in numbers.strip("[]").split(",") if n.strip())
-        except ValueError:
-            raise BenchError(f"--shape {text!r} must be as x=8,64,32,32") from None
+    try:
+        shapes, attributes = arguments.shapes_of(options), arguments.attributes_of(options)
+    except arguments.ArgumentsError as error:
+        raise BenchError(str(error)) from error
     return own.Own(
         options.spec,
         shapes,
         tuple(options.against),
         options.op,
-        dict(_attribute(text) for text in options.set),
+        attributes,
         getattr(torch, options.dtype),
         options.channels_last,
     )
-
-
-def _attribute(text: str) -> tuple[str, own.Value]:
-    """`stride=2`, `padding=1,1`, `mode=CRD`."""
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise BenchError(f"--set {text!r} must be as stride=2")
-    if value in ("true", "false"):
-        return name, value == "true"
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    if "," in value:
-        try:
-            return name, tuple(int(n) for n in value.split(","))
-        except ValueError:
-            raise BenchError(f"--set {text!r}: a tuple is written as 1,1") from None
-    return name, value
 
 
 def _directions(options: argparse.Namespace) -> tuple[Direction, ...]:
@@ -217,17 +205,19 @@ def _replaced(
     return [found.get((o.row.name, o.direction), o) for o in outcomes]
 
 
-def _grown(plan: Plan, measured: Measure, console: Console) -> list[Growth]:
-    """Every row at three sizes, printed as it comes."""
+def _grown(plan: Plan, measured: Measure, console: Console) -> tuple[list[Growth], list[Outcome]]:
+    """Every row at three sizes, printed as it comes, and those that are not reported."""
     console.print(report.growth_heading(), style="bold")
-    growths = []
+    growths: list[Growth] = []
+    others: list[Outcome] = []
     for found in run_growth(plan, measured):
         if isinstance(found, Growth):
             growths.append(found)
             console.print(report.growth_line(found))
         else:
+            others.append(found)
             errors().print(f"opgen: {report.problem(found)}")
-    return growths
+    return growths, others
 
 
 _FILES = ("--json", "--plot")

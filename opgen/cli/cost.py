@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from opgen import compiler, loading, programs
+from opgen.cli import arguments
 from opgen.cli.console import diagnostics, errors, output
 from opgen.cost.kernels import Tiles, cost, joint_cost, tensor_bytes, tiled_cost
 from opgen.cost.machines import MACHINES, Machine
@@ -22,6 +22,9 @@ from opgen.passes.differentiate import joint_adjoint
 from opgen.passes.specialise import attributes_of, factors_of, specialise, windows_of
 from opgen.runtime import Operation, checks, cuda_product
 from opgen.runtime.description import LARGEST_WINDOW
+
+if TYPE_CHECKING:
+    from opgen.bench.own import Value
 
 DESCRIPTION = """\
 Predicts from the loops, without running anything, what each kernel of an op and of its gradients
@@ -38,8 +41,6 @@ _TORCH_DTYPES: Final = {
 _NEWEST: Final = (9, 0)
 """A compute capability with all tensor cores that kernels use."""
 
-_DTYPES: Final = {each.value: each for each in (DType.F16, DType.BF16, DType.F32, DType.F64)}
-
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
@@ -48,11 +49,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     parser.add_argument("spec", type=Path, metavar="SPEC")
     parser.add_argument("--op", help="the op, if the spec has several")
-    parser.add_argument(
-        "--shape", nargs="+", required=True, metavar="NAME=SIZES", help="x=2,3,8,8 w=4,3,3,3"
-    )
-    parser.add_argument("--attribute", nargs="+", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--dtype", choices=sorted(_DTYPES), default="f32")
+    arguments.add_to(parser)
     parser.add_argument("--arch", choices=sorted(MACHINES), default="h200")
     parser.set_defaults(run=run)
 
@@ -71,12 +68,13 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"{source.name} defines no op '{name}', only {', '.join(ops)}")
         module = loading.compile(source.text, source.name)
         operation: Operation = module.FAMILY.operations[name]
-        sizes = _sizes(operation, options.shape, options.attribute)
+        shapes, attributes = arguments.shapes_of(options), arguments.attributes_of(options)
+        sizes = _sizes(operation, shapes, attributes)
     except (ValueError, TypeError, RuntimeError) as error:
         errors().print(f"opgen cost: {error}")
         return 2
-    machine, dtype = MACHINES[options.arch], _DTYPES[options.dtype]
-    output().print(f"{name}, {options.dtype}, predicted for {machine.name}")
+    machine, dtype = MACHINES[options.arch], DType(arguments.short_dtype(options.dtype))
+    output().print(f"{name}, {dtype.value}, predicted for {machine.name}")
     derived = derive(tuple(ops.values()), 1)
     for member in derived:
         if member.path[0] == name:
@@ -87,58 +85,37 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _sizes(operation: Operation, shapes: list[str], given: list[str]) -> Mapping[str, int]:
+def _sizes(
+    operation: Operation,
+    shapes: Mapping[str, tuple[int, ...]],
+    given: Mapping[str, Value],
+) -> Mapping[str, int]:
     """The integers of a call; ValueError or TypeError for a call that would be refused."""
-    found = dict(_pairs(shapes))
     known = [each.name for each in operation.inputs]
-    for name in found:
+    for name in shapes:
         if name not in known:
             raise ValueError(f"{operation.name} has no input '{name}', only {', '.join(known)}")
     tensors: list[tuple[int, ...] | None] = []
     for each in operation.inputs:
-        text = found.get(each.name)
-        if text is None and each.default is None:
+        shape, rank = shapes.get(each.name), len(each.dims)
+        if shape is None and each.default is None:
             raise ValueError(f"give the shape of {each.name}: --shape {each.name}=...")
-        tensors.append(None if text is None else _shape(each.name, text, len(each.dims)))
-    texts = dict(_pairs(given))
+        if shape is not None and len(shape) != rank:
+            listed = ",".join(map(str, shape))
+            raise ValueError(
+                f"{each.name} has {rank} dims, batch dims as one; got {len(shape)} in '{listed}'"
+            )
+        tensors.append(shape)
     attributes = {each.name: each for each in operation.attributes}
-    for name in texts:
+    for name in given:
         if name not in attributes:
             known = list(attributes) or ["none"]
             raise ValueError(f"{operation.name} has no attribute '{name}', only {', '.join(known)}")
     values = [
-        checks.attribute_value(
-            operation.name, each, _literal(texts[each.name]) if each.name in texts else each.default
-        )
+        checks.attribute_value(operation.name, each, given.get(each.name, each.default))
         for each in operation.attributes
     ]
     return dict(operation.shapes(*tensors, *values).integers)
-
-
-def _pairs(texts: list[str]) -> Iterator[tuple[str, str]]:
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"expected NAME=VALUE, got '{text}'")
-        yield name, value
-
-
-def _shape(name: str, text: str, rank: int) -> tuple[int, ...]:
-    try:
-        sizes = tuple(int(part) for part in text.split(",") if part)
-    except ValueError:
-        raise ValueError(f"the shape of {name} must be integers, got '{text}'") from None
-    if len(sizes) != rank:
-        raise ValueError(f"{name} has {rank} dims, batch dims as one; got {len(sizes)} in '{text}'")
-    return sizes
-
-
-def _literal(text: str) -> object:
-    """A number, a tuple or a flag as in Python, else the text itself."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 # ---------------------------------------------------------------------------- the report

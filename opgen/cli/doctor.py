@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,6 +23,8 @@ import torch
 
 from opgen.cli.console import output
 from opgen.runtime import build
+from opgen.runtime.toolchain import HOW_TO_GET_ONE
+from opgen.runtime.toolchain import run as run_program
 
 OLDEST_TORCH: Final = (2, 10)
 
@@ -67,8 +68,20 @@ def run(_: argparse.Namespace) -> int:
             console.print(f"{'':15}-> {finding.advice}")
         if finding.status is Status.FAILURE:
             status = 1
-    console.print("CPU kernels work here" if status == 0 else "CPU kernels do not work here")
+    console.print("CPU kernels work here" if status == 0 else _failure())
     return status
+
+
+def _failure() -> str:
+    """What it means for ops that CPU kernels do not work."""
+    try:
+        build.find_compiler()
+    except build.NoCompilerError:
+        return (
+            "CPU kernels do not work here: ops run as plain PyTorch operations, which give the "
+            "same results much more slowly"
+        )
+    return "CPU kernels do not work here: ops on CPU tensors raise an error"
 
 
 def findings() -> Iterator[Finding]:
@@ -114,15 +127,12 @@ def compiler() -> Finding:
     """Which C compiler compiles the kernels."""
     try:
         command = build.find_compiler()
+        result = run_program([*command, "--version"])
+    except build.NoCompilerError as error:
+        text, _, advice = str(error).rpartition("; ")
+        return Finding(Status.FAILURE, "compiler", text, advice)
     except build.BuildError as error:
-        return Finding(
-            Status.FAILURE,
-            "compiler",
-            str(error).partition(";")[0],
-            "install gcc or clang (Debian and Ubuntu: apt install gcc, "
-            "macOS: xcode-select --install), or set $OPGEN_CC",
-        )
-    result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+        return Finding(Status.FAILURE, "compiler", str(error), HOW_TO_GET_ONE)
     about = (result.stdout.splitlines() or ["does not say its version"])[0]
     chosen = " (from $OPGEN_CC)" if os.environ.get("OPGEN_CC") else ""
     return Finding(Status.OK, "compiler", f"{' '.join(command)}{chosen}: {about}")
@@ -142,13 +152,27 @@ def kernels() -> Finding:
     try:
         library = build.library(_PROBE)
         answer = library.opgen_probe(1764)
+    except build.NoCompilerError:
+        text = "none was tried: they take a compiler"
+        return Finding(Status.FAILURE, "kernels", text, "see the advice on the compiler")
     except (build.BuildError, OSError) as error:
-        advice = "the lines above come from the compiler; try another one with $OPGEN_CC"
-        return Finding(Status.FAILURE, "kernels", str(error).strip(), advice)
+        text = str(error).strip()
+        return Finding(Status.FAILURE, "kernels", text, _advice(text))
     if answer != 43:
         advice = "try another compiler with $OPGEN_CC"
         return Finding(Status.FAILURE, "kernels", f"a test kernel gave {answer}, not 43", advice)
     return Finding(Status.OK, "kernels", "a test kernel was compiled, loaded and called")
+
+
+def _advice(text: str) -> str:
+    """What to do about a kernel that could not be compiled or loaded."""
+    options = os.environ.get("OPGEN_CFLAGS")
+    if "$OPGEN_CFLAGS" in text:
+        return "let $OPGEN_CFLAGS hold options of the compiler, such as -O1, or unset it"
+    other = "try another compiler with $OPGEN_CC"
+    if options:
+        other = f"unset $OPGEN_CFLAGS, which adds {options!r}, or {other}"
+    return f"the lines above come from the compiler; {other}" if "failed:\n" in text else other
 
 
 def threads() -> Finding:
@@ -157,7 +181,8 @@ def threads() -> Finding:
     try:
         found = bool(build.library(_PROBE).opgen_threads())
     except (build.BuildError, OSError):
-        return Finding(Status.WARNING, "threads", "unknown: no kernel could be compiled")
+        text = "unknown: no kernel could be compiled"
+        return Finding(Status.WARNING, "threads", text, "see the advice on kernels")
     text = f"{count} of PyTorch's on {cores} cores"
     if not found:
         return Finding(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opgen.cli.console import errors, output, progress
+from opgen.cli.files import obstacle
 
 if TYPE_CHECKING:
     from opgen.testing.subject import Subject
@@ -55,18 +56,27 @@ def run(options: argparse.Namespace) -> int:
     wanted = options.feature or [""]
     features = tuple(each for each in FEATURES if any(text in each.name for text in wanted))
     if not features:
-        rows = ", ".join(each.name for each in FEATURES)
-        errors().print(f"opgen: there is no row {', '.join(wanted)!r}, only {rows}")
+        rows = ", ".join(f"'{each.name}'" for each in FEATURES)  # some names have commas
+        asked = " or ".join(f"'{text}'" for text in wanted)
+        errors().print(f"opgen: there is no row {asked}, only {rows}")
+        return 2
+    reason = "" if options.json is None else obstacle(options.json)
+    if reason:
+        errors().print(f"opgen: {reason}")
         return 2
     found: list[Outcome] = []
     calls: dict[str, str] = {}
     try:
         ops = subjects(options.spec)
-        names = [subject.op.name for subject in ops]
-        if options.op is not None and options.op not in names:
-            text = f"{options.spec} defines no op '{options.op}', only {', '.join(names)}"
-            errors().print(f"opgen: {text}")
-            return 2
+    except LoopsError as error:
+        errors().print(f"opgen: {error}")
+        return 2
+    names = [subject.op.name for subject in ops]
+    if options.op is not None and options.op not in names:
+        text = f"{options.spec} defines no op '{options.op}', only {', '.join(names)}"
+        errors().print(f"opgen: {text}")
+        return 2
+    try:
         for subject in ops:
             if options.op in (None, subject.op.name):
                 found += _tried(subject, options.spec, features, calls)

@@ -70,7 +70,7 @@ class Plan:
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 if every property held, 1 if one did not, 2 for a wrong call."""
+    """0 if every property held, 1 if one did not, 2 for a wrong call or unusable references."""
     values = {field.name: getattr(options, field.name) for field in fields(Plan)}
     status, _ = carried_out(Plan(**values))
     return status
@@ -90,11 +90,15 @@ def carried_out(plan: Plan) -> tuple[int, list[Trial]]:
 
     try:
         found = subjects(plan.spec)
-        names = [subject.op.name for subject in found]
-        if plan.op is not None and plan.op not in names:
-            errors().print(f"opgen: {plan.spec} defines no op '{plan.op}', only {', '.join(names)}")
-            return 2, []
-        chosen = [subject for subject in found if plan.op in (None, subject.op.name)]
+    except LoopsError as error:
+        errors().print(f"opgen: {error}")
+        return 2, []
+    names = [subject.op.name for subject in found]
+    if plan.op is not None and plan.op not in names:
+        errors().print(f"opgen: {plan.spec} defines no op '{plan.op}', only {', '.join(names)}")
+        return 2, []
+    chosen = [subject for subject in found if plan.op in (None, subject.op.name)]
+    try:
         results = [(subject, outcome) for subject in chosen for outcome in _tested(subject, plan)]
     except (LoopsError, NoCaseError) as error:
         errors().print(f"opgen: {error}")

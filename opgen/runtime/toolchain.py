@@ -24,7 +24,17 @@ class BuildError(RuntimeError):
 
 
 class NoCompilerError(BuildError):
-    """There is no C compiler; ops run as plain PyTorch operations instead."""
+    """There is no C compiler; ops run as plain PyTorch operations instead.
+
+    Its text is what is wrong, and behind a semicolon what to do.
+    """
+
+
+HOW_TO_GET_ONE = (
+    "install gcc or clang (Debian and Ubuntu: apt install gcc, macOS: xcode-select --install), "
+    "or the package ziglang (pip install ziglang), or set $OPGEN_CC to a compiler"
+)
+"""What to do where there is no C compiler."""
 
 
 def find_compiler() -> tuple[str, ...]:
@@ -34,10 +44,7 @@ def find_compiler() -> tuple[str, ...]:
     """
     chosen = os.environ.get("OPGEN_CC")
     if chosen:
-        words = tuple(shlex.split(chosen))
-        if not words or shutil.which(words[0]) is None:
-            raise NoCompilerError(f"$OPGEN_CC is {chosen!r}, but there is no such program")
-        return words
+        return _chosen(chosen)
     for name in ("cc", "gcc", "clang"):
         path = shutil.which(name)
         if path is not None:
@@ -47,8 +54,23 @@ def find_compiler() -> tuple[str, ...]:
         return zig
     raise NoCompilerError(
         "no C compiler was found, and CPU kernels are compiled when they are first called; "
-        "install gcc or clang (Debian and Ubuntu: apt install gcc, macOS: xcode-select --install), "
-        "or the package ziglang (pip install ziglang), or set $OPGEN_CC to a compiler"
+        + HOW_TO_GET_ONE
+    )
+
+
+def _chosen(command: str) -> tuple[str, ...]:
+    """The words of $OPGEN_CC; NoCompilerError if they name no program."""
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        reason = f"and cannot be split into words: {error}"
+    else:
+        if words and shutil.which(words[0]) is not None:
+            return words
+        reason = "but there is no such program"
+    raise NoCompilerError(
+        f"$OPGEN_CC is {command!r}, {reason}; let it name a compiler, or unset it and "
+        f"{HOW_TO_GET_ONE.partition(', or set')[0]}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
 
@@ -39,12 +39,34 @@ def load_references(spec: Path) -> ModuleType | None:
     return module
 
 
-def loops_of(module: ModuleType | None, op: Op) -> Loops | None:
-    """The loops of one op; None if there are none.
+def check_names(module: ModuleType, path: Path, ops: Collection[str]) -> None:
+    """LoopsError where a public function of a references file is for none of the ops.
+
+    With another name than its op it would never be called, and the op would count as one without
+    loops.
+    """
+    strays = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+        and name not in ops
+    ]
+    if strays:
+        listed = ", ".join(f"'{name}'" for name in strays)
+        raise LoopsError(
+            f"{path}: no op of the spec is called {listed}, only {', '.join(ops)}; a reference has "
+            "the name of its op, and what helps it begins with an underscore"
+        )
+
+
+def loops_of(module: ModuleType | None, op: Op, name: str) -> Loops | None:
+    """The loops of one op, under its name in Python; None if there are none.
 
     Raises LoopsError where their parameters are not those of the op.
     """
-    function: Loops | None = getattr(module, op.name, None)
+    function: Loops | None = getattr(module, name, None)
     if function is None:
         return None
     wanted = [tensor.name for tensor in op.inputs] + [each.name for each in op.attributes]

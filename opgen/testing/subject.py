@@ -22,7 +22,14 @@ from opgen.programs import scheduled
 from opgen.testing.calls import FLOATING, INTEGERS, Call, arrays, is_floating
 from opgen.testing.interpret import interpret
 from opgen.testing.magnitude import widened
-from opgen.testing.references import Loops, LoopsError, load_references, loops_of
+from opgen.testing.references import (
+    Loops,
+    LoopsError,
+    check_names,
+    load_references,
+    loops_of,
+    references_path,
+)
 
 
 @dataclass
@@ -142,12 +149,14 @@ def subjects(spec: Path) -> tuple[Subject, ...]:
     module = loading.compile(source.text, source.name)
     references = load_references(spec)
     names = python_names(op.name for op in ops)
+    if references is not None:
+        check_names(references, references_path(spec), names.values())
     return tuple(
         Subject(
             op,
             {each.name: each for each in ops},
             getattr(module, names[op.name]),
-            loops_of(references, op),
+            loops_of(references, op, names[op.name]),
         )
         for op in ops
     )
