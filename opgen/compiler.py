@@ -73,6 +73,21 @@ class Stage:
     text: Callable[[], str]
 
 
+STAGES = (
+    "syntax",
+    "notation",
+    "adjoint",
+    "tangent",
+    "loops",
+    "rows",
+    "c",
+    "threads",
+    "cuda",
+    "module",
+)
+"""The names of the stages, in order."""
+
+
 def stages(
     source: Source, orders: int = ORDERS, trials: Trials | None = None, runtime: str | None = None
 ) -> Iterator[Stage]:

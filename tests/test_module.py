@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import opgen
-from opgen import __main__, compiler
+from opgen import compiler
 from opgen.emit.python_text import call, dict_of, docstring, layout, string, strings, tuple_of
 from opgen.errors import Source
 
@@ -301,7 +301,7 @@ def test_brackets() -> None:
 def test_stages_come_in_order() -> None:
     source = Source(SPEC, "spec.op")
     stages = list(compiler.stages(source))
-    assert tuple(stage.name for stage in stages) == __main__._STAGES
+    assert tuple(stage.name for stage in stages) == compiler.STAGES
     assert all(stage.text() for stage in stages)
     assert compiler.stage_text(source, "c") == next(s for s in stages if s.name == "c").text()
 
