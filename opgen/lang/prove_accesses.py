@@ -1,8 +1,8 @@
-"""Every access stays inside its tensor, and every divisor is positive."""
+"""Every access stays inside its tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final, assert_never
 
@@ -23,7 +23,7 @@ from opgen.ir.notation import (
     Read,
     Value,
 )
-from opgen.lang.environment import Divisor, Fault
+from opgen.lang.environment import Fault
 from opgen.lang.lower import Lowered
 from opgen.lang.obligations import Obligations, loads, opposite, truths
 from opgen.lang.repairs import required
@@ -33,37 +33,6 @@ Box = Mapping[str, Poly]
 
 _MOVED: Final = (Boundary.CLAMP, Boundary.WRAP)
 _FREE: Final = (Boundary.ZERO, Boundary.FILL, Boundary.DROP)
-
-
-# ------------------------------------------------------------ divisors
-def divisors_positive(obligations: Obligations, divisors: Iterable[Divisor], facts: Facts) -> None:
-    """Every divisor is positive, or a launch check says so."""
-    for divisor in divisors:
-        positive = Condition(divisor.value - 1)
-        if implies(facts, positive):
-            continue
-        if obligations.is_launch_condition(positive):
-            obligations.launch_check(positive, f"the divisor {divisor.value} must be positive")
-            continue
-        span = divisor.span
-        source = obligations.environment.source.text
-        text = source[span.start : span.end]
-        if source[span.start - 1 : span.start] + source[span.end : span.end + 1] == "()":
-            span = Span(span.start - 1, span.end + 1)
-        obligations.faults.append(
-            Fault(
-                "divisor-not-positive",
-                f"the divisor {divisor.value} is not always positive",
-                divisor.span,
-                notes=(
-                    *obligations.smallest(positive, facts, (("the divisor", divisor.value),)),
-                    "`//` and `%` are floor operations, defined for positive divisors",
-                ),
-                advice=f"make it at least 1, such as max({text}, 1)"
-                + (f" or {text} + 1" if text.isidentifier() else ""),
-                alternatives=((span, f"max({text}, 1)"), (span, f"({text} + 1)")),
-            )
-        )
 
 
 def in_range(obligations: Obligations, lowered: Lowered) -> None:
