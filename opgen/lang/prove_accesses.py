@@ -111,6 +111,7 @@ def _access(
             continue
         if index.boundary is Boundary.NONE and is_plainly_inside(index.value, extent, box):
             continue
+        failing: list[Condition] = []
         for condition in _bounds(index, extent):
             if implies(facts, condition):
                 continue
@@ -123,10 +124,11 @@ def _access(
                     f"its extent {extent}"
                 )
                 obligations.launch_check(condition, wanted)
-                continue
-            fault = _out_of_range(obligations, access, axis, index, extent, condition, facts, role)
+            else:
+                failing.append(condition)
+        if failing:
+            fault = _out_of_range(obligations, access, axis, index, extent, failing, facts, role)
             obligations.faults.append(fault)
-            break
 
 
 def _out_of_range(
@@ -135,11 +137,12 @@ def _out_of_range(
     axis: int,
     index: Index,
     extent: Poly,
-    condition: Condition,
+    failing: list[Condition],
     facts: Facts,
     role: _Role,
 ) -> Fault:
     environment, name = obligations.environment, access.tensor
+    condition = obligations.most_telling(failing, facts)
     shown = (("the index", index.value), ("the extent", extent))
     notes = obligations.smallest(condition, facts, shown)
     span = index.span or access.span or Span(0, 0)
@@ -152,6 +155,16 @@ def _out_of_range(
     headline = (
         f"{role.value} '{name}' outside dim {axis}: {index.value} is not always in [0, {extent})"
     )
+    bound = obligations.missing_bound(
+        condition,
+        facts,
+        lambda bounds: all(implies(facts.with_conditions(*bounds), c) for c in failing),
+    )
+    if bound is not None:
+        advice, edit = bound
+        return Fault(
+            "out-of-range", headline, span, *label, notes=notes, advice=advice, replacement=edit
+        )
     if role is _Role.INDEX:
         clamped = f"max(min({index.value}, {extent - 1}), 0)"
         advice = f"add a condition after `if`, or clamp by hand: {clamped}"
