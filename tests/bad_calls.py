@@ -37,7 +37,7 @@ STRIDED = """op strided(x[N]; s = 1) -> y[M]
 """
 BACKWARDS = """op backwards(x[N]; s = 1) -> y[N]
   let M = N // s
-  y[i] = x[min(i, i*s)]
+  y[i] = M * x[min(i, i*s)]
 """
 LEADING = """op leading(x[N]; s = 1) -> y[N]
   y[i] = x[i]  if i // s == 0

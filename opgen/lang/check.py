@@ -31,6 +31,7 @@ from opgen.lang.prove_writes import disjoint, injective
 from opgen.lang.prove_written import written_before_read
 from opgen.lang.repairs import removed
 from opgen.lang.signature import Signature
+from opgen.lang.unused import unused_faults
 
 
 def check(file: syntax.File, source: Source) -> tuple[Op, ...]:
@@ -101,10 +102,13 @@ class _Checker:
         if self.faults:
             return None
         try:
-            return resolve_types(op, self.signature.environment)
+            op = resolve_types(op, self.signature.environment)
         except Fault as fault:
             self.faults.append(fault.diagnostic)
             return None
+        unused = unused_faults(op, self.definition, self.signature.environment)
+        self.faults.extend(fault.diagnostic for fault in unused)
+        return None if unused else op
 
     # ------------------------------------------------------------ statements
     def _lower(self) -> list[tuple[Lowered, tuple[Divisor, ...]]]:
