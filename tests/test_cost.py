@@ -141,7 +141,7 @@ def test_a_product_of_few_tiles_takes_longer() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--shape", "x=1,2"), "x has 4 dims, batch dims as one; got 2 in '1,2'"),
+        (("--shape", "x=1,2"), "x has 4 dims; got 2 in '1,2'"),
         (("--shape", "x=1,2,a,4"), "the shape of x must be integers, got '1,2,a,4'"),
         (("--shape", "z=1"), "depth_to_space has no input 'z', only x"),
         (("--shape", "x"), "expected NAME=VALUE, got 'x'"),

@@ -99,7 +99,9 @@ def _sizes(operation: Operation, shapes: list[str], given: list[str]) -> Mapping
         text = found.get(each.name)
         if text is None and each.default is None:
             raise ValueError(f"give the shape of {each.name}: --shape {each.name}=...")
-        tensors.append(None if text is None else _shape(each.name, text, len(each.dims)))
+        tensors.append(
+            None if text is None else _shape(each.name, text, len(each.dims), each.batched)
+        )
     texts = dict(_pairs(given))
     attributes = {each.name: each for each in operation.attributes}
     for name in texts:
@@ -123,13 +125,14 @@ def _pairs(texts: list[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def _shape(name: str, text: str, rank: int) -> tuple[int, ...]:
+def _shape(name: str, text: str, rank: int, batched: bool) -> tuple[int, ...]:
     try:
         sizes = tuple(int(part) for part in text.split(",") if part)
     except ValueError:
         raise ValueError(f"the shape of {name} must be integers, got '{text}'") from None
     if len(sizes) != rank:
-        raise ValueError(f"{name} has {rank} dims, batch dims as one; got {len(sizes)} in '{text}'")
+        dims = f"{rank} dims" + (", batch dims as one" if batched else "")
+        raise ValueError(f"{name} has {dims}; got {len(sizes)} in '{text}'")
     return sizes
 
 

@@ -215,6 +215,7 @@ def _unfinished(context: Context) -> Hint | None:
 
 
 _HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
+    foreign.comment,
     foreign.statement_first,
     _op_head,
     _stray_closing,
@@ -231,6 +232,8 @@ _HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
     foreign.square_reduction,
     foreign.brackets_in_a_row,
     foreign.unpacked,
+    foreign.number_for_table,
+    foreign.call_indexed,
     _clause_word,
     _equals_for_comparison,
     _comparison_for_equals,
@@ -244,7 +247,6 @@ _HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
     foreign.other_assignment,
     foreign.plus_after_equals,
     foreign.mode_behind_brackets,
-    foreign.comment,
     foreign.slice_,
     juxtaposition.in_brackets,
     _reduction_as_divisor,

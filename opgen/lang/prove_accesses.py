@@ -181,6 +181,18 @@ def _out_of_range(
             advice=f"indices count from 0: write {from_end} to count from the end",
             replacement=(span, f"{from_end}"),
         )
+    above = index.value.is_constant and index.value.constant > 0
+    if above and extent.is_constant and extent.constant >= 1:
+        last = extent - 1
+        return Fault(
+            "out-of-range",
+            headline,
+            span,
+            *label,
+            notes=notes,
+            advice=f"indices count from 0: the last one of this dim is {last}",
+            replacement=(span, f"{last}"),
+        )
     suffix = "?drop" if role is _Role.WRITE else "?0"
     return Fault(
         "out-of-range",
