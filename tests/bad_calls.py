@@ -31,6 +31,17 @@ def inline(text: str) -> ModuleType:
 FIRST = "op first(x[B,C]) -> y[B]\n  y[b] = x[b,0]\n"
 PICK = "op pick(x[B,C]; s: int) -> y[B]\n  y[b] = x[b,s]\n"
 HOLD = "op hold(x[N]; p = 1) -> y[M]\n  let M = N + 1\n  y[m] = x[m - p ?clamp]\n"
+STRIDED = """op strided(x[N]; s = 1) -> y[M]
+  let M = N // s
+  y[m] = x[m*s]
+"""
+BACKWARDS = """op backwards(x[N]; s = 1) -> y[N]
+  let M = N // s
+  y[i] = M * x[min(i, i*s)]
+"""
+LEADING = """op leading(x[N]; s = 1) -> y[N]
+  y[i] = x[i]  if i // s == 0
+"""
 REPEAT = "op repeat(x[N]; r: int) -> y[N]\n  y[n] = x[n//r]\n"
 CYCLE = "op cycle(x[N], w[K]) -> y[N]\n  y[n] = x[n] * w[n%K]\n"
 DOT = "op dot(x[(C K)], w[K]) -> y[C]\n  y[c] = sum(k) x[(c k)] * w[k]\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from bad_calls import (
+    BACKWARDS,
     CYCLE,
     DIAGONAL,
     DOT,
@@ -12,12 +13,14 @@ from bad_calls import (
     HOLD,
     IMAGE,
     KERNEL,
+    LEADING,
     MATMUL,
     PICK,
     PLAIN,
     REPEAT,
     SCALE,
     SCATTER,
+    STRIDED,
     TAIL,
     WIDE,
     Bad,
@@ -276,6 +279,24 @@ CONDITIONS = (
         lambda: inline(REPEAT).repeat(zeros(5), r=0),
         ValueError,
         "repeat: the divisor r must be positive, but r=0",
+    ),
+    Bad(
+        "divisor in an extent zero",
+        lambda: inline(STRIDED).strided(zeros(5), s=0),
+        ValueError,
+        "strided: the divisor s must be positive, but s=0",
+    ),
+    Bad(
+        "divisor in a let negative",
+        lambda: inline(BACKWARDS).backwards(zeros(5), s=-1),
+        ValueError,
+        "backwards: the divisor s must be positive, but s=-1",
+    ),
+    Bad(
+        "divisor in a condition zero",
+        lambda: inline(LEADING).leading(zeros(5), s=0),
+        ValueError,
+        "leading: the divisor s must be positive, but s=0",
     ),
     Bad(
         "divisor an empty dim",

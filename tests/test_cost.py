@@ -160,7 +160,7 @@ def test_a_product_of_few_tiles_takes_longer() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--shape", "x=1,2"), "x has 4 dims, batch dims as one; got 2 in '1,2'"),
+        (("--shape", "x=1,2"), "x has 4 dims; got 2 in '1,2'"),
         (("--shape", "x=1,2,a,4"), "--shape 'x=1,2,a,4' must be as x=8,64,32,32"),
         (("--shape", "x=1,,4,4"), "--shape 'x=1,,4,4' must be as x=8,64,32,32"),
         (("--shape", "x=1,-4,2,2"), "--shape 'x=1,-4,2,2' must be as x=8,64,32,32"),

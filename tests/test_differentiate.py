@@ -165,7 +165,7 @@ def values(draw: DrawFn, tensors: tuple[str, ...], depth: int) -> str:
 
 @st.composite
 def specs(draw: DrawFn) -> str:
-    """Two statements, the second of which may read what the first has written."""
+    """A statement, and one before it that writes what it reads, if it reads a temporary."""
     guard = draw(st.sampled_from(_GUARDS))
     first = draw(values(("x", "w"), 2))
     reduced = draw(st.sampled_from(("sum", "max", "min", "prod")))
@@ -181,9 +181,10 @@ def specs(draw: DrawFn) -> str:
     )
     second = draw(values(("x", "w", "t"), 2))
     reduced = draw(st.sampled_from(("sum", "sum", "max", "prod")))
+    before = f"  tmp t[N]\n  {written}\n" if "t[" in second else ""  # unread, it is refused
     return (
-        "op drawn(x: float[N], w[N], v[N,3]) -> y[N]\n  where N >= 3\n  tmp t[N]\n"
-        f"  {written}\n  y[i] = {reduced}(k in 3) {second}\n"
+        "op drawn(x: float[N], w[N], v[N,3]) -> y[N]\n  where N >= 3\n"
+        f"{before}  y[i] = {reduced}(k in 3) {second}\n"
     )
 
 

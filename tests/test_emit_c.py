@@ -387,7 +387,7 @@ def test_names_of_c_and_of_the_prelude_are_legal_in_specs() -> None:
 op exp(int[double,void], b[b_s0]; T=1, real=0.5, restrict: int[2] = 1, fault=true)
     -> main[double,void], n: i32[1]
   where T >= 1
-  main[total,b] = int[total,b] * real + (sum(k) b[k]) * restrict[0] + T
+  main[total,b] = int[total,b] * real + (sum(k) b[k]) * restrict[0] + T*fault
   n[0] = sum(term in double, c in void) restrict[1]
 """
     exp = opgen.compile(text).exp

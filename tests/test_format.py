@@ -74,6 +74,15 @@ def test_an_ugly_spec() -> None:
     assert meaning(UGLY) == meaning(PRETTY)
 
 
+@pytest.mark.parametrize("blank", ["", "\n", "\n\n"])
+def test_a_blank_line_parts_a_comment_from_the_documentation(blank: str) -> None:
+    op = "## The doc\nop f(x[N]) -> y[N]\n  y[n] = x[n]\n"
+    text = format_source(Source(f"# about the file\n{blank}{op}\n# about f\n{blank}{op}"))
+    kept = blank[:1]
+    assert text == f"# about the file\n{kept}{op}\n# about f\n{kept}{op}"
+    assert format_source(Source(text)) == text
+
+
 def test_a_bad_spec_is_refused_and_not_formatted() -> None:
     with pytest.raises(OpgenError, match="expected"):
         format_source(Source("op f(x[B) -> y[B]\n  y[b] = x[b]\n"))

@@ -102,9 +102,8 @@ def _sizes(
             raise ValueError(f"give the shape of {each.name}: --shape {each.name}=...")
         if shape is not None and len(shape) != rank:
             listed = ",".join(map(str, shape))
-            raise ValueError(
-                f"{each.name} has {rank} dims, batch dims as one; got {len(shape)} in '{listed}'"
-            )
+            dims = f"{rank} dims" + (", batch dims as one" if each.batched else "")
+            raise ValueError(f"{each.name} has {dims}; got {len(shape)} in '{listed}'")
         tensors.append(shape)
     attributes = {each.name: each for each in operation.attributes}
     for name in given:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
-from opgen.algebra.poly import poly, symbol
+from opgen.algebra.poly import Poly, poly, symbol
 from opgen.ir.notation import BATCH, AttributeType, Iterator, Op
 from opgen.ir.shapes import may_be_negative
 
 
-def facts_of(op: Op) -> Facts:
+def facts_of(op: Op, usable: Callable[[Poly], bool] = lambda _: True) -> Facts:
     """Facts about sizes, attributes and lets of an op: bounds, definitions and constraints.
 
     Extents of declared tensors are at least 0: the call-time shape check refuses negative ones.
+    Of formulas that are not `usable` nothing is known, and a let with such a formula is any number.
     """
     parameters: list[tuple[str, int | None]] = [(name, 0) for name in op.sizes]
     conditions: list[Condition] = []
@@ -44,7 +45,9 @@ def facts_of(op: Op) -> Facts:
         Condition(e) for e in extents if not e.symbols.isdisjoint(lets) or may_be_negative(e)
     )
     conditions.extend(constraint.condition for constraint in op.constraints)
-    return Facts.of(parameters, [(let.name, let.value) for let in op.lets], conditions)
+    parameters.extend((let.name, None) for let in op.lets if not usable(let.value))
+    definitions = [(let.name, let.value) for let in op.lets if usable(let.value)]
+    return Facts.of(parameters, definitions, [c for c in conditions if usable(c.value)])
 
 
 def with_iterators(facts: Facts, iterators: Iterable[Iterator]) -> Facts:

@@ -32,6 +32,8 @@ def _type(declaration: syntax.AttributeDeclaration, source: Source) -> Attribute
     """The type that is written, or else the one that the default tells."""
     default = declaration.default
     written: AttributeType | None = None
+    if declaration.type is None and default is None and not declaration.choices:
+        raise _untyped(declaration.name)
     if declaration.type is not None:
         written = _TYPES.get(declaration.type.text)
         if written is None:
@@ -67,6 +69,17 @@ def _type(declaration: syntax.AttributeDeclaration, source: Source) -> Attribute
             (declaration.type.span, inferred.value),
             (Span(declaration.name.span.end, declaration.type.span.end), ""),
         ],
+    )
+
+
+def _untyped(name: syntax.Name) -> Fault:
+    return Fault(
+        "untyped-attribute",
+        f"nothing says what type '{name.text}' has",
+        name.span,
+        notes=("the type of an attribute follows from its default, or is written after `:`",),
+        advice=f"declare it, such as {name.text}: int, or {name.text}: size for an extent",
+        alternatives=[(Span(name.span.end, name.span.end), f": {type_}") for type_ in _TYPES],
     )
 
 

@@ -99,10 +99,11 @@ def _quotes(source: Source, start: int) -> tuple[str, Edit | None]:
 
 
 def _unknown_boundary(source: Source, start: int) -> Diagnostic:
-    match = re.compile(r"\?[ \t]*([-+]?[A-Za-z0-9_.]*)").match(source.text, start)
+    word_ = r"[-+]?(?:[0-9.]+[eE][-+]?[0-9]+|[A-Za-z0-9_.]*)"
+    match = re.compile(rf"\?[ \t]*({word_})").match(source.text, start)
     assert match is not None
     word = match[1]
-    number = re.fullmatch(r"[-+]?(\d+(\.\d*)?|\.\d+|inf)", word)
+    number = re.fullmatch(r"[-+]?((\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?|inf)", word)
     meant = f"?({word})" if number else _MODES.get(word.lower())
     if meant is None:
         close = difflib.get_close_matches(f"?{word}", _KNOWN_MODES, 1)

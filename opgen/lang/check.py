@@ -18,7 +18,7 @@ from opgen.ir.notation import (
     Op,
     Statement,
 )
-from opgen.lang import syntax
+from opgen.lang import prove_divisors, syntax
 from opgen.lang.aliases import Measure, expand_aliases, measure
 from opgen.lang.dataflow import order_faults
 from opgen.lang.environment import Divisor, Environment, Fault
@@ -26,11 +26,12 @@ from opgen.lang.gradients import gradient_faults
 from opgen.lang.kinds import resolve_types
 from opgen.lang.lower import Lowered, Lowering
 from opgen.lang.obligations import Obligations
-from opgen.lang.prove_accesses import divisors_positive, in_range
+from opgen.lang.prove_accesses import in_range
 from opgen.lang.prove_writes import disjoint, injective
 from opgen.lang.prove_written import written_before_read
 from opgen.lang.repairs import removed
 from opgen.lang.signature import Signature
+from opgen.lang.unused import unused_faults
 
 
 def check(file: syntax.File, source: Source) -> tuple[Op, ...]:
@@ -101,10 +102,13 @@ class _Checker:
         if self.faults:
             return None
         try:
-            return resolve_types(op, self.signature.environment)
+            op = resolve_types(op, self.signature.environment)
         except Fault as fault:
             self.faults.append(fault.diagnostic)
             return None
+        unused = unused_faults(op, self.definition, self.signature.environment)
+        self.faults.extend(fault.diagnostic for fault in unused)
+        return None if unused else op
 
     # ------------------------------------------------------------ statements
     def _lower(self) -> list[tuple[Lowered, tuple[Divisor, ...]]]:
@@ -204,13 +208,13 @@ class _Checker:
         checks: list[Constraint] = []
         # Divisors first: what a launch check says of them is known in every later proof.
         obligations = Obligations(facts_of(op), environment, found, checks)
-        divisors_positive(obligations, signature_divisors, obligations.facts)
+        settled = prove_divisors.in_signature(obligations, op, signature_divisors)
         op = replace(op, constraints=(*op.constraints, *checks))
         obligations = Obligations(facts_of(op), environment, found, checks)
         dividing: list[Lowered] = []
         for entry, divisors in lowered:
             before = len(found)
-            divisors_positive(obligations, divisors, obligations.statement_facts(entry.statement))
+            prove_divisors.in_statement(obligations, entry.statement, divisors, settled)
             if len(found) == before:
                 dividing.append(entry)  # else its indices have no value
         op = replace(op, constraints=_merged(op.constraints, checks))

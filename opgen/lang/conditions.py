@@ -94,15 +94,15 @@ def compare_choice(
     """A choice attribute compared with one of its strings, as a condition on its position."""
     name, text = (right, left) if isinstance(left, syntax.Text) else (left, right)
     span = left.span.to(right.span)
-    attribute = (
-        scope.environment.attributes.get(name.name) if isinstance(name, syntax.NameUse) else None
-    )
+    known = name.name if isinstance(name, syntax.NameUse) else ""
+    attribute = scope.environment.attributes.get(known)
     if attribute is None or attribute.type is not AttributeType.CHOICE:
         raise Fault(
             "string-comparison",
             "a string is compared with something that is no choice attribute",
             span,
             advice='declare a choice, such as mode = "a" | "b", and compare that',
+            consequence=known in scope.environment.failed,
         )
     assert isinstance(text, syntax.Text)
     if text.value not in attribute.choices:

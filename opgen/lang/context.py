@@ -60,13 +60,18 @@ class Context:
         """The innermost bracket that is still open."""
         return next(reversed(self.all_opened()), None)
 
+    def owner(self) -> Token | None:
+        """The token before the innermost open bracket, such as the tensor whose index it holds."""
+        opened = self.opened()
+        at = next((i for i, token in enumerate(self.before) if token is opened), 0)
+        return self.before[at - 1] if at else None
+
     def reduction(self) -> Token | None:
         """The bracket that is open and belongs to a reduction, as in `sum(`."""
         opened = self.opened()
         if opened is None or opened.type != "LPAR":
             return None
-        at = self.before.index(opened)
-        return opened if at and self.before[at - 1] in syntax.REDUCERS else None
+        return opened if self.owner() in syntax.REDUCERS else None
 
     def text(self, start: int, stop: int) -> str:
         """The text between two positions, without blanks around it."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from opgen.errors import Edit, Span
-from opgen.ir.notation import Op, Reducer, Statement, Tensor
+from opgen.ir.notation import Access, Op, Reducer, Statement, Tensor
 from opgen.ir.shapes import solve_order
 from opgen.ir.walk import all_reads
 from opgen.lang import syntax
@@ -112,7 +112,9 @@ def _read_too_early(op: Op) -> Iterator[Fault]:
             if name in settled or not later:
                 continue
             settled.add(name)
-            if name not in available and statement.target.tensor == name:
+            own = statement.target.tensor == name
+            # A cell that reads itself once more needs a temporary, others make a recurrence.
+            if own and (name not in available or not _same_cell(access, statement.target)):
                 yield Fault(
                     "read-before-written",
                     f"'{name}' is read by the statement that writes it",
@@ -139,6 +141,10 @@ def _read_too_early(op: Op) -> Iterator[Fault]:
                     advice="write the intermediate result to a temporary of its own",
                 )
         available.add(statement.target.tensor)
+
+
+def _same_cell(one: Access, other: Access) -> bool:
+    return [index.value for index in one.indices] == [index.value for index in other.indices]
 
 
 def _assigned_late(entries: Iterable[Lowered], environment: Environment) -> Iterator[Fault]:

@@ -65,7 +65,8 @@ def mode_behind_brackets(context: Context) -> Hint | None:
 
 def comment(context: Context) -> Hint | None:
     """`// words` for `# words`, where a line begins."""
-    if context.token.type != "DOUBLE_SLASH" or "\n" not in context.between:
+    begins = not context.before or "\n" in context.between
+    if context.token.type != "DOUBLE_SLASH" or not begins:
         return None
     return "a comment begins with `#`", (token_span(context.token), "#")
 
@@ -205,6 +206,30 @@ def brackets_in_a_row(context: Context) -> Hint | None:
         return None
     whole = token_span(context.before[-1]).to(token_span(context.token))
     return "one pair of brackets holds all indices, x[n,k]", (whole, ", ")
+
+
+def call_indexed(context: Context) -> Hint | None:
+    """`f(x)[i]`, as if an op were a function."""
+    if context.token.type != "LSQB" or context.last != "RPAR":
+        return None
+    return (
+        "brackets follow a tensor's name: write the formula of what is called here, or call one op "
+        "after the other in Python",
+        None,
+    )
+
+
+def number_for_table(context: Context) -> Hint | None:
+    """`const s = 0.5`."""
+    types = [token.type for token in context.before]
+    if types != ["CONST", "NAME", "EQUALS"] or context.token.type not in ("INT", "FLOAT"):
+        return None
+    name, number = context.before[1], context.token
+    return (
+        f"a table is a list, [1, 2]; one number is written where it is used, {number}, or is an "
+        f"attribute, `; {name} = {number}`",
+        None,
+    )
 
 
 def unpacked(context: Context) -> Hint | None:

@@ -72,6 +72,8 @@ def _definition(
     del comments[: len(mine)]
     before = [text for offset, text, _ in mine if offset < definition.name.span.start]
     inside = [comment for comment in mine if comment[0] >= definition.name.span.start]
+    if before and definition.doc and _apart(source, mine, definition):
+        before.append("")
     lines = [
         *before,
         *(f"## {line}".rstrip() for line in definition.doc.split("\n") if definition.doc),
@@ -103,6 +105,15 @@ def _definition(
         lines.extend(printed)
         lines.extend(_CLAUSE + text for text in own_after)
     return "\n".join(lines)
+
+
+def _apart(
+    source: Source, comments: Sequence[tuple[int, str, bool]], definition: syntax.Definition
+) -> bool:
+    """Whether a blank line parts the comments before an op from its documentation."""
+    start = definition.name.span.start
+    offset, text, _ = [comment for comment in comments if comment[0] < start][-1]
+    return re.match(r"[ \t]*\n[ \t]*\r?\n", source.text[offset + len(text) :]) is not None
 
 
 def _goes_on(source: Source, comment: int, end: int) -> bool:

@@ -13,13 +13,11 @@ from collections.abc import Callable
 from typing import Final
 
 from opgen.errors import Span
-from opgen.lang import foreign, syntax
+from opgen.lang import foreign, juxtaposition, syntax
 from opgen.lang.context import WORDS, Context, Hint
 from opgen.lang.layout import CLOSING, OPENING, token_span
 
 _CLAUSE_WORDS: Final = ("where", "let", "with", "tmp", "const", "gradient")
-_OPERAND_ENDS: Final = ("NAME", "INT", "FLOAT", "RPAR", "RSQB")
-_OPERAND_STARTS: Final = ("NAME", "INT", "FLOAT", "LPAR", "TRUE", "FALSE", "INF")
 _AFTER_TERM: Final = frozenset(
     {"PLUS", "MINUS", "COMPARISON", "AND", "OR", "FOR", "IF", "COMMA", "SEMICOLON", "_NEWLINE"}
 )
@@ -126,16 +124,9 @@ def _clause_word(context: Context) -> Hint | None:
     return (f"did you mean `{close[0]}`?", (token_span(word), close[0])) if close else None
 
 
-def _missing_comma(context: Context) -> Hint | None:
-    opened = context.opened()
-    if opened is None or opened.type != "LSQB" or not _juxtaposed(context):
-        return None
-    return "indices are separated by commas", (context.gap, ", ")
-
-
 def _reduction_as_divisor(context: Context) -> Hint | None:
     """`a / sum(k) x[k]`."""
-    if context.last != "RPAR" or not _juxtaposed(context):
+    if context.last != "RPAR" or not juxtaposition.found(context):
         return None
     start, depth = len(context.before), 0
     for token in reversed(context.before):
@@ -165,7 +156,7 @@ def _end_of_term(context: Context) -> int:
 
 def _reduction_without_brackets(context: Context) -> Hint | None:
     """`max x[n,k]`, or `sum_k x[n,k]` as in LaTeX."""
-    if context.last != "NAME" or context.token.type != "NAME" or not _juxtaposed(context):
+    if context.last != "NAME" or context.token.type != "NAME" or not juxtaposition.found(context):
         return None
     word = context.before[-1]
     reducer, _, iterator = word.partition("_")
@@ -176,21 +167,6 @@ def _reduction_without_brackets(context: Context) -> Hint | None:
     is_index = iterator in (context.token, *context.after)
     edit = (token_span(word), f"{reducer}({iterator})") if is_index else None
     return f"a reduction names its iterators in brackets: {reducer}({iterator or 'k'}) ...", edit
-
-
-def _missing_product(context: Context) -> Hint | None:
-    if "STAR" not in context.expected or not _juxtaposed(context):
-        return None
-    return "a product is written with `*`", (context.gap, "*")
-
-
-def _juxtaposed(context: Context) -> bool:
-    """Whether two operands stand side by side on one line."""
-    return (
-        context.last in _OPERAND_ENDS
-        and context.token.type in _OPERAND_STARTS
-        and "\n" not in context.between
-    )
 
 
 def _bars(context: Context) -> Hint | None:
@@ -239,6 +215,7 @@ def _unfinished(context: Context) -> Hint | None:
 
 
 _HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
+    foreign.comment,
     foreign.statement_first,
     _op_head,
     _stray_closing,
@@ -255,6 +232,8 @@ _HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
     foreign.square_reduction,
     foreign.brackets_in_a_row,
     foreign.unpacked,
+    foreign.number_for_table,
+    foreign.call_indexed,
     _clause_word,
     _equals_for_comparison,
     _comparison_for_equals,
@@ -268,12 +247,11 @@ _HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
     foreign.other_assignment,
     foreign.plus_after_equals,
     foreign.mode_behind_brackets,
-    foreign.comment,
     foreign.slice_,
-    _missing_comma,
+    juxtaposition.in_brackets,
     _reduction_as_divisor,
     _reduction_without_brackets,
-    _missing_product,
+    juxtaposition.of_values,
     _bars,
     _keyword,
     _unfinished,

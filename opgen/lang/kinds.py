@@ -43,10 +43,14 @@ def resolve_types(op: Op, environment: Environment) -> Op:
     declared = {t.name for t in op.temporaries if t.dtype is not DType.SAME}
     kinds |= {t.name: _declared(t) for t in op.temporaries if t.name in declared}
     real = False
+    positions: set[str] = set()
     for statement in op.statements:
         kind = _Kind.INTEGER if statement.reducer.is_argument else _kind(statement.body, kinds)
         real = real or _kind(statement.body, kinds) is _Kind.REAL
         name = statement.target.tensor
+        if kind is _Kind.INTEGER and _gives_position(statement, positions):
+            positions.add(name)
+            _refuse_position(op, statement, environment)
         if name not in kinds or (name in _free(op, declared) and kind > kinds[name]):
             kinds[name] = kind
         elif kinds[name] is _Kind.INTEGER and kind is not _Kind.INTEGER:
@@ -121,6 +125,44 @@ def _kind(expr: Expr, kinds: dict[str, _Kind]) -> _Kind:
             return max(_kind(argument, kinds) for argument in values)
         case unexpected:
             assert_never(unexpected)
+
+
+def _refuse_position(op: Op, statement: Statement, environment: Environment) -> None:
+    """Raises Fault where a position ends in an undeclared output.
+
+    Such an output has the type of the undeclared inputs, and 16-bit floats round positions.
+    """
+    name = statement.target.tensor
+    if not any(tensor.name == name and tensor.dtype is DType.SAME for tensor in op.outputs):
+        return
+    at = environment.declared_at[name]
+    raise Fault(
+        "undeclared-position",
+        f"'{name}' has the type of the undeclared inputs, but a position is written to it",
+        statement.span or Span(0, 0),
+        (at, "declared here"),
+        notes=("a 16-bit float holds 2048 and 2050, but not the position 2049",),
+        advice=f"declare it, {name}: i64[...]",
+        replacement=(Span(at.end, at.end), ": i64"),
+    )
+
+
+def _gives_position(statement: Statement, positions: set[str]) -> bool:
+    """Whether the integers that a statement writes are positions, or computed from some."""
+    return statement.reducer.is_argument or _holds_position(statement.body, positions)
+
+
+def _holds_position(expr: Expr, positions: set[str]) -> bool:
+    match expr:
+        case Read(access=access):
+            return access.tensor in positions
+        case Apply(primitive=name, arguments=arguments):
+            if PRIMITIVES[name].kind is ResultKind.BOOLEAN:
+                return False
+            values = arguments[1:] if name == "select" else arguments
+            return any(_holds_position(value, positions) for value in values)
+        case _:
+            return False
 
 
 def _refuse(statement: Statement, environment: Environment) -> None:

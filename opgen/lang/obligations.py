@@ -7,15 +7,15 @@ smallest shape and index that break it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import Kind, Poly, poly
 from opgen.algebra.prove import counterexample, implies
-from opgen.errors import Span
+from opgen.errors import Edit, Span
 from opgen.ir.context import with_iterators
 from opgen.ir.notation import (
     Access,
@@ -31,17 +31,22 @@ from opgen.ir.notation import (
     Tensor,
     Value,
 )
+from opgen.lang.attribute_bounds import above, missing_bound, nonpositive
 from opgen.lang.environment import Environment, Fault
 
 
 @dataclass(frozen=True)
 class Obligations:
-    """The proofs of one op. `faults` and `launch_checks` grow as statements are checked."""
+    """The proofs of one op. `faults` and `launch_checks` grow as statements are checked.
+
+    `examples` keeps the counterexamples found, since several parts of a message speak of one.
+    """
 
     facts: Facts
     environment: Environment
     faults: list[Fault]
     launch_checks: list[Constraint]
+    examples: dict[tuple[Facts, Condition], dict[str, int] | None] = field(default_factory=dict)
 
     def statement_facts(self, statement: Statement) -> Facts:
         """What holds at a point of a statement's box where its guards hold."""
@@ -90,9 +95,40 @@ class Obligations:
             self.launch_checks.append(Constraint(condition, text, derived=True))
 
     def example(self, condition: Condition, facts: Facts) -> dict[str, int] | None:
-        """The smallest sizes and indices at which the condition fails, if some were found."""
+        """The smallest sizes and indices at which the condition fails, if some were found.
+
+        One where every attribute is positive is preferred: others are rarely meant to be passed.
+        """
+        if (facts, condition) in self.examples:
+            return self.examples[facts, condition]
         names = [name for name in facts.symbols if name not in self.facts.symbols]
-        return counterexample(condition, facts, names)
+        values = counterexample(condition, facts, names)
+        unusual = [] if values is None else nonpositive(values, facts, self.environment)
+        if unusual:
+            usual = facts.with_conditions(*above(unusual, 1))
+            values = counterexample(condition, usual, names) or values
+        self.examples[facts, condition] = values
+        return values
+
+    def most_telling(self, conditions: Sequence[Condition], facts: Facts) -> Condition:
+        """The one to show of several that fail: the first that fails for positive attributes."""
+        for condition in conditions:
+            values = self.example(condition, facts)
+            if values is not None and not nonpositive(values, facts, self.environment):
+                return condition
+        return conditions[0]
+
+    def missing_bound(
+        self,
+        condition: Condition,
+        facts: Facts,
+        proves: Callable[[tuple[Condition, ...]], bool],
+    ) -> tuple[str, Edit | None] | None:
+        """The `where` for attributes, as words and an edit, that a proof lacks.
+
+        `condition` is what fails, `proves` whether all that is to be proved follows under bounds.
+        """
+        return missing_bound(self.example(condition, facts), facts, self.environment, proves)
 
     def smallest(
         self,

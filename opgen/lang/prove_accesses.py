@@ -1,8 +1,8 @@
-"""Every access stays inside its tensor, and every divisor is positive."""
+"""Every access stays inside its tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final, assert_never
 
@@ -23,7 +23,7 @@ from opgen.ir.notation import (
     Read,
     Value,
 )
-from opgen.lang.environment import Divisor, Fault
+from opgen.lang.environment import Fault
 from opgen.lang.lower import Lowered
 from opgen.lang.obligations import Obligations, loads, opposite, truths
 from opgen.lang.repairs import required
@@ -33,37 +33,6 @@ Box = Mapping[str, Poly]
 
 _MOVED: Final = (Boundary.CLAMP, Boundary.WRAP)
 _FREE: Final = (Boundary.ZERO, Boundary.FILL, Boundary.DROP)
-
-
-# ------------------------------------------------------------ divisors
-def divisors_positive(obligations: Obligations, divisors: Iterable[Divisor], facts: Facts) -> None:
-    """Every divisor is positive, or a launch check says so."""
-    for divisor in divisors:
-        positive = Condition(divisor.value - 1)
-        if implies(facts, positive):
-            continue
-        if obligations.is_launch_condition(positive):
-            obligations.launch_check(positive, f"the divisor {divisor.value} must be positive")
-            continue
-        span = divisor.span
-        source = obligations.environment.source.text
-        text = source[span.start : span.end]
-        if source[span.start - 1 : span.start] + source[span.end : span.end + 1] == "()":
-            span = Span(span.start - 1, span.end + 1)
-        obligations.faults.append(
-            Fault(
-                "divisor-not-positive",
-                f"the divisor {divisor.value} is not always positive",
-                divisor.span,
-                notes=(
-                    *obligations.smallest(positive, facts, (("the divisor", divisor.value),)),
-                    "`//` and `%` are floor operations, defined for positive divisors",
-                ),
-                advice=f"make it at least 1, such as max({text}, 1)"
-                + (f" or {text} + 1" if text.isidentifier() else ""),
-                alternatives=((span, f"max({text}, 1)"), (span, f"({text} + 1)")),
-            )
-        )
 
 
 def in_range(obligations: Obligations, lowered: Lowered) -> None:
@@ -142,6 +111,7 @@ def _access(
             continue
         if index.boundary is Boundary.NONE and is_plainly_inside(index.value, extent, box):
             continue
+        failing: list[Condition] = []
         for condition in _bounds(index, extent):
             if implies(facts, condition):
                 continue
@@ -154,10 +124,11 @@ def _access(
                     f"its extent {extent}"
                 )
                 obligations.launch_check(condition, wanted)
-                continue
-            fault = _out_of_range(obligations, access, axis, index, extent, condition, facts, role)
+            else:
+                failing.append(condition)
+        if failing:
+            fault = _out_of_range(obligations, access, axis, index, extent, failing, facts, role)
             obligations.faults.append(fault)
-            break
 
 
 def _out_of_range(
@@ -166,11 +137,12 @@ def _out_of_range(
     axis: int,
     index: Index,
     extent: Poly,
-    condition: Condition,
+    failing: list[Condition],
     facts: Facts,
     role: _Role,
 ) -> Fault:
     environment, name = obligations.environment, access.tensor
+    condition = obligations.most_telling(failing, facts)
     shown = (("the index", index.value), ("the extent", extent))
     notes = obligations.smallest(condition, facts, shown)
     span = index.span or access.span or Span(0, 0)
@@ -183,6 +155,16 @@ def _out_of_range(
     headline = (
         f"{role.value} '{name}' outside dim {axis}: {index.value} is not always in [0, {extent})"
     )
+    bound = obligations.missing_bound(
+        condition,
+        facts,
+        lambda bounds: all(implies(facts.with_conditions(*bounds), c) for c in failing),
+    )
+    if bound is not None:
+        advice, edit = bound
+        return Fault(
+            "out-of-range", headline, span, *label, notes=notes, advice=advice, replacement=edit
+        )
     if role is _Role.INDEX:
         clamped = f"max(min({index.value}, {extent - 1}), 0)"
         advice = f"add a condition after `if`, or clamp by hand: {clamped}"
@@ -198,6 +180,18 @@ def _out_of_range(
             notes=notes,
             advice=f"indices count from 0: write {from_end} to count from the end",
             replacement=(span, f"{from_end}"),
+        )
+    above = index.value.is_constant and index.value.constant > 0
+    if above and extent.is_constant and extent.constant >= 1:
+        last = extent - 1
+        return Fault(
+            "out-of-range",
+            headline,
+            span,
+            *label,
+            notes=notes,
+            advice=f"indices count from 0: the last one of this dim is {last}",
+            replacement=(span, f"{last}"),
         )
     suffix = "?drop" if role is _Role.WRITE else "?0"
     return Fault(

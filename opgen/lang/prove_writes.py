@@ -75,6 +75,15 @@ def injective(obligations: Obligations, lowered: Lowered) -> None:
         same = Condition(symbol(iterator.name) - twin[iterator.name], Relation.EQ)
         if implies(both, same):
             continue
+        bound = obligations.missing_bound(
+            same,
+            both,
+            lambda bounds: solve(problem, obligations.facts.with_conditions(*bounds)).is_injective,
+        )
+        advice, edit = bound or (
+            "combine the values with `+=`, `max=` or `min=`",
+            accumulated_at(statement.target.span, obligations.environment),
+        )
         obligations.faults.append(
             Fault(
                 "written-twice",
@@ -82,8 +91,8 @@ def injective(obligations: Obligations, lowered: Lowered) -> None:
                 f"'{iterator.name}' that leads to it",
                 span,
                 notes=_met_twice(statement, own, same, both, obligations),
-                advice="combine the values with `+=`, `max=` or `min=`",
-                replacement=accumulated_at(statement.target.span, obligations.environment),
+                advice=advice,
+                replacement=edit,
             )
         )
         return

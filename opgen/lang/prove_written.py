@@ -38,6 +38,8 @@ def written_before_read(
     """Every temporary is read only where an earlier statement wrote it."""
     statement = lowered.statement
     facts = obligations.statement_facts(statement)
+    # A statement that reads what it writes is reported for that.
+    writers = {name: w for name, w in writers.items() if name != statement.target.tensor}
     _written_expression(obligations, statement.body, facts, writers)
 
 

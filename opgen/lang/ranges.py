@@ -120,6 +120,21 @@ def _inferred(
     return first.extent
 
 
+def _only_size(
+    name: str, statement: syntax.Statement | None, environment: Environment
+) -> str | None:
+    """The size of the op if it has just one, for an iterator that counts cells of a temporary."""
+    indices = statement.target.indices if statement is not None else ()
+    bare = any(
+        isinstance(index, syntax.PlainIndex)
+        and isinstance(index.value, syntax.NameUse)
+        and index.value.name == name
+        for index in indices
+    )
+    sizes = [size for size in environment.sizes if size != BATCH]
+    return sizes[0] if bare and len(sizes) == 1 else None
+
+
 def _no_range(
     domain: syntax.Domain,
     statement: syntax.Statement | None,
@@ -134,7 +149,7 @@ def _no_range(
     if not likely and statement is not None:
         around = {e for access in accesses for e in _containing(name, access, environment)}
         likely = list(around) if len(around) == 1 else []
-    extent = str(likely[0]) if likely else None
+    extent = str(likely[0]) if likely else _only_size(name, statement, environment)
     close = closest(name, environment.integers()) if len(name) > 2 else None
     wanted = f"{name} in {extent or '3'}"
     edits = [(span, close)] if close is not None else []

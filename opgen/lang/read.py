@@ -14,6 +14,7 @@ from opgen.errors import Diagnostic, Edit, OpgenError, Source
 from opgen.ir.notation import Op
 from opgen.lang.check import check
 from opgen.lang.parse import parse_readable
+from opgen.lang.unused import UNUSED
 
 # Trying an edit takes a check, and longer the more faults there are. Where there are many, the
 # suggestions of the later ones stay words.
@@ -60,4 +61,6 @@ def _repairs(edit: Edit, fault: Diagnostic, faults: tuple[Diagnostic, ...], sour
     others = Counter((other.code, other.headline) for other in faults)
     others[fault.code, fault.headline] -= 1
     _, remaining = _outcome(source.edited(edit))
-    return Counter((d.code, d.headline) for d in remaining) <= others
+    # What is unused is seen only once all else is right: an edit does not lead to it.
+    late = UNUSED.difference(other.code for other in faults)
+    return Counter((d.code, d.headline) for d in remaining if d.code not in late) <= others

@@ -102,15 +102,21 @@ def accumulated_at(span: Span | None, environment: Environment) -> Edit | None:
 
 
 def required(condition: Poly, environment: Environment) -> Edit | None:
-    """With a `where` clause that demands a polynomial to be at least 0."""
+    """With a `where` that demands a polynomial to be at least 0."""
+    positive = Poly({m: c for m, c in condition.terms.items() if c > 0})
+    return demanded(f"{positive} >= {positive - condition}", environment)
+
+
+def demanded(condition: str, environment: Environment) -> Edit | None:
+    """With a condition of the call in the first `where` clause, or in a new one."""
     if environment.definition is None or not environment.definition.clauses:
         return None
-    positive = Poly({m: c for m, c in condition.terms.items() if c > 0})
-    return _before(
-        environment.definition.clauses[0].span.start,
-        f"where {positive} >= {positive - condition}",
-        environment,
-    )
+    clauses = environment.definition.clauses
+    for clause in clauses:
+        if isinstance(clause, syntax.Where):
+            end = environment.enclosed(clause.conditions[-1].span).end
+            return Span(end, end), f", {condition}"
+    return _before(clauses[0].span.start, f"where {condition}", environment)
 
 
 def renamed(span: Span, name: str, environment: Environment) -> Edit:

@@ -8,6 +8,7 @@ from typing import Final
 from opgen.algebra.poly import Poly, symbol, symbol_atom
 from opgen.errors import Edit, Span
 from opgen.ir.indices import position
+from opgen.ir.notation import Tensor
 from opgen.lang import repairs, syntax
 from opgen.lang.environment import Environment, Fault, closest
 from opgen.lang.index_faults import unknown_name
@@ -42,6 +43,8 @@ def free_iterators(
         return unknown_name(name, span, Scope(environment, {other: symbol(other) for other in own}))
     names = [other for other in free if other in indexing]
     close = closest(name, [*own, *environment.integers()]) if len(name) > 2 else None
+    if close is None and len(names) == 1:
+        close = _left_over(statement, name, environment)
     edits: list[Edit | None] = [None if close is None else (span, close)]
 
     def mentions(expression: syntax.Expression) -> bool:
@@ -64,6 +67,31 @@ def free_iterators(
         + (f"; an attribute is declared, such as `; {name} = 1`" if is_word else ""),
         alternatives=[edit for edit in edits if edit is not None],
     )
+
+
+def _left_over(statement: syntax.Statement, name: str, environment: Environment) -> str | None:
+    """The iterator that only the left names, over a dim like the one where a name stands once."""
+    right = [statement.value, *([statement.condition] if statement.condition else [])]
+    accesses = [access for part in right for access in subscripts(part)]
+    places = [place for access in accesses for place in _bare(access, environment)]
+    extents = [extent for other, extent in places if other == name]
+    used = {other for part in right for other, _ in free_names(part, environment)}
+    left = [
+        other
+        for other, extent in _bare(statement.target, environment)
+        if other not in used and [extent] == extents
+    ]
+    return left[0] if len(left) == 1 else None
+
+
+def _bare(access: syntax.Subscript, environment: Environment) -> Iterator[tuple[str, Poly]]:
+    """The names that are an index of their own, each with the extent of its dim."""
+    tensor = environment.tensors.get(access.name.text)
+    if not isinstance(tensor, Tensor) or len(tensor.dims) != len(access.indices):
+        return
+    for index, dim in zip(access.indices, tensor.dims, strict=True):
+        if isinstance(index, syntax.PlainIndex) and isinstance(index.value, syntax.NameUse):
+            yield index.value.name, dim.extent
 
 
 _NUMBERS: Final = {"pi": "3.141592653589793", "tau": "6.283185307179586"}
