@@ -107,8 +107,11 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(RuntimeWarning) as caught:
         assert fresh.negated(torch.ones(2)).tolist() == [-1, -1]
     assert str(caught[0].message) == (
-        "$OPGEN_CC is 'no-such-compiler', but there is no such program. Without one ops of opgen "
-        "run on the CPU as plain PyTorch operations, which gives the same results much more slowly."
+        "$OPGEN_CC is 'no-such-compiler', but there is no such program; let it name a compiler, "
+        "or unset it and install gcc or clang (Debian and Ubuntu: apt install gcc, macOS: "
+        "xcode-select --install), or the package ziglang (pip install ziglang). Without one ops of "
+        "opgen run on the CPU as plain PyTorch operations, which gives the same results much more "
+        "slowly."
     )
 
 

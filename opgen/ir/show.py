@@ -121,8 +121,7 @@ def _attribute(attribute: Attribute) -> str:
     length = "" if attribute.length is None else f"[{attribute.length}]"
     match default:
         case None:
-            implied = kind is AttributeType.INT and not length
-            return name if implied else f"{name}: {kind.value}{length}"
+            return f"{name}: {kind.value}{length}"
         case bool():
             text, implied = str(default).lower(), kind is AttributeType.BOOL
         case tuple():
