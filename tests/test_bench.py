@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bench_rows import CPU, double, small, with_ratio
 from opgen.__main__ import main
-from opgen.bench import agreement, limits, report, trace
+from opgen.bench import agreement, limits, report, timing, trace
 from opgen.bench.calls import OPGEN, calls_of
 from opgen.bench.faults import BenchError, DisagreementError
 from opgen.bench.measure import Result, measure
@@ -401,11 +401,17 @@ def test_close_rows_are_measured_again() -> None:
     assert not list(run_closely(dataclasses.replace(plan, quick=True), first, measured))
 
 
-def test_rounds_that_are_asked_for() -> None:
-    """Of a short row more are run than others have, half of which may be disturbed."""
+def test_rounds_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a row that nothing disturbs, so many are run."""
+
+    def undisturbed(call: timing.Call, repeats: int) -> timing.Sample:
+        call()
+        return timing.Sample(1e-3)
+
+    monkeypatch.setattr(timing, "clock_of", lambda _: undisturbed)
     row = small(double, Contender("sum", lambda x: x + x))
-    assert measure(row, Direction.FORWARD, CPU, budget=20, rounds=7).rounds <= 14
-    assert measure(row, Direction.FORWARD, CPU, budget=20, rounds=60).rounds >= 30
+    for rounds in (7, 60):
+        assert measure(row, Direction.FORWARD, CPU, budget=20, rounds=rounds).rounds == rounds
 
 
 # ---------------------------------------------------------------------------- kernels of others
