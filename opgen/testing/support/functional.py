@@ -1,8 +1,12 @@
-"""`torch.func` and `torch.vmap`, compared with eager backward passes, one for each number."""
+"""`torch.func`, `torch.vmap` and the older `torch.autograd.functional`.
+
+They are compared with eager backward passes, one for each number.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,6 +74,18 @@ def _hessian(probe: Probe, name: str, transform: transforms.Transform) -> None:
     found = transform(probe.loss)(*probe.tensors)
     rows = [_matrix(row, tensor.numel()) for row, tensor in zip(found, probe.tensors, strict=True)]
     agree(name, torch.cat(rows), probe.hessian)
+
+
+def vectorized(probe: Probe) -> None:
+    """Derivatives by `torch.autograd.functional`, whose vmap is not the one of `torch.func`."""
+    needs_derivative(probe)
+    functional: Any = torch.autograd.functional
+    for strategy in ("reverse-mode", "forward-mode"):
+        found = functional.jacobian(
+            probe.function, probe.tensors, vectorize=True, strategy=strategy
+        )
+        agree(f"jacobian in {strategy}", _matrix(found, probe.value.numel()), probe.jacobian)
+    _hessian(probe, "hessian", lambda f: lambda *x: functional.hessian(f, tuple(x), vectorize=True))
 
 
 def _vector(tensors: Sequence[Tensor]) -> Tensor:

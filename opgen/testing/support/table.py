@@ -65,6 +65,7 @@ FEATURES: Final = (
     Feature("func.jacfwd", _EAGER, functional.jacfwd),
     Feature("func.hessian", _EAGER, functional.hessian),
     Feature("nested torch.func", _EAGER, functional.nested),
+    Feature("vectorized autograd", _EAGER, functional.vectorized),
     Feature("vmap", _EAGER, functional.vmap),
     Feature("vmap of grad", _EAGER, functional.vmap_of_grad),
     Feature("functionalize", _EAGER, graphs.functionalize),
