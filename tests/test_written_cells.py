@@ -73,3 +73,25 @@ def test_conditions_exclude_each_other(text: str, wanted: Function, size: int) -
 def test_conditions_that_do_not(statements: tuple[str, str]) -> None:
     with pytest.raises(OpgenError, match="overlapping-writes"):
         opgen.compile("op f(x[M,M], w[M,N]) -> y[M,M]\n  {}\n  {}\n".format(*statements))
+
+
+@pytest.mark.parametrize(
+    ("reduction", "function"),
+    [
+        ("max", lambda x: x.amax(1)),
+        ("min", lambda x: x.amin(1)),
+        ("prod", lambda x: x.prod(1)),
+        ("mean", lambda x: x.mean(1)),
+        ("argmax", lambda x: x.argmax(1)),
+    ],
+)
+def test_cells_beside_a_diagonal_are_zero(
+    reduction: str, function: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """An index that stands twice runs along both dims, and not over all of their cells."""
+    kind = ": i64" if reduction == "argmax" else ""
+    module = opgen.compile(
+        f"op diagonal(x: float[N,K]) -> y{kind}[N,N]\n  y[i,i] = {reduction}(k) x[i,k]\n"
+    )
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 1
+    torch.testing.assert_close(module.diagonal(x), torch.diag(function(x)))

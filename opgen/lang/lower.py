@@ -254,12 +254,13 @@ class Lowering:
         return (value, reducer) if reducer is operator else None
 
     def _covers(self, target: Access, extents: Mapping[str, Poly]) -> bool:
-        """Whether the indices plainly run over every cell."""
+        """Whether the indices plainly run over every cell, each iterator along one dim."""
         tensor = self.environment.tensors[target.tensor]
         assert isinstance(tensor, Tensor)
         expand = self.environment.expand_lets
         ranges = {name: expand(extent) for name, extent in extents.items()}
-        return all(
+        moving = [name for i in target.indices for name in i.value.symbols & extents.keys()]
+        return len(moving) == len(set(moving)) and all(
             extent == 1
             if index.value.is_constant
             else is_plainly_inside(index.value, extent, ranges)
