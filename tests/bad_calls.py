@@ -46,6 +46,26 @@ REPEAT = "op repeat(x[N]; r: int) -> y[N]\n  y[n] = x[n//r]\n"
 CYCLE = "op cycle(x[N], w[K]) -> y[N]\n  y[n] = x[n] * w[n%K]\n"
 DOT = "op dot(x[(C K)], w[K]) -> y[C]\n  y[c] = sum(k) x[(c k)] * w[k]\n"
 TAIL = "op tail(x[A + B], w[A]) -> y[B]\n  y[b] = x[A + b]\n"
+BEYOND = """op beyond(x[N], b[Z,N-k] = 0; k: int, Z: size) -> y[]
+  where k >= 1
+  y[] = x[k-1] + (sum(i,j) b[i,j])
+"""
+KEPT = """op kept(x[N]; k: int) -> y[]
+  tmp t[N-k]
+  t[i] = exp(x[0]) + i
+  y[] = (sum(i) t[i]) + (sum(i) t[i]*t[i])
+"""
+STRETCH = "op stretch(x[N]; s: int) -> y[M*s]\n  let M = N\n  y[i] = x[0]\n"
+DIGITS = "op digits(x[N]; n = 1, s = 1) -> y[(n s)]\n  y[(a b)] = x[0]\n"
+SUMMED = """op summed(x[n*s]; n = 1, s = 1) -> y[]
+  y[] += x[a*s+b] for a in n, b in s
+"""
+COVERED = """op covered(x[N]; n = 1, s = 1, J: size) -> y[J]
+  where J == n*s, n <= 8
+  tmp t[J]
+  t[a*s+b] = 5.0 for a in n, b in s
+  y[j] = t[j] * x[0]
+"""
 SCALE = "op scale(x[N], a[]) -> y[N]\n  y[n] = x[n] * a[]\n"
 DIAGONAL = "op diagonal(x[N,N]) -> y[N]\n  y[n] = x[n,n]\n"
 MASKED = "op masked(x[N], m: bool[N]) -> y[N]\n  y[n] = select(m[n], x[n], 0)\n"

@@ -48,7 +48,7 @@ class _Lines:
             for symbol in attribute.symbols:
                 self._define(scope, symbol, f"call.attributes[{position}]")
                 position += 1
-        for step in shape_plan(self.op).steps:
+        for step in shape_plan(self.op, self.program).steps:
             self._step(step, scope)
         self._result()
         return tuple(self.lines)

@@ -30,11 +30,18 @@ from opgen.ir.shapes import (
 )
 
 
-def shape_plan(op: Op) -> ShapePlan:
-    """The plan of an op, with the batch as one more size."""
+def shape_plan(op: Op, program: Program) -> ShapePlan:
+    """The plan of an op, with the batch as one more size.
+
+    A temporary that the program does without has no extent to check.
+    """
+    kept = {operand.name for operand in program.operands}
+    temporaries = [tensor for tensor in op.temporaries if tensor.name in kept]
     batched = any(tensor.batched for tensor in op.inputs)
     sizes = (BATCH, *op.sizes) if batched and BATCH not in op.sizes else op.sizes
-    return solve_order(op.inputs, op.attributes, sizes, op.lets, op.constraints, op.outputs)
+    return solve_order(
+        op.inputs, op.attributes, sizes, op.lets, op.constraints, op.outputs, temporaries
+    )
 
 
 def shape_function(
@@ -66,7 +73,7 @@ class _Shapes:
             for tensor in op.inputs
         ]
         parameters += [f"{self.names[each.name]}: {_annotation(each)}" for each in op.attributes]
-        for step in shape_plan(op).steps:
+        for step in shape_plan(op, self.program).steps:
             self._step(step)
         signature = layout(call(name, parameters), before="def ", after=" -> Shapes:")
         doc = f'    """Sizes and shapes of a call of `{op.name}`."""'

@@ -14,7 +14,8 @@ from opgen.ir.shapes import may_be_negative
 def facts_of(op: Op, usable: Callable[[Poly], bool] = lambda _: True) -> Facts:
     """Facts about sizes, attributes and lets of an op: bounds, definitions and constraints.
 
-    Extents of declared tensors are at least 0: the call-time shape check refuses negative ones.
+    Extents of inputs and outputs are at least 0: the call-time shape check refuses negative ones,
+    also those of an input that a call leaves out.
     Of formulas that are not `usable` nothing is known, and a let with such a formula is any number.
     """
     parameters: list[tuple[str, int | None]] = [(name, 0) for name in op.sizes]

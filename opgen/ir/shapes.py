@@ -12,11 +12,12 @@ differentiation turns them into attributes of the derived op (adjoint shapes are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from opgen.algebra.poly import Poly, symbol_atom
-from opgen.ir.notation import Attribute, Constraint, Let, Tensor
+from opgen.algebra.condition import Relation
+from opgen.algebra.poly import Atom, Kind, Poly, of_atom, symbol_atom
+from opgen.ir.notation import Attribute, AttributeType, Constraint, Let, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class CheckDim:
 
 @dataclass(frozen=True, slots=True)
 class CheckExtent:
-    """The `extent` of an output, written in its dim, must be at least 0."""
+    """The `extent` of a tensor that no call brings, written in its dim, must be at least 0."""
 
     tensor: str
     axis: int
@@ -75,12 +76,52 @@ class ShapePlan:
     undetermined: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
 
 
-def may_be_negative(extent: Poly) -> bool:
-    """Whether an extent is less than 0 for some sizes, as `L - K + 1` is.
+def may_be_negative(extent: Poly, signed: Collection[str] = ()) -> bool:
+    """Whether an extent may be less than 0, as `L - K + 1` is for some sizes.
 
-    A `let` in it is looked at where it is defined.
+    So may it be where a symbol in it is `signed`. Any other is taken to be at least 0: a `let` is
+    looked at where it is defined.
     """
-    return any(factor < 0 for factor in extent.terms.values())
+    return any(factor < 0 for factor in extent.terms.values()) or any(
+        _atom_may_be_negative(atom, signed) for atom in extent.atoms()
+    )
+
+
+def _atom_may_be_negative(atom: Atom, signed: Collection[str]) -> bool:
+    """Divisors are positive wherever a value is looked at, so they leave the sign alone."""
+    match atom.kind:
+        case Kind.SYMBOL:
+            return atom.name in signed
+        case Kind.MAX:
+            return all(may_be_negative(arg, signed) for arg in atom.args)
+        case _:
+            return any(may_be_negative(arg, signed) for arg in atom.args)
+
+
+def _signed(
+    attributes: Iterable[Attribute], lets: Iterable[Let], constraints: Iterable[Constraint]
+) -> frozenset[str]:
+    """The attributes that may be negative, and the lets that may be; both by what is plain."""
+    bounded = {
+        atom.name
+        for constraint in constraints
+        if constraint.condition.relation is not Relation.NE
+        for value in (constraint.condition.value,)
+        if value.constant <= 0 and len(value.terms) <= 2 and len(value.atoms()) == 1
+        for atom in value.atoms()
+        if atom.kind is Kind.SYMBOL and value - value.constant == of_atom(atom)
+    }
+    signed = {
+        name
+        for attribute in attributes
+        if attribute.type is AttributeType.INT
+        for name in attribute.symbols
+        if name not in bounded
+    }
+    for let in lets:
+        if let.name not in bounded and may_be_negative(let.value, signed):
+            signed.add(let.name)
+    return frozenset(signed)
 
 
 def solve_order(
@@ -90,14 +131,17 @@ def solve_order(
     lets: Iterable[Let],
     constraints: Iterable[Constraint],
     outputs: Iterable[Tensor] = (),
+    temporaries: Iterable[Tensor] = (),
 ) -> ShapePlan:
     """Plan the solution of `sizes` from the dims of `inputs`; sizes are solved in plan order.
 
     Constraints are checked as soon as their symbols are known, so that the message about a bad
     attribute comes before one about a shape it spoils. Optional inputs are used last: an absent one
-    determines nothing.
+    determines nothing, and its dims are checked like those of an output. `temporaries` are those
+    that a call allocates.
     """
     inputs, outputs, unknown = tuple(inputs), tuple(outputs), dict.fromkeys(sizes)
+    attributes, lets, constraints = tuple(attributes), tuple(lets), tuple(constraints)
     search = _Search(
         unknown=frozenset(unknown),
         known={name for attribute in attributes for name in attribute.symbols},
@@ -110,15 +154,17 @@ def solve_order(
     )
     search.settle()
     search.solve()
-    optional = (dim for tensor in inputs if tensor.default is not None for dim in _dims(tensor))
-    written = (dim for tensor in outputs for dim in _dims(tensor))
+    optional = [dim for tensor in inputs if tensor.default is not None for dim in _dims(tensor)]
+    made = (dim for tensor in (*outputs, *temporaries) for dim in _dims(tensor))
+    # A let in an extent of an input or output is refused where it is defined.
+    signed = _signed(attributes, lets, constraints) - ({let.name for let in lets} & search.extents)
     steps = (
         *search.steps,
         *(CheckDim(*dim) for dim in optional),
         *(
             CheckExtent(tensor, axis, extent)
-            for tensor, axis, extent in written
-            if may_be_negative(extent) and extent.symbols <= search.known
+            for tensor, axis, extent in (*optional, *made)
+            if may_be_negative(extent, signed) and extent.symbols <= search.known
         ),
     )
     undetermined = tuple(

@@ -27,6 +27,7 @@ from opgen.lang.kinds import resolve_types
 from opgen.lang.lower import Lowered, Lowering
 from opgen.lang.obligations import Obligations
 from opgen.lang.prove_accesses import in_range
+from opgen.lang.prove_extents import not_negative
 from opgen.lang.prove_writes import disjoint, injective
 from opgen.lang.prove_written import written_before_read
 from opgen.lang.repairs import removed
@@ -216,6 +217,7 @@ class _Checker:
             before = len(found)
             prove_divisors.in_statement(obligations, entry.statement, divisors, settled)
             if len(found) == before:
+                not_negative(obligations, entry.statement)
                 dividing.append(entry)  # else its indices have no value
         op = replace(op, constraints=_merged(op.constraints, checks))
         obligations = Obligations(facts_of(op), environment, found, checks)

@@ -33,7 +33,9 @@ def solve_sizes(
     Shapes have their batch dims flattened (see `flattened`). Raises UnsolvableError.
     """
     values = _attribute_symbols(op, attributes)
-    plan = solve_order(op.inputs, op.attributes, op.sizes, op.lets, op.constraints, op.outputs)
+    plan = solve_order(
+        op.inputs, op.attributes, op.sizes, op.lets, op.constraints, op.outputs, op.temporaries
+    )
     for step in plan.steps:
         match step:
             case SolveSize(size=size, tensor=tensor, axis=axis, factor=factor, rest=rest):
