@@ -26,7 +26,6 @@ from opgen.lang.obligations import (
     complements,
     evaluated,
     excludes,
-    opposite,
     truths,
 )
 from opgen.lang.repairs import accumulated_at
@@ -58,7 +57,7 @@ def _written_expression(
             _written_expression(obligations, test, facts, writers)
             holds = truths(test)
             _written_expression(obligations, chosen, facts.with_conditions(*holds), writers)
-            fails = opposite(holds)
+            fails = truths(test, outcome=False)
             _written_expression(obligations, otherwise, facts.with_conditions(*fails), writers)
         case Apply(arguments=arguments):
             for argument in arguments:
