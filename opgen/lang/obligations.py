@@ -148,10 +148,13 @@ class Obligations:
 
 
 def evaluated(value: Poly, values: Mapping[str, int]) -> int | None:
-    """The value at an example; None where it depends on what a tensor holds."""
+    """The value at an example; None where it has none or depends on what a tensor holds."""
     if not value.symbols <= values.keys() or value.is_data_dependent:
         return None
-    return value.evaluate(values)
+    try:
+        return value.evaluate(values)
+    except (ValueError, ZeroDivisionError):
+        return None
 
 
 def assignments(values: Mapping[str, int], polynomials: Iterable[Poly], facts: Facts) -> str:
