@@ -127,3 +127,9 @@ def test_the_search_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counterexample(Condition(H * K + 7 - H), CONV, INDICES) is None
     assert len(effort) <= 2 * (module._EFFORT + 1)
     assert time.process_time() - start < 5
+
+
+def test_a_bound_without_a_value_is_no_bound() -> None:
+    """Where the divisor of a bound is 0, it limits no index and ends no search."""
+    known = facts("H", "S", box=(("h", H),)).with_conditions(Condition(h - H // S))
+    assert counterexample(Condition(h - 1 - S), known, ["h"]) is not None

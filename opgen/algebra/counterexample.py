@@ -144,7 +144,10 @@ class _Search:
         low, high = self.least.get(name), None
         for direction, rest in self.linear[name]:
             if rest.symbols <= values.keys():
-                bound = -direction * rest.evaluate(values)
+                try:
+                    bound = -direction * rest.evaluate(values)
+                except (KeyError, ValueError, ZeroDivisionError):
+                    continue  # no value here, so no bound
                 if direction > 0:
                     low = bound if low is None else max(low, bound)
                 else:

@@ -148,10 +148,13 @@ class Obligations:
 
 
 def evaluated(value: Poly, values: Mapping[str, int]) -> int | None:
-    """The value at an example; None where it depends on what a tensor holds."""
+    """The value at an example; None where it has none or depends on what a tensor holds."""
     if not value.symbols <= values.keys() or value.is_data_dependent:
         return None
-    return value.evaluate(values)
+    try:
+        return value.evaluate(values)
+    except (ValueError, ZeroDivisionError):
+        return None
 
 
 def assignments(values: Mapping[str, int], polynomials: Iterable[Poly], facts: Facts) -> str:
@@ -176,23 +179,33 @@ def loads(values: Iterable[Poly], span: Span | None = None) -> Iterator[Access]:
 
 
 _TRUE_WHERE: Final = {
-    "lt": lambda d: (Condition(d - 1),),
-    "le": lambda d: (Condition(d),),
-    "gt": lambda d: (Condition(-d - 1),),
-    "ge": lambda d: (Condition(-d),),
-    "eq": lambda d: (Condition(d, Relation.EQ),),
-    "ne": lambda d: (Condition(d, Relation.NE),),
+    "lt": lambda d: Condition(d - 1),
+    "le": lambda d: Condition(d),
+    "gt": lambda d: Condition(-d - 1),
+    "ge": lambda d: Condition(-d),
+    "eq": lambda d: Condition(d, Relation.EQ),
+    "ne": lambda d: Condition(d, Relation.NE),
 }
 
 
-def truths(test: Expr) -> tuple[Condition, ...]:
-    """Conditions on indices that hold where a value-level test is true."""
+def truths(test: Expr, *, outcome: bool = True) -> tuple[Condition, ...]:
+    """Conditions on indices that hold wherever a value-level test has this outcome.
+
+    A conjunction that fails says nothing: any of its operands may be the one that failed, also one
+    that is no condition on indices.
+    """
     match test:
-        case Apply(primitive="and", arguments=(left, right)):
+        case Apply(primitive="and", arguments=(left, right)) if outcome:
             return (*truths(left), *truths(right))
         case Apply(primitive=name, arguments=(left, right)) if name in _TRUE_WHERE:
             a, b = _polynomial(left), _polynomial(right)
-            return _TRUE_WHERE[name](b - a) if a is not None and b is not None else ()
+            if a is None or b is None:
+                return ()
+            holds = _TRUE_WHERE[name](b - a)
+            if outcome:
+                return (holds,)
+            fails = complements(holds)
+            return fails if len(fails) == 1 else ()
         case _:
             return ()
 
@@ -205,14 +218,6 @@ def _polynomial(expr: Expr) -> Poly | None:
             return poly(number)
         case _:
             return None
-
-
-def opposite(holds: tuple[Condition, ...]) -> tuple[Condition, ...]:
-    """What holds where a single condition fails; nothing is known of a failed conjunction."""
-    if len(holds) != 1:
-        return ()
-    fails = complements(holds[0])
-    return fails if len(fails) == 1 else ()
 
 
 def complements(condition: Condition) -> tuple[Condition, ...]:

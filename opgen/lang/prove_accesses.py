@@ -25,7 +25,7 @@ from opgen.ir.notation import (
 )
 from opgen.lang.environment import Fault
 from opgen.lang.lower import Lowered
-from opgen.lang.obligations import Obligations, loads, opposite, truths
+from opgen.lang.obligations import Obligations, loads, truths
 from opgen.lang.repairs import required
 
 Box = Mapping[str, Poly]
@@ -78,7 +78,7 @@ def _expression(obligations: Obligations, box: Box, expr: Expr, facts: Facts, ou
                 facts.with_conditions(*holds),
                 outer.with_conditions(*holds),
             )
-            fails = opposite(holds)
+            fails = truths(test, outcome=False)
             _expression(
                 obligations,
                 box,

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import assert_never
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.algebra.prove import implies
 from opgen.errors import Span
+from opgen.ir.context import with_iterators
+from opgen.ir.indices import fold
 from opgen.ir.notation import (
     Access,
     Apply,
     Boundary,
+    Constant,
     Expr,
+    Index,
+    Parameter,
     Read,
     Reducer,
     Statement,
+    Value,
 )
 from opgen.lang.environment import Fault
 from opgen.lang.lower import Lowered
@@ -26,45 +34,91 @@ from opgen.lang.obligations import (
     complements,
     evaluated,
     excludes,
-    opposite,
+    loads,
     truths,
 )
 from opgen.lang.repairs import accumulated_at
 
+Writers = dict[str, list[Statement]]
+"""The earlier statements that write each tensor."""
 
-def written_before_read(
-    obligations: Obligations, lowered: Lowered, writers: dict[str, list[Statement]]
-) -> None:
+
+def written_before_read(obligations: Obligations, lowered: Lowered, writers: Writers) -> None:
     """Every temporary is read only where an earlier statement wrote it."""
     statement = lowered.statement
     facts = obligations.statement_facts(statement)
     # A statement that reads what it writes is reported for that.
     writers = {name: w for name, w in writers.items() if name != statement.target.tensor}
-    _written_expression(obligations, statement.body, facts, writers)
+    # Guards that depend on data may be evaluated in any order, so none of them protects another.
+    plain = (guard for guard in statement.guards if not guard.value.is_data_dependent)
+    unguarded = with_iterators(obligations.facts, statement.iterators).with_conditions(*plain)
+    guards = [guard.value for guard in statement.guards]
+    _written_loads(obligations, guards, unguarded, writers, statement.span)
+    _written_indices(obligations, statement.target, facts, writers)
+    if statement.position is not None:
+        _written_loads(obligations, [statement.position], facts, writers, statement.span)
+    _written_expression(obligations, statement.body, facts, facts, writers, statement.span)
 
 
 def _written_expression(
-    obligations: Obligations, expr: Expr, facts: Facts, writers: dict[str, list[Statement]]
+    obligations: Obligations,
+    expr: Expr,
+    facts: Facts,
+    outer: Facts,
+    writers: Writers,
+    span: Span | None,
 ) -> None:
+    """`facts` may use the presence of sibling factors; `outer` may not.
+
+    Loaded integers are read before it is known whether a factor is absent.
+    """
     match expr:
-        case Read(access=access) if access.tensor in writers:
-            _written_access(obligations, access, facts, writers[access.tensor])
+        case Read(access=access):
+            _written_indices(obligations, access, outer, writers)
+            if access.tensor in writers:
+                _written_access(obligations, access, facts, writers[access.tensor])
         case Apply(primitive="mul", arguments=(left, right)):
             below_left = facts.with_conditions(*obligations.presence(right))
             below_right = facts.with_conditions(*obligations.presence(left))
-            _written_expression(obligations, left, below_left, writers)
-            _written_expression(obligations, right, below_right, writers)
+            _written_expression(obligations, left, below_left, outer, writers, span)
+            _written_expression(obligations, right, below_right, outer, writers, span)
         case Apply(primitive="select", arguments=(test, chosen, otherwise)):
-            _written_expression(obligations, test, facts, writers)
-            holds = truths(test)
-            _written_expression(obligations, chosen, facts.with_conditions(*holds), writers)
-            fails = opposite(holds)
-            _written_expression(obligations, otherwise, facts.with_conditions(*fails), writers)
+            _written_expression(obligations, test, facts, outer, writers, span)
+            for branch, outcome in ((chosen, True), (otherwise, False)):
+                known = truths(test, outcome=outcome)
+                inner, outer_inner = facts.with_conditions(*known), outer.with_conditions(*known)
+                _written_expression(obligations, branch, inner, outer_inner, writers, span)
         case Apply(arguments=arguments):
             for argument in arguments:
-                _written_expression(obligations, argument, facts, writers)
-        case _:
+                _written_expression(obligations, argument, facts, outer, writers, span)
+        case Value(value=value):
+            _written_loads(obligations, [value], outer, writers, span)
+        case Constant() | Parameter():
             pass
+        case unexpected:
+            assert_never(unexpected)
+
+
+def _written_indices(
+    obligations: Obligations, access: Access, facts: Facts, writers: Writers
+) -> None:
+    """The integers that the indices of an access load."""
+    for index in access.indices:
+        span = index.span or access.span
+        _written_loads(obligations, [index.value], facts, writers, span)
+
+
+def _written_loads(
+    obligations: Obligations,
+    values: Sequence[Poly],
+    facts: Facts,
+    writers: Writers,
+    span: Span | None,
+) -> None:
+    for access in loads(values, span):
+        _written_indices(obligations, access, facts, writers)
+        if access.tensor in writers:
+            _written_access(obligations, access, facts, writers[access.tensor])
 
 
 def _written_access(
@@ -72,15 +126,25 @@ def _written_access(
 ) -> None:
     if any(writer.reducer is not Reducer.ASSIGN for writer in writers):
         return  # a reduction defines every cell, with its identity where nothing contributes
+    extents = obligations.extents(access)
+    folded = replace(
+        access,
+        indices=tuple(
+            Index(fold(index, extent), span=index.span)
+            for index, extent in zip(access.indices, extents, strict=True)
+        ),
+    )
+    # An index that a mode leaves out reads no cell, one that a mode moves is moved inside, and one
+    # that depends on data is checked at run time.
     inside = facts.with_conditions(
         *(
             condition
-            for index, extent in zip(access.indices, obligations.extents(access), strict=True)
-            if index.boundary is not Boundary.NONE
-            for condition in (Condition(index.value), Condition(extent - 1 - index.value))
+            for index, cell, extent in zip(access.indices, folded.indices, extents, strict=True)
+            if index.boundary is not Boundary.NONE or index.value.is_data_dependent
+            for condition in (Condition(cell.value), Condition(extent - 1 - cell.value))
         )
     )
-    missing = _uncovered(obligations, access, inside, writers)
+    missing = _uncovered(obligations, folded, inside, writers)
     if missing is None:
         return
     condition, facts_there = missing
@@ -90,7 +154,7 @@ def _written_access(
             f"'{access.tensor}' is read where it may not have been written",
             access.span or Span(0, 0),
             *((w.target.span, "written here") for w in writers[:2] if w.target.span),
-            notes=_unwritten_cell(access, condition, facts_there, obligations),
+            notes=_unwritten_cell(folded, condition, facts_there, obligations),
             advice="read it under the condition it is written, write every cell, or write it with "
             "`+=`, which leaves 0 elsewhere",
             replacement=accumulated_at(writers[0].target.span, obligations.environment),
@@ -157,11 +221,13 @@ def _written_where(writer: Statement, access: Access) -> tuple[Condition, ...] |
     """Conditions on the indices of `access` under which `writer` wrote that cell.
 
     None where the target is not made of plain iterators, constants and shifted iterators, whose
-    image is a box.
+    image is a box, and where the writer runs over an empty range, so that it writes nothing.
     """
     values: dict[str, Poly] = {}
     fixed: list[Condition] = []
     extents = {iterator.name: iterator.extent for iterator in writer.iterators}
+    if any(extent.is_constant and extent.constant <= 0 for extent in extents.values()):
+        return None
     for target, read in zip(writer.target.indices, access.indices, strict=True):
         moving = [name for name in target.value.symbols if name in extents]
         if not moving:
