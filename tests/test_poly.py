@@ -159,6 +159,40 @@ def test_division_with_remainder(value: Poly, divisor: Poly) -> None:
         assert divisor * (value // divisor) + value % divisor == value
 
 
+SIGNED = [a * b, a * a, a * a * b, 3 * a, 2 * a * b + 4 * a, -a * b, a * b * b * c]
+
+
+@settings(max_examples=300)
+@given(PAIRS, st.sampled_from([a, b, a * b, a * a]), st.sampled_from(SIGNED), VALUES)
+def test_no_divisor_becomes_negative(
+    pair: Pair, factor: Poly, divisor: Poly, values: dict[str, int]
+) -> None:
+    quotient = (pair.value * factor) // divisor
+    if divisor.evaluate(values) > 0:
+        whole = pair.plain(values) * factor.evaluate(values)
+        assert quotient.evaluate(values) == whole // divisor.evaluate(values)
+        for atom in quotient.all_atoms():
+            if atom.kind is Kind.FLOOR_DIV:
+                assert atom.args[1].evaluate(values) > 0
+
+
+def test_a_factor_that_may_be_negative_is_not_cancelled() -> None:
+    assert str((a * n) // (a * a)) == "(a*n)//(a*a)"
+    assert str((a * n) // (a * b)) == "(a*n)//(a*b)"
+    assert (a * n) // (3 * a) == n // 3
+    assert (a * a * n) // (a * a * b) == n // b
+    assert (2 * a * n) // (4 * a * a) == (a * n) // (2 * a * a)
+    assert (a * b * n) // (a * b) == n
+
+
+def test_division_by_a_symbol_that_turns_out_0_has_no_value() -> None:
+    quotient = (a // n).substitute({"n": ZERO})
+    assert str(quotient) == "a//0"
+    assert split_quotient(a, ZERO) == (ZERO, a)
+    with pytest.raises(ZeroDivisionError):
+        quotient.evaluate({"a": 1})
+
+
 @settings(max_examples=100)
 @given(POLYS)
 def test_linear_in_takes_apart(value: Poly) -> None:

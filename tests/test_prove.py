@@ -302,6 +302,14 @@ def test_quotients_are_those_of_integers(claim: Claim, divisor: Poly) -> None:
         assert floor.evaluate(point) == value // by
 
 
+def test_a_factor_is_cancelled_where_it_is_positive() -> None:
+    unknown, positive = facts("H", "s r"), facts("H", "s r", where=(at_least(s, 1),))
+    assert prove.floor_div(s * H, s * r, positive) == H // r
+    assert prove.floor_div(s * H, s * r, unknown) == (s * H) // (s * r) != H // r
+    # At s = r = -1 it is -H.
+    assert not is_nonnegative((s * H) // (s * r), unknown)
+
+
 @settings(max_examples=60)
 @given(claims())
 def test_sample_points_satisfy_what_is_known(claim: Claim) -> None:

@@ -334,6 +334,8 @@ def split_quotient(a: Poly, b: Poly) -> tuple[Poly, Poly]:
 
     Multivariate division with remainder (Cox, Little, O'Shea, chapter 2.3) for one divisor.
     """
+    if not b.terms:
+        return ZERO, a
     if b.is_constant:
         quotient: dict[Monomial, int] = {}
         remainder: dict[Monomial, int] = {}
@@ -389,17 +391,21 @@ def common_factor(values: Iterable[Poly]) -> Poly:
 
 
 def floor_div(a: Poly, b: Poly) -> Poly:
-    """Floor of a / b for positive b, simplified by identities that need no ranges."""
+    """Floor of a / b for positive b, simplified by identities that need no ranges.
+
+    Division by the constant 0 has no value: it is left as it is.
+    """
     if b == 1:
         return a
+    if not b.terms:
+        return of_atom(Atom.make(Kind.FLOOR_DIV, args=(a, b)))
     if a.is_constant and b.is_constant:
         return poly(a.constant // b.constant)
     quotient, remainder = split_quotient(a, b)
     if not remainder.terms or (remainder.is_constant and b.is_constant):
         return quotient  # a constant remainder is less than a constant divisor
-    shared = common_factor((remainder, b))
+    shared = _positive_factor(common_factor((remainder, b)), b)
     if shared != 1:
-        # Sizes, attributes and divisors are positive where a division is evaluated.
         smaller_a, smaller_b = exact_quotient(remainder, shared), exact_quotient(b, shared)
         assert smaller_a is not None and smaller_b is not None
         return quotient + floor_div(smaller_a, smaller_b)
@@ -419,6 +425,20 @@ def floor_div(a: Poly, b: Poly) -> Poly:
             numerator, divisor = monomial[0].args  # (x // d) // b == x // (d*b)
             return quotient + floor_div(numerator, divisor * b)
     return quotient + of_atom(Atom.make(Kind.FLOOR_DIV, args=(remainder, b)))
+
+
+def _positive_factor(shared: Poly, b: Poly) -> Poly:
+    """The part of a common factor to cancel: what it leaves of a positive `b` is positive.
+
+    A factor may be negative, and then so is what is left, unless that is a positive constant. A
+    square is not negative.
+    """
+    rest = exact_quotient(b, shared)
+    if rest is not None and rest.is_constant and rest.constant > 0:
+        return shared
+    ((monomial, coefficient),) = shared.terms.items()
+    pairs = {atom: count - count % 2 for atom, count in Counter(monomial).items()}
+    return Poly({product_of(Counter(pairs).elements()): coefficient})
 
 
 def _monomial_quotient(a: Monomial, b: Monomial) -> Monomial | None:

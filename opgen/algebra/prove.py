@@ -84,14 +84,22 @@ def floor_div(a: Poly, b: Poly, facts: Facts) -> Poly:
         0 <= r < b                          q
         -b <= r < 0                         q - 1
         r = g*z + low, g | b, 0 <= low < g  q + z // (b/g)
+        r = g*z, g | b, 0 < g               q + z // (b/g)
     """
     quotient, rest = split_quotient(a, b)
+    if not b.terms:
+        return plain_floor_div(a, b)
     if not rest.terms or (rest.is_constant and b.is_constant):
         return quotient
     if all_nonnegative((rest, b - 1 - rest), facts):
         return quotient
     if all_nonnegative((-rest - 1, rest + b), facts):
         return quotient - 1
+    shared = common_factor((rest, b))
+    if not shared.is_constant and is_positive(shared, facts):
+        smaller_rest, smaller_b = exact_quotient(rest, shared), exact_quotient(b, shared)
+        assert smaller_rest is not None and smaller_b is not None
+        return quotient + floor_div(smaller_rest, smaller_b, facts)
     factors = dict.fromkeys(
         common_factor((Poly({monomial: abs(coefficient)}), b))
         for monomial, coefficient in rest.terms.items()

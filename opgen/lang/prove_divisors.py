@@ -69,7 +69,8 @@ def _positive(obligations: Obligations, divisor: Divisor, facts: Facts) -> None:
     positive = Condition(divisor.value - 1)
     if implies(facts, positive):
         return
-    if obligations.is_launch_condition(positive):
+    known = obligations.environment.expand_lets(positive.value)
+    if obligations.is_launch_condition(positive) and not known.is_constant:  # else no call meets it
         obligations.launch_check(positive, f"the divisor {divisor.value} must be positive")
         return
     span = divisor.span
