@@ -42,6 +42,18 @@ BACKWARDS = """op backwards(x[N]; s = 1) -> y[N]
 LEADING = """op leading(x[N]; s = 1) -> y[N]
   y[i] = x[i]  if i // s == 0
 """
+RANGED = """op ranged(x[N]; s = 1) -> y[]
+  y[] += x[min(i, N - 1)] for i in N//s if s >= 1 and N >= 1
+"""
+FOLLOWED = """op followed(x[N]; s = 1) -> y[N]
+  y[i] += x[i] for i in N, k in N//s, j in s
+"""
+FILTERED = """op filtered(x[N]; s = 1) -> y[N]
+  y[i] = x[i]  if i // s >= 0 and s >= 1
+"""
+COUNTED = """op counted(x[N]; s = 1) -> y[N]
+  y[i] += x[i] for i in N, j in s if i // s >= 0
+"""
 REPEAT = "op repeat(x[N]; r: int) -> y[N]\n  y[n] = x[n//r]\n"
 CYCLE = "op cycle(x[N], w[K]) -> y[N]\n  y[n] = x[n] * w[n%K]\n"
 DOT = "op dot(x[(C K)], w[K]) -> y[C]\n  y[c] = sum(k) x[(c k)] * w[k]\n"

@@ -11,7 +11,7 @@ import torch
 
 import opgen
 from bad_arguments import ATTRIBUTES, SIGNATURES, TENSORS
-from bad_calls import Bad, Call, W, X, conv1d, embedding, roll, spec, zeros
+from bad_calls import COUNTED, Bad, Call, W, X, conv1d, embedding, inline, roll, spec, zeros
 from bad_shapes import CONDITIONS, SHAPES
 from opgen.errors import OpgenError
 from opgen.runtime import eager
@@ -176,6 +176,10 @@ def substituted() -> Iterator[tuple[str, str, dict[str, object]]]:
             yield file, op, rest
             for value in SUBSTITUTES:
                 yield file, op, {**arguments, name: value}
+
+
+def test_a_divisor_of_a_condition_may_rest_on_a_range() -> None:
+    assert inline(COUNTED).counted(zeros(5), s=0).tolist() == [0.0] * 5
 
 
 def test_the_calls_that_are_disturbed_are_good() -> None:

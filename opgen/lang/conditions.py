@@ -9,13 +9,14 @@ from opgen.algebra.poly import symbol
 from opgen.errors import Edit
 from opgen.ir.notation import AttributeType, DType, Tensor
 from opgen.lang import syntax
-from opgen.lang.environment import Fault, closest
+from opgen.lang.environment import Fault, Place, closest
 from opgen.lang.indices import index_polynomial
 from opgen.lang.scope import Scope
 
 
 def conditions(expression: syntax.Expression, scope: Scope) -> tuple[Condition, ...]:
     """A guard as a conjunction of conditions on polynomials. Raises Fault on `or`."""
+    scope = replace(scope, place=Place.GUARD)
     match expression:
         case syntax.Logical(operator="and", operands=operands):
             return tuple(c for operand in operands for c in conditions(operand, scope))

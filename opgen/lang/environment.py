@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from opgen.algebra.poly import Poly
 from opgen.errors import Diagnostic, Edit, Label, Source, Span
@@ -64,12 +65,21 @@ def closest(name: str, candidates: Iterable[str]) -> str | None:
     return next((other for other in known if other.lower() == name.lower()), None)
 
 
+class Place(Enum):
+    """Where in a statement a divisor stands: what is evaluated before it depends on that."""
+
+    EXTENT = "extent"
+    GUARD = "guard"
+    BODY = "body"
+
+
 @dataclass(frozen=True, slots=True)
 class Divisor:
     """A divisor of `//` or `%` that must be proved positive."""
 
     value: Poly
     span: Span
+    place: Place = Place.BODY
 
 
 @dataclass

@@ -173,7 +173,7 @@ def _index_binary(expression: syntax.Binary, scope: Scope) -> Poly:
         case "//" | "%":
             if right.is_constant and right.constant <= 0:
                 raise divisor_not_positive(expression, right.constant)
-            scope.environment.divisors.append(Divisor(right, expression.right.span))
+            scope.environment.divisors.append(Divisor(right, expression.right.span, scope.place))
             return bounded(left // right if operator == "//" else left % right, expression.span)
     raise AssertionError(operator)
 

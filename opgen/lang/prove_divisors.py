@@ -18,7 +18,7 @@ from opgen.algebra.prove import implies
 from opgen.errors import Span
 from opgen.ir.context import facts_of, with_iterators
 from opgen.ir.notation import Op, Statement
-from opgen.lang.environment import Divisor, Fault
+from opgen.lang.environment import Divisor, Fault, Place
 from opgen.lang.obligations import Obligations
 
 
@@ -42,17 +42,23 @@ def in_statement(
     divisors: Iterable[Divisor],
     settled: frozenset[Poly],
 ) -> None:
-    """Proves or checks the divisors of a statement, given those of the signature."""
+    """Proves or checks the divisors of a statement, given those of the signature.
+
+    A divisor rests on what is tested before it is evaluated. All extents are evaluated before any
+    iterator has a value, and all guards at every point of the box.
+    """
     own = set(settled)
     for divisor in divisors:
         facts = obligations.facts
         for iterator in statement.iterators:
-            if _divides_only_by(own, iterator.extent):
+            if divisor.place is not Place.EXTENT and _divides_only_by(own, iterator.extent):
                 facts = with_iterators(facts, (iterator,))
             else:
                 facts = facts.with_bounds(iterator.name, poly(0), None)
-        guards = (g for g in statement.guards if _divides_only_by(own, g.value))
-        _positive(obligations, divisor, facts.with_conditions(*guards))
+        if divisor.place is Place.BODY:
+            guards = (g for g in statement.guards if _divides_only_by(own, g.value))
+            facts = facts.with_conditions(*guards)
+        _positive(obligations, divisor, facts)
         own.add(divisor.value)
 
 

@@ -15,7 +15,7 @@ from opgen.algebra.poly import Poly, symbol
 from opgen.errors import Edit, Span
 from opgen.ir.notation import BATCH, BATCH_ITERATOR, Table, Tensor
 from opgen.lang import syntax
-from opgen.lang.environment import Environment, Fault, closest
+from opgen.lang.environment import Environment, Fault, Place, closest
 from opgen.lang.index_faults import data_dependent
 from opgen.lang.indices import composite_extents, size_polynomial
 from opgen.lang.repairs import ranging
@@ -58,7 +58,7 @@ def _explicit(domain: syntax.Domain, environment: Environment) -> Poly:
             )
     for name, span in free_names(domain.extent, environment):
         raise unknown_extent(domain, name, span, environment)
-    return size_polynomial(domain.extent, Scope(environment))
+    return size_polynomial(domain.extent, Scope(environment, place=Place.EXTENT))
 
 
 def unknown_extent(domain: syntax.Domain, name: str, span: Span, environment: Environment) -> Fault:

@@ -9,7 +9,7 @@ from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly
 from opgen.ir.notation import Expr
 from opgen.lang import syntax
-from opgen.lang.environment import Environment
+from opgen.lang.environment import Environment, Place
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Scope:
     iterators: Mapping[str, Poly] = field(default_factory=dict)
     guards: tuple[Condition, ...] = ()
     guard: bool = False  # inside a condition: only the words of a message depend on it
+    place: Place = Place.BODY  # of the divisors in it
     # The notation of a reduction inside a value: lowering turns it into a temporary.
     reduce: Callable[[syntax.Reduction, Scope], Expr] | None = None
 
