@@ -12,20 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import opgen
-from catalogue import CATALOGUE, Entry
-from opgen.algebra.poly import Kind, Poly
 from opgen.emit.cuda import cuda_source
-from opgen.emit.cuda_reach import reach
 from opgen.errors import Source
-from opgen.ir.binding import bind
 from opgen.lang.read import read
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
 from opgen.runtime import cuda_grid
-from opgen.testing import run_loops
 from opgen.testing.cuda_on_cpu.emulated import emulated
-from opgen.testing.sizes import flattened
-from spec_calls import checked, sizes_of
 
 SIZES = st.integers(0, 2**20)
 
@@ -106,42 +99,6 @@ def test_division_by_multiplication(a: int, d: int, near: int) -> None:
 
 
 # ---------------------------------------------------------------------------- widths
-@pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
-@settings(max_examples=2)
-@given(data=st.data())
-def test_no_index_goes_further_than_the_reach(subject: Entry, data: st.DataObject) -> None:
-    op = checked(subject)
-    program = schedule(op, gather(op))
-    case = data.draw(subject.cases)
-    inputs = subject.make_inputs(case, 0)
-    flat = {name: array.reshape(flattened(op, name, array.shape)) for name, array in inputs.items()}
-    binding = bind(op, sizes_of(op, case), flat, case.attributes)
-    for tensor in op.inputs:
-        if tensor.name not in flat:
-            shape = tuple(dim.extent.evaluate(binding.symbols) for dim in tensor.dims)
-            flat[tensor.name] = np.full(shape, tensor.default, binding.storage[tensor.name])
-    largest = [0]
-    evaluate = run_loops._Runner.integer
-
-    def record(self: run_loops._Runner, value: Poly, values: run_loops.Environment) -> int:
-        found = evaluate(self, value, values)
-        if not any(atom.kind is Kind.LOAD for atom in value.all_atoms()):
-            largest[0] = max(largest[0], abs(found))
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_loops._Runner, "integer", record)
-        run_loops.run(program, flat, binding.symbols, binding.parameters, binding.storage)
-    magnitudes = {name: max(1, abs(value)) for name, value in binding.symbols.items()}
-    assert largest[0] <= max(reach(kernel).evaluate(magnitudes) for kernel in program.kernels)
-
-
-def test_the_reach_grows_with_what_is_multiplied() -> None:
-    op = read(Source("op f(x[N]; step=1) -> y[N]\n  y[n] = x[n*step*step ?0]"))[-1]
-    (kernel,) = schedule(op, gather(op)).kernels
-    assert reach(kernel).evaluate({"N": 10, "step": 2**20}) >= 10 * 2**40
-
-
 def test_what_is_not_narrow() -> None:
     x = torch.empty(1).expand(2**20, 2**12)
     assert cuda_grid.is_narrow(2**29, [(2**29,)], [x, torch.empty(0)])

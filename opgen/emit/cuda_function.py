@@ -14,11 +14,11 @@ from opgen.emit.cuda_parameters import Parameters
 from opgen.emit.cuda_points import CudaEmitter
 from opgen.emit.cuda_printer import CudaPrinter
 from opgen.emit.cuda_product import ProductFunction, product_function
-from opgen.emit.cuda_reach import reach
 from opgen.emit.cuda_runs import is_window, values_of_cell
 from opgen.emit.cuda_sums import SumNames, kind_of, print_sum, stretched
 from opgen.emit.function import Signature, signature_of
 from opgen.emit.names import CNames, function_name, identifier
+from opgen.emit.reach import reach
 from opgen.emit.types import Type, Types
 from opgen.ir.loops import Axis, Kernel, Program
 from opgen.ir.slab import Slab, slab

@@ -16,12 +16,12 @@ from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.cuda_parameters import Parameters
 from opgen.emit.cuda_points import CudaEmitter, product
 from opgen.emit.cuda_printer import INDEX, CudaPrinter
-from opgen.emit.cuda_reach import reach
 from opgen.emit.cuda_statements import inside
 from opgen.emit.expression import type_name
 from opgen.emit.function import Signature, signature_of
 from opgen.emit.names import CNames, function_name, identifier
 from opgen.emit.polynomial import Text
+from opgen.emit.reach import reach
 from opgen.emit.templates import render
 from opgen.emit.types import Type, Types
 from opgen.ir.contraction import Contraction, Factor

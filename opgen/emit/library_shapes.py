@@ -8,6 +8,7 @@ from typing import assert_never
 from opgen.algebra.poly import Atom, Kind, Poly
 from opgen.emit.names import CNames
 from opgen.emit.polynomial import Spell, Text, condition_text, sum_text
+from opgen.emit.reach import index_reach
 from opgen.emit.shapes import dim_name, dim_text, shape_plan
 from opgen.ir.loops import Program
 from opgen.ir.notation import BATCH, AttributeType, Dim, Op, Tensor
@@ -143,6 +144,8 @@ class _Lines:
         }
         for name, values in shapes.items():
             self._assign(name, values)
+        reach = sum_text(index_reach((self.program,)), self._spell_magnitude)
+        self.lines.append(f"call.reach = {reach.text};")
 
     def _assign(self, name: str, values: list[str]) -> None:
         self.lines += [f"call.{name}.push_back({value});" for value in values]
@@ -195,6 +198,10 @@ class _Lines:
 
     def _speller(self) -> Spell:
         return self._spell
+
+    def _spell_magnitude(self, atom: Atom) -> Text:
+        assert atom.kind is Kind.SYMBOL
+        return Text(f"magnitude({self._symbol(atom.name)})")
 
     def _spell(self, atom: Atom) -> Text:
         args = [sum_text(arg, self._spell) for arg in atom.args]

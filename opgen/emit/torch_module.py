@@ -23,6 +23,7 @@ from opgen.emit.python_text import (
     strings,
     tuple_of,
 )
+from opgen.emit.reach import index_reach
 from opgen.emit.shapes import dim_text, shape_function
 from opgen.emit.templates import comment, render
 from opgen.emit.torch_eager import eager_function
@@ -69,6 +70,13 @@ class Unit:
     def op(self) -> Op:
         """The op."""
         return self.member.op
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Everything that a call may be computed by."""
+        special = self.special or SpecialKernels()
+        made = (program for _, program in (*special.programs, *special.on_gpu))
+        return (self.program, self.on_cpu, self.on_gpu, *made)
 
     @property
     def has_products(self) -> bool:
@@ -320,6 +328,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         outputs=tuple_of([_output(tensor) for tensor in op.outputs], tall=True),
         temporaries=tuple_of(_temporaries(program), tall=True),
         shapes=shapes,
+        reach=_reach(unit),
         eager=eager,
         sources=call("Sources", (c_name, quoted(entry_name(program)))),
         cuda=cuda_name,
@@ -344,6 +353,13 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         "\n\n".join(text.rstrip() for text in cuda),
         layout(call("FAMILY.add", (description,)), before=f"{operation} = "),
     )
+
+
+def _reach(unit: Unit) -> Group:
+    """What no index exceeds, as the counts of products of integers."""
+    terms = index_reach(unit.programs).terms.items()
+    products = [(strings(sorted(atom.name for atom in monomial)), n) for monomial, n in terms]
+    return tuple_of([tuple_of((str(count), names)) for names, count in products])
 
 
 def _notation(op: Op) -> tuple[str, ...]:

@@ -87,14 +87,18 @@ def visit(
     on_scalar: Callable[[Scalar], None],
     on_test: Callable[[Test], None],
     on_poly: Callable[[Poly], None],
+    on_number: Callable[[Poly], None] | None = None,
 ) -> None:
-    """Call back for all scalars, tests and polynomials that a node holds, not for its children."""
+    """Call back for all scalars, tests and polynomials that a node holds, not for its children.
+
+    `on_number` is called instead of `on_poly` for polynomials that are used as numbers.
+    """
 
     def scalar(value: Scalar) -> None:
         on_scalar(value)
         match value:
             case Integer(value=number):
-                on_poly(number)
+                (on_number or on_poly)(number)
             case Load(indices=indices):
                 for index in indices:
                     on_poly(index)

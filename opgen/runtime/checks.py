@@ -256,6 +256,28 @@ def fits(op: str, name: str, value: int) -> None:
         raise ValueError(f"{op}: {name} = {value} must lie between -2**62 and 2**62")
 
 
+def indexable(
+    op: str, reach: Iterable[tuple[int, Sequence[str]]], integers: Mapping[str, int]
+) -> None:
+    """Check that kernels can compute their indices; symbolic sizes will be checked later.
+
+    `reach` is what none of these exceeds: products of the magnitudes of these integers, each at
+    least 1, and how often each product counts. One that wrapped would be another element.
+    """
+    if not all(isinstance(value, int) for value in integers.values()):
+        return
+    sizes = {name: max(abs(value), 1) for name, value in integers.items()}
+    terms = [(count * math.prod(map(sizes.__getitem__, names)), names) for count, names in reach]
+    bound = sum(term for term, _ in terms)
+    if bound > LARGEST:
+        _, names = max(terms)
+        shown = ", ".join(f"{name} = {value}" for name, value in integers.items() if name in names)
+        raise ValueError(
+            f"{op}: too large together: {shown}; an index, or a part of one, may come to "
+            f"{_shown(bound)}, and kernels compute indices in 64 bits, up to 2**62"
+        )
+
+
 def addressable(op: str, name: str, shape: Sequence[int]) -> None:
     """Check that the elements of a new tensor can be counted."""
     known = all(isinstance(size, int) for size in shape)

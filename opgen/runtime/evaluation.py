@@ -99,6 +99,7 @@ def prepare(operation: Operation, tensors: Tensors, values: Sequence[Numbers]) -
         checks.fits(name, size, value)
     for output, shape in zip(operation.outputs, shapes.outputs, strict=True):
         checks.addressable(name, output.name, shape)
+    checks.indexable(name, operation.reach, shapes.integers)
     types = _types(operation, tensors)
     return Call(operation, tensors, values, device, tuple(leading), shapes, types)
 

@@ -51,7 +51,9 @@ class Operation:
     """One op, forward or derived.
 
     `path` says how it was derived: the op of the spec, then the input of each differentiation.
-    `parallel` and `linear` are what is known about its slices and sums, see `description`.
+    `parallel` and `linear` are what is known about its slices and sums, see `description`. No index
+    exceeds `reach`, a sum of products: how often each counts, and the integers of `Shapes` that it
+    is of, each with its magnitude, which is at least 1.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Operation:
     outputs: tuple[Output, ...]
     temporaries: tuple[Temporary, ...]
     shapes: Callable[..., Shapes]
+    reach: tuple[tuple[int, tuple[str, ...]], ...]
     eager: Callable[[eager.Call], None]
     sources: Sources
     cuda: CudaKernels
