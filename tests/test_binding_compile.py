@@ -348,3 +348,12 @@ def test_symbolic_trace_and_jit_trace() -> None:
     file.seek(0)
     other = real(3, 2, 4, 8)
     close(torch.jit.load(file)(other), net.reference(other))
+
+
+def test_a_size_is_no_attribute_under_jit_trace() -> None:
+    def function(x: Tensor) -> Tensor:
+        result: Tensor = spec("shift_sum").shift_sum(x, step=x.shape[3])
+        return result
+
+    with pytest.raises(TypeError, match=r"'step' must be an int, .*; torch.jit.trace makes"):
+        torch.jit.trace(function, real(2, 3, 4, 5))

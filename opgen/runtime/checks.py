@@ -129,6 +129,8 @@ def _negative_size(op: str, name: str, size: Number) -> ValueError:
 def _wrong_type(op: str, name: str, expected: str, value: object) -> str:
     plain = value is None or isinstance(value, torch.Tensor)
     kind = "" if plain else f" ({_type(value)})"
+    if isinstance(value, torch.Tensor) and compat.is_jit_tracing():
+        kind = "; torch.jit.trace makes tensors of sizes: int() of one is a constant of the trace"
     return f"{op}: attribute '{name}' must be {expected}, got {_shown(value)}{kind}"
 
 
