@@ -16,6 +16,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import binding_cases as cases
+import opgen
 from binding_cases import OPS, Op, real, spec
 from opgen.testing.transforms import loss
 
@@ -139,6 +140,28 @@ def test_a_call_that_does_not_fit_names_the_op() -> None:
         compiled(lambda x: spec("depth_to_space").depth_to_space(x, r=2))(real(1, 6, 2, 2))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        (-1, "'C' is a size and cannot be negative, got -1"),
+        ((4,), r"'C' must be an int, got \(4\) \(tuple\)"),
+        (1.5, r"'C' must be an int, got a number \(float\)"),
+        (2**62 + 1, r"'C' must lie between -2\*\*62 and 2\*\*62, got 4611686018427387905"),
+    ],
+)
+def test_an_attribute_that_does_not_fit_is_named(wrong: object, got: str) -> None:
+    traced = compiled(lambda y, c: spec("shift_sum").shift_sum_pinv(y, C=c), dynamic=True)
+    with pytest.raises(Exception, match=got):
+        traced(real(3, 1, 5, 9), wrong)
+
+
+def test_a_size_is_checked_where_a_graph_calls_the_op() -> None:
+    op = opgen.compile("op crop(x[N]; p: size) -> y[M]\n  let M = N - p\n  y[i] = x[i + p]\n")._crop
+    close(op.overload(real(5), 2), real(5)[2:])
+    with pytest.raises(ValueError, match=r"crop: attribute 'p' is a size .*, got -1"):
+        op.overload(real(5), -1)
+
+
 def test_compiled_autograd() -> None:
     op = cases.op("depth_to_space")
     (x,) = op.leaves
@@ -178,7 +201,26 @@ COUNTED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         lambda x, s: spec("shift_sum").shift_sum(x, step=s.item()),
         (real(2, 3, 4, 5), torch.tensor(2)),
     ),
+    "shift_sum_pinv by a number": (
+        lambda y, n: spec("shift_sum").shift_sum_pinv(y, C=n.item()),
+        (real(2, 1, 3, 7), torch.tensor(4)),
+    ),
 }
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", ["shift_sum by a number", "shift_sum_pinv by a number"])
+def test_attributes_that_only_the_program_knows(name: str, strict: bool) -> None:
+    function, (x, number) = COUNTED[name]
+
+    class Module(nn.Module):
+        def forward(self, *tensors: Tensor) -> Tensor:
+            return function(*tensors)
+
+    program = torch.export.export(Module(), (x, number), strict=strict).module()
+    close(program(x, torch.tensor(3)), function(x, torch.tensor(3)))
+    with pytest.raises((RuntimeError, ValueError)):
+        program(x, torch.tensor(-1))
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -306,3 +348,12 @@ def test_symbolic_trace_and_jit_trace() -> None:
     file.seek(0)
     other = real(3, 2, 4, 8)
     close(torch.jit.load(file)(other), net.reference(other))
+
+
+def test_a_size_is_no_attribute_under_jit_trace() -> None:
+    def function(x: Tensor) -> Tensor:
+        result: Tensor = spec("shift_sum").shift_sum(x, step=x.shape[3])
+        return result
+
+    with pytest.raises(TypeError, match=r"'step' must be an int, .*; torch.jit.trace makes"):
+        torch.jit.trace(function, real(2, 3, 4, 5))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import pickle
+import signal
 import sys
 import threading
 import warnings
@@ -30,7 +32,7 @@ import binding_cases as cases
 import opgen
 from binding_cases import OPS, Op, real
 from catalogue import SPECS
-from opgen.runtime import compat
+from opgen.runtime import compat, lookup_library
 from opgen.testing.transforms import loss
 
 close = torch.testing.assert_close
@@ -209,6 +211,28 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_a_fork_while_another_thread_makes_a_twin() -> None:
+    held, hold = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with lookup_library.LOCK:
+            held.set()
+            hold.wait(timeout=0.2)
+
+    op = cases.op("softmax")
+    wanted = op.ours(*op.tensors)
+    thread = threading.Thread(target=work)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        lookup_library.build_meanwhile()
+        os._exit(0 if torch.equal(op.ours(*op.tensors), wanted) else 1)
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_modules_are_copied_and_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

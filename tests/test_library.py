@@ -139,6 +139,29 @@ def test_a_library_gives_what_python_gives(tmp_path: Path) -> None:
     assert refusals > 3
 
 
+CROP = """
+op crop(x[N]; p: size, q: size[2]) -> y[M]
+  let M = N - p - q[1]
+  y[i] = x[i + p] + q[0]
+"""
+
+
+@pytest.mark.slow
+def test_negative_sizes(tmp_path: Path) -> None:
+    """They would let indices leave their tensors."""
+    spec = tmp_path / "crop.op"
+    spec.write_text(CROP.lstrip(), encoding="utf-8")
+    path = library.build_library(spec, tmp_path, ("f32",))
+    op = operation(subjects(spec)[0])
+    x = torch.randn(5)
+    calls: list[Arguments] = [(x, 2, 1, 1), (x, -1, 1, 1), (x, 2, 1, -1)]
+    results = alone(path, [(op.registered_name, call) for call in calls], tmp_path)
+    close(results[0], (x[2:4] + 1,))
+    assert results[1] == "crop: attribute 'p' is a size and cannot be negative, got -1"
+    assert results[2] == "crop: attribute 'q[1]' is a size and cannot be negative, got -1"
+    assert results[1:] == [python(op, call) for call in calls[1:]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["depth_to_space", "pool"])
 def test_libraries_of_other_specs(spec: str, tmp_path: Path) -> None:

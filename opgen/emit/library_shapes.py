@@ -49,6 +49,8 @@ class _Lines:
             for symbol in attribute.symbols:
                 self._define(scope, symbol, f"call.attributes[{position}]")
                 position += 1
+                if attribute.type is AttributeType.SIZE:
+                    self._fail_if_negative(symbol)
         for step in shape_plan(self.op, self.program).steps:
             self._step(step, scope)
         self._result()
@@ -122,6 +124,12 @@ class _Lines:
             )
             self._define(scope, step.size, f"solved({', '.join(arguments)})")
         self.origins[step.size] = where
+
+    def _fail_if_negative(self, symbol: str) -> None:
+        """Refuse a size of the caller that is none: proofs rest on it."""
+        name = self.names[symbol]
+        given = f"{c_string(self.op.name)}, {c_string(symbol)}, {name}"
+        self.lines += [f"if ({name} < 0)", f"    negative_size({given});"]
 
     def _fail(self, test: str, function: str, arguments: tuple[str, ...], value: Poly) -> None:
         given = ", ".join((c_string(self.op.name), *arguments, self._known(value)))

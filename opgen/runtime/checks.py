@@ -15,6 +15,7 @@ import torch
 
 from opgen.runtime import compat
 from opgen.runtime.description import GENERIC, Attribute, Input
+from opgen.runtime.schema import Number, Numbers
 
 Known = Mapping[str, tuple[int | bool | str, str]]
 
@@ -91,7 +92,7 @@ def _integer(op: str, name: str, value: object, expected: str = "an int") -> int
     # bool is an int to Python, and nearly always a mistake here. SymInt is an integer to torch.
     if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
         raise TypeError(_wrong_type(op, name, expected, value))
-    if isinstance(value, int) and abs(value) > LARGEST:
+    if isinstance(value, int) and compat.holds(abs(value) > LARGEST):
         raise ValueError(
             f"{op}: attribute '{name}' must lie between -2**62 and 2**62, got {_shown(value)}"
         )
@@ -100,14 +101,36 @@ def _integer(op: str, name: str, value: object, expected: str = "an int") -> int
 
 def _size(op: str, name: str, value: object, expected: str = "an int") -> int:
     size = _integer(op, name, value, expected)
-    if size < 0:
-        raise ValueError(f"{op}: attribute '{name}' is a size and cannot be negative, got {size}")
+    if compat.holds(size < 0):
+        raise _negative_size(op, name, size)
     return size
+
+
+def sizes(op: str, attributes: Sequence[Attribute], values: Sequence[Numbers]) -> None:
+    """Check the sizes among the attributes of a call once more, which proofs rest on.
+
+    A program that was compiled or exported calls an op with numbers that nobody has looked at.
+    """
+    for attribute, value in zip(attributes, values, strict=True):
+        if attribute.type != "size":
+            continue
+        for at, size in enumerate(value if isinstance(value, tuple) else (value,)):
+            if fails(size >= 0):
+                name = attribute.name if attribute.length is None else f"{attribute.name}[{at}]"
+                raise _negative_size(op, name, size)
+
+
+def _negative_size(op: str, name: str, size: Number) -> ValueError:
+    return ValueError(
+        f"{op}: attribute '{name}' is a size and cannot be negative, got {_shown(size)}"
+    )
 
 
 def _wrong_type(op: str, name: str, expected: str, value: object) -> str:
     plain = value is None or isinstance(value, torch.Tensor)
     kind = "" if plain else f" ({_type(value)})"
+    if isinstance(value, torch.Tensor) and compat.is_jit_tracing():
+        kind = "; torch.jit.trace makes tensors of sizes: int() of one is a constant of the trace"
     return f"{op}: attribute '{name}' must be {expected}, got {_shown(value)}{kind}"
 
 
@@ -115,10 +138,21 @@ def _shown(value: object) -> str:
     """A value in a sentence: on one line, and a tensor, which may be large, by its shape."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
+    if torch.compiler.is_compiling() and isinstance(value, int | float | tuple | list):
+        return _shown_to_a_compiler(value)
     try:
         return reprlib.repr(value).replace("\n", " ")
     except ValueError:  # Python refuses to print an int of thousands of digits
         return f"a {_type(value)}"
+
+
+def _shown_to_a_compiler(value: float | tuple[object, ...] | list[object]) -> str:
+    """The same where numbers may be symbols, which `torch.compile` cannot print."""
+    if isinstance(value, tuple | list):
+        return f"({', '.join([_shown(each) for each in value])})"
+    if isinstance(value, bool):
+        return repr(value)
+    return f"{int(value)}" if isinstance(value, int) else "a number"
 
 
 def _type(value: object) -> str:

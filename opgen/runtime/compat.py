@@ -90,6 +90,15 @@ def is_unknown(value: torch.SymInt | torch.SymBool) -> bool:
     return has_free_unbacked_symbols(value)
 
 
+def holds(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition is known to hold; one that only a running program can decide is not."""
+    if torch.compiler.is_compiling() or isinstance(condition, torch.SymBool):
+        from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+        return bool(guard_or_false(condition))
+    return condition
+
+
 # ---------------------------------------------------------------------------- what can be changed
 below_autograd = cast(
     Callable[[], AbstractContextManager[None]], find("torch._C", "_AutoDispatchBelowAutograd")

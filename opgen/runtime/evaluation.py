@@ -94,6 +94,7 @@ def prepare(operation: Operation, tensors: Tensors, values: Sequence[Numbers]) -
     name, inputs = operation.name, operation.inputs
     device = checks.tensors(name, inputs, tensors)
     leading = checks.leading_shape(name, inputs, tensors)
+    checks.sizes(name, operation.attributes, values)
     shapes = operation.shapes(*flat_shapes(inputs, tensors), *values)
     for size, value in shapes.integers.items():
         checks.fits(name, size, value)

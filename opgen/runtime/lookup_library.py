@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,8 @@ NAMESPACE = "opgen_eager"
 _Result = TypeVar("_Result")
 LOCK = threading.RLock()
 """Held while a twin is made: two threads must not be given one slot."""
+# A child has only the thread that forked, and would wait for ever for another one to release it.
+os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
 
 
 def elsewhere(function: Callable[[], _Result]) -> _Result:
