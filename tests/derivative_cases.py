@@ -250,6 +250,14 @@ CASES = (
         {"V": 3, "E": 2, "N": 4},
         {"id": [0, 2, 2, 1]},
     ),
+    Case(
+        "integers filled with a real",
+        """op f(x[N], id: int[N]) -> y[N]
+             t[i] = id[i + 1 ?(0.5)]  for i in N
+             y[i] = max(k in 2) id[i + k ?(-inf)]*t[i]*x[i]*x[i]""",
+        {"N": 3},
+        {"id": [2, 1, 3]},
+    ),
     Case("diagonal", "op f(x[N,N]) -> y[N]\n y[i] = x[i,i]*x[0,i]", {"N": 3}),
     Case(
         "composite",

@@ -174,6 +174,11 @@ MUST_PROVE: list[tuple[str, Poly, Facts]] = [
         (u + p) // s - (u + p - K + s) // s,
         facts("H", "K s p", where=(at_least(s, 1), Condition(K - s)), box=(("u", H),)),
     ),
+    *(
+        (f"a remainder of a {name} is {what}", value, facts("H", "p", box=(("i", H),)))
+        for name, extreme in (("minimum", minimum(i, p)), ("maximum", maximum(i, p)))
+        for what, value in zip(("no less than 0", "small"), inside(extreme % H, H), strict=True)
+    ),
 ]
 
 
@@ -208,6 +213,11 @@ FALSE: list[tuple[str, Poly, Facts]] = [
     ("a shifted write fits the unshifted row", W - 1 - (w + c * step), SHIFT),
     ("half-pixel resize needs its clamp", ((2 * h + 1) * H - OH) // (2 * OH), RESIZE),
     ("reflection without its precondition", v - p, PAD),
+    (
+        "halves of a maximum of even numbers that are large",
+        maximum(2 * H, 2 * K) - 2 * (maximum(2 * H, 2 * K) // 2) - 1,
+        facts("", "H K", where=(at_least(H, 2), at_least(K, 2))),
+    ),
     ("an unbounded attribute", S + 100, facts("", "S")),
     ("a loaded index", load("t", [u]), facts("H", box=(("u", H),))),
     ("a negative step", w + c * S, facts("W C", "S", box=(("w", W), ("c", C)))),

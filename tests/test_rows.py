@@ -311,6 +311,21 @@ op halves(x[W], w[2]) -> y[W]
         torch.testing.assert_close(own(x, w), wanted)
 
 
+@pytest.mark.parametrize("reducer", ["+=", "max=", "min="])
+def test_cells_that_only_some_lanes_have_join_what_is_there(reducer: str) -> None:
+    """The second statement writes two cells a lane; each begins with what the first one left."""
+    own = opgen.compile(
+        f"op joined(x[N,M], w[N]) -> y[N]\n  y[i] {reducer} w[i]\n"
+        f"  y[N - 1 - i] {reducer} (sum(k) w[i]*w[i//2]*x[i - 1 ?0,k])  for i in N\n"
+    ).joined
+    function = {"+=": torch.add, "max=": torch.maximum, "min=": torch.minimum}[reducer]
+    for length in (0, 1, 2, 3, 40, 41):
+        x, w = torch.randn(length, 3).double(), torch.randn(length).double()
+        before = torch.cat([torch.zeros(1, 3).double(), x])[:length]
+        terms = w * w[torch.arange(length) // 2] * before.sum(1)
+        torch.testing.assert_close(own(x, w), function(w, terms.flip(0)))
+
+
 @pytest.mark.parametrize(("width", "is_vector"), [(3, False), (4, True), (7, True), (8, True)])
 def test_short_sums_are_vectors_where_nothing_else_is(width: int, is_vector: bool) -> None:
     """Rows of seven cells: a vector with half of its lanes, not one product after the other."""

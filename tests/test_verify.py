@@ -268,16 +268,6 @@ BROKEN: dict[str, list[tuple[Op, str]]] = {
         (with_body(Read(Access("t", (Index(i, Boundary.FILL),)))), "fill value None of 't'"),
         (with_body(Read(Access("t", (Index(i, fill=1.0),)))), "fill value 1.0 of 't'"),
     ],
-    "integers are filled with integers": [
-        (
-            with_body(Read(Access("index", (Index(i, Boundary.FILL, 0.5),)))),
-            "'index' holds integers",
-        ),
-        (
-            with_body(Read(Access("index", (Index(i, Boundary.FILL, float("inf")),)))),
-            "'index' holds integers",
-        ),
-    ],
     "indices load integers only": [
         (with_body(Value(load("t", [i]))), "'t' is not an integer tensor"),
         (

@@ -95,3 +95,14 @@ def test_cells_beside_a_diagonal_are_zero(
     )
     x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 1
     torch.testing.assert_close(module.diagonal(x), torch.diag(function(x)))
+
+
+def test_a_diagonal_is_read_where_it_was_written() -> None:
+    """Also where one of its indices is composite; `tests/errors` has what is read beside it."""
+    module = opgen.compile(
+        "op f(x[B,N]) -> y[B,N]\n  tmp t[(B N),N]\n"
+        "  t[(b i),i] = x[b,i]\n  y[b,i] = t[(b i),i] * t[(b i),i]\n"
+    )
+    x = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(module.f(x), x.square())
+    assert torch.autograd.gradcheck(module.f, (x,))

@@ -73,9 +73,11 @@ def _clear_one(value: Poly) -> tuple[Poly, ...] | None:
                 numerator, divisor = atom.args
                 return (divisor * rest + divisor - 1 - numerator,)
             case (Kind.MIN, _) if factor > 0:
-                return tuple(factor * arg + rest for arg in atom.args)
+                pass
             case (Kind.MAX, _) if factor < 0:
-                return tuple(factor * arg + rest for arg in atom.args)
+                pass
             case _:
                 continue
+        if atom not in rest.all_atoms():  # else an argument is not what stands inside of others
+            return tuple(factor * arg + rest for arg in atom.args)
     return None

@@ -29,7 +29,7 @@ from typing import Final
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.facts import Facts
 from opgen.algebra.inequality import cleared, primitive, tightened
-from opgen.algebra.poly import Atom, Kind, Monomial, Poly, of_atom
+from opgen.algebra.poly import Atom, Kind, Monomial, Poly, of_atom, rebuild
 
 _STEPS: Final = 12  # claims examined per question
 _BLIND_STEPS: Final = 3  # the same where no sample point is left
@@ -182,6 +182,8 @@ class _Search:
             factor, rest = split
             if atom.kind is Kind.SELECT_ZERO:
                 return _select_cases(factor, atom, rest, facts)
+            if atom in rest.all_atoms():  # an argument alone is not what stands inside of others
+                return _extreme_cases(factor, atom, rest, facts)
             claims = [factor * facts.to_slack(arg) + rest for arg in atom.args]
             if self.is_plain(factor if atom.kind is Kind.MIN else -factor):
                 return [(part, facts) for part in claims]
@@ -284,17 +286,18 @@ def _forms(claim: Poly) -> tuple[Poly, ...]:
 def _select_cases(factor: Poly, atom: Atom, rest: Poly, facts: Facts) -> list[tuple[Poly, Facts]]:
     test, if_zero, otherwise = atom.args
     return [
-        _case(factor, chosen, rest, facts, (Condition(test, relation),))
+        _case(factor, atom, chosen, rest, facts, (Condition(test, relation),))
         for relation, chosen in ((Relation.EQ, if_zero), (Relation.NE, otherwise))
     ]
 
 
 def _extreme_cases(factor: Poly, atom: Atom, rest: Poly, facts: Facts) -> list[tuple[Poly, Facts]]:
-    """One case per argument of a minimum or maximum: that it is the one."""
+    """One case per argument of a minimum or maximum: that it is the one, wherever it stands."""
     direction = 1 if atom.kind is Kind.MAX else -1
     return [
         _case(
             factor,
+            atom,
             chosen,
             rest,
             facts,
@@ -304,12 +307,25 @@ def _extreme_cases(factor: Poly, atom: Atom, rest: Poly, facts: Facts) -> list[t
     ]
 
 
+def _with(value: Poly, atom: Atom, meaning: Poly) -> Poly:
+    """The value with a meaning for an atom, also where it stands inside of others."""
+
+    def change(each: Atom) -> Poly:
+        if each == atom:
+            return meaning
+        return rebuild(each, tuple(_with(arg, atom, meaning) for arg in each.args))
+
+    return value.map_atoms(change)
+
+
 def _case(
-    factor: Poly, chosen: Poly, rest: Poly, facts: Facts, assumed: tuple[Condition, ...]
+    factor: Poly, atom: Atom, chosen: Poly, rest: Poly, facts: Facts, assumed: tuple[Condition, ...]
 ) -> tuple[Poly, Facts]:
+    """`factor * atom + rest` where the atom is `chosen`, and what is known there."""
     knowledge = facts.with_conditions(*assumed)
     value = facts.from_slack(factor * facts.to_slack(chosen) + rest)
-    return knowledge.to_slack(value), knowledge
+    # Arguments of atoms have no slack form: only here do all symbols mean the same.
+    return knowledge.to_slack(_with(value, atom, chosen)), knowledge
 
 
 # ---------------------------------------------------------------------------- monomials

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import assert_never
 
-from opgen.ir.notation import Apply, Constant, DType, Expr, Parameter, Read, Table, Tensor, Value
+from opgen.ir.notation import (
+    Access,
+    Apply,
+    Constant,
+    DType,
+    Expr,
+    Parameter,
+    Read,
+    Table,
+    Tensor,
+    Value,
+)
 from opgen.ir.primitives import PRIMITIVES, Kind
 
 
@@ -18,6 +29,8 @@ def is_real(expr: Expr, tensor: Callable[[str], Tensor | Table]) -> bool:
             return True
         case Value():
             return False
+        case Read(access=access) if _is_filled_with_a_real(access):
+            return True
         case Read(access=access):
             match tensor(access.tensor):
                 case Table() as table:
@@ -43,6 +56,8 @@ def is_whole(expr: Expr, tensor: Callable[[str], Tensor | Table]) -> bool:
             return False
         case Value():
             return True
+        case Read(access=access) if _is_filled_with_a_real(access):
+            return False
         case Read(access=access):
             match tensor(access.tensor):
                 case Table() as table:
@@ -57,3 +72,10 @@ def is_whole(expr: Expr, tensor: Callable[[str], Tensor | Table]) -> bool:
             return all(is_whole(argument, tensor) for argument in values)
         case unexpected:
             assert_never(unexpected)
+
+
+def _is_filled_with_a_real(access: Access) -> bool:
+    """Whether the read gives a number outside that no integer tensor holds, such as `?(-inf)`."""
+    return any(
+        index.fill is not None and not float(index.fill).is_integer() for index in access.indices
+    )

@@ -203,16 +203,6 @@ _READ_ONLY: Final = (Boundary.ZERO, Boundary.FILL)
 _MOVING: Final = (Boundary.CLAMP, Boundary.REFLECT, Boundary.SYMMETRIC, Boundary.WRAP)
 
 
-def _integers_are_filled_with_integers(op: Op) -> Faults:
-    for place, statement in _placed(op):
-        for access in reads(statement.body):
-            whole = all(
-                index.fill is None or _is_whole_float(index.fill) for index in access.indices
-            )
-            if not whole and _is_integer(op.tensor(access.tensor)):
-                yield f"{place}: '{access.tensor}' holds integers"
-
-
 def _indices_load_integers_only(op: Op) -> Faults:
     for place, statement in _placed(op):
         for atom in _loads(statement):
@@ -333,7 +323,6 @@ _CHECKS: Final[tuple[Callable[[Op], Faults], ...]] = (
     _symbols_are_in_scope,
     _accesses_have_the_rank_of_their_tensor,
     _boundary_modes_fit_the_side,
-    _integers_are_filled_with_integers,
     _indices_load_integers_only,
     _primitives_are_in_the_table,
     _parameters_are_float_attributes,
@@ -429,10 +418,6 @@ def _repeated(names: Iterable[str]) -> Iterator[str]:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_whole_float(value: float) -> bool:
-    return math.isfinite(value) and value == math.floor(value)
 
 
 def _is_integer(tensor: Tensor | Table) -> bool:

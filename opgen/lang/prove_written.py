@@ -9,7 +9,7 @@ from typing import assert_never
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import Poly, poly, symbol
-from opgen.algebra.prove import implies
+from opgen.algebra.prove import floor_div, implies
 from opgen.errors import Span
 from opgen.ir.context import with_iterators
 from opgen.ir.indices import fold
@@ -186,7 +186,7 @@ def _uncovered(
     if not writers:
         return None, facts
     writer, *others = writers
-    where = _written_where(writer, access)
+    where = _written_where(writer, access, facts)
     if where is None:
         return _uncovered(obligations, access, facts, others)
     for condition in where:
@@ -217,7 +217,7 @@ def _violates_own(facts: Facts) -> bool:
     )
 
 
-def _written_where(writer: Statement, access: Access) -> tuple[Condition, ...] | None:
+def _written_where(writer: Statement, access: Access, facts: Facts) -> tuple[Condition, ...] | None:
     """Conditions on the indices of `access` under which `writer` wrote that cell.
 
     None where the target is not made of plain iterators, constants and shifted iterators, whose
@@ -240,8 +240,13 @@ def _written_where(writer: Statement, access: Access) -> tuple[Condition, ...] |
                 return None
             remaining = read.value
             for name in reversed(whole):
-                values[name] = remaining % extents[name]
-                remaining = remaining // extents[name]
+                quotient = floor_div(remaining, extents[name], facts)
+                digit = remaining - quotient * extents[name]
+                if name in values:  # it stands twice: the cells where both agree are written
+                    fixed.append(Condition(digit - values[name], Relation.EQ))
+                else:
+                    values[name] = digit
+                remaining = quotient
             continue
         values[moving[0]] = read.value - shift
     if set(values) != set(extents):

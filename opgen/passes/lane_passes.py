@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, maximum, minimum, symbol
-from opgen.ir.loops import Define, For, If, Lanes, Node, Start
+from opgen.ir.loops import Accumulate, Define, For, If, Lanes, Node, Start
 from opgen.passes.lane_bounds import LaneBounds
 
 
@@ -90,16 +90,26 @@ def _end(run: Sequence[Lanes], upper: tuple[Poly, ...]) -> Poly | None:
 def _guarded(lanes: Lanes, around: LaneBounds, lane: str) -> Lanes:
     """Lanes that ask whether they are within the bounds.
 
-    Sums begin in any case: parts that ask for themselves add to them.
+    Sums begin in any case: parts that ask for themselves add to them. What is in the cell already
+    joins the sum as its first term.
     """
     here = symbol(lane)
     conditions = [Condition(here - bound) for bound in lanes.lower if bound not in around.lower]
     conditions += [Condition(bound - here) for bound in lanes.upper if bound not in around.upper]
     if not conditions:
         return lanes
-    begins = tuple(node for node in lanes.body if isinstance(node, Start) and node.value is None)
-    rest = tuple(node for node in lanes.body if node not in begins)
-    return replace(lanes, body=(*begins, If(tuple(conditions), rest)) if rest else begins)
+    begins: list[Start] = []
+    rest: list[Node] = []
+    for node in lanes.body:
+        if not isinstance(node, Start):
+            rest.append(node)
+            continue
+        begins.append(replace(node, value=None))
+        if node.value is not None:
+            rest.append(Accumulate(node.accumulator, node.reducer, node.value))
+    return replace(
+        lanes, body=(*begins, If(tuple(conditions), tuple(rest))) if rest else tuple(begins)
+    )
 
 
 def _bodies(run: Sequence[Lanes]) -> tuple[Node, ...]:
