@@ -36,6 +36,7 @@ from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
+from opgen.passes.margins import with_margins
 from opgen.passes.relayout import Orders
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import (
@@ -105,25 +106,25 @@ def stages(
     yield Stage("adjoint", members, lambda: show_file(map(gathered_form, derived)))
     yield Stage("tangent", ops, lambda: show_file(map(_tangent, ops)))
     fibres = tuple(gather(member.op) for member in members)
-    programs = tuple(map(schedule, (member.op for member in members), fibres))
-    yield Stage("loops", programs, lambda: "\n".join(map(show_program, programs)))
-    on_cpu = tuple(
-        along_rows(member.op, program) for program, member in zip(programs, members, strict=True)
+    computed = tuple(with_margins(member.op) for member in members)
+    programs = tuple(
+        schedule(op, gathered if op is member.op else gather(op))
+        for op, member, gathered in zip(computed, members, fibres, strict=True)
     )
+    yield Stage("loops", programs, lambda: "\n".join(map(show_program, programs)))
+    on_cpu = tuple(map(along_rows, computed, programs))
     yield Stage("rows", on_cpu, lambda: "\n".join(map(show_program, on_cpu)))
     yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
-    on_gpu = tuple(
-        threads(member.op, program) for program, member in zip(programs, members, strict=True)
-    )
+    on_gpu = tuple(map(threads, computed, programs))
     yield Stage("threads", on_gpu, lambda: "\n".join(map(show_program, on_gpu)))
     yield Stage("cuda", on_gpu, lambda: "\n".join(map(cuda_text, on_gpu)))
     by_name = {op.name: op for op in ops}
     traits = [_traits(member.op, by_name) for member in members]
     specials = [
-        _special_kernels(member.op, cpu, gpu, by_name[member.path[0]])
+        _special_kernels(op, cpu, gpu, by_name[member.path[0]])
         if len(member.path) <= 2
         else None  # gradients of gradients are large, and rarely what takes the time
-        for member, cpu, gpu in zip(members, on_cpu, on_gpu, strict=True)
+        for op, member, cpu, gpu in zip(computed, members, on_cpu, on_gpu, strict=True)
     ]
     convolutions = [convolution(member.op) for member in members]
     units = tuple(map(Unit, members, programs, on_cpu, on_gpu, traits, specials, convolutions))
@@ -269,7 +270,7 @@ def _have_siblings(op: Op, step: str) -> bool:
     """
     if op.gradients:
         return False
-    found = derivative(op, step).op
+    found = with_margins(derivative(op, step).op)
     ones = dict.fromkeys(attributes_of(found), 1)
     sizes = dict.fromkeys(windows_of(op), _USUAL_WINDOW) | dict.fromkeys(factors_of(op), 1)
     known = set(scheduled(found).integers).difference(counts_of(op))
@@ -334,14 +335,16 @@ def _special_program(
     if latest is not None:
         return latest
     public = _checked(text, name)[path[0]]
-    return special_along_rows(_derived_op(text, name, path), public, values, layout)
+    op = with_margins(_derived_op(text, name, path))
+    return special_along_rows(op, public, values, layout)
 
 
 def special_cuda(
     text: str, name: str, path: tuple[str, ...], values: Mapping[str, int], layout: int = 0
 ) -> str:
     """The same in CUDA: Python source that defines `kernels`."""
-    special, program, orders = special_threads(_derived_op(text, name, path), values, layout)
+    op = with_margins(_derived_op(text, name, path))
+    special, program, orders = special_threads(op, values, layout)
     if special is program:
         return cuda_kernels(program, "kernels")
     return cuda_kernels(special, "kernels", program, orders)
@@ -374,11 +377,12 @@ def _operation_source(
 ) -> str:
     """A module of one op."""
     member = Member(op, path or (op.name,), ())
-    program = scheduled(op)
-    on_cpu, on_gpu = along_rows(op, program), threads(op, program)
+    computed = with_margins(op)
+    program = scheduled(computed)
+    on_cpu, on_gpu = along_rows(computed, program), threads(computed, program)
     kernels = None  # without a spec nothing can be made later
     if text and len(member.path) <= 2:
-        kernels = _special_kernels(op, on_cpu, on_gpu, ops.get(member.path[0], op))
+        kernels = _special_kernels(computed, on_cpu, on_gpu, ops.get(member.path[0], op))
     traits = _traits(op, ops)
     unit = Unit(member, program, on_cpu, on_gpu, traits, kernels, convolution(op))
     return torch_module.module_source((unit,), text, name)

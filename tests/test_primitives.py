@@ -408,7 +408,7 @@ def test_helpers_stand_in_the_order_of_the_table() -> None:
 
 def test_render_uses_the_target_s_own_form() -> None:
     rsqrt = PRIMITIVES["rsqrt"]
-    assert rsqrt.c.render("real", "x") == "1.0 / sqrt(x)"
+    assert rsqrt.c.render("real", "x") == "1 / sqrt(x)"
     assert rsqrt.cuda.render("real", "x") == "rsqrt(x)"
     assert PRIMITIVES["abs"].c.render("i64", "x") == "llabs(x)"
     assert PRIMITIVES["max"].c.render("wide", "x", "y") == "opgen_max_wide(x, y)"

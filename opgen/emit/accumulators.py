@@ -307,7 +307,10 @@ class AccumulatorEmitter(ScopeEmitter):
         sign = ">" if node.reducer in (Reducer.MAX, Reducer.ARGMAX) else "<"
         if not node.reducer.is_argument:
             nan = "" if kind is Type.INTEGER else f" || {term} != {term}"
-            self.write(f"if ({term} {sign} {total}{nan}) {total} = {term};")
+            if node.accumulator in self.arrays:  # always stored: the loop becomes vectors so
+                self.write(f"{total} = {term} {sign} {total}{nan} ? {term} : {total};")
+            else:
+                self.write(f"if ({term} {sign} {total}{nan}) {total} = {term};")
             return
         self.join_argument(node, total, term, sign)
 
@@ -324,6 +327,14 @@ class AccumulatorEmitter(ScopeEmitter):
                 for first, value in zip(state.first, node.order, strict=True)
             ]
         assert node.position is not None
+        if node.accumulator in self.arrays and not node.order:
+            # Always stored: the loop becomes vectors so.
+            name = self.scope.fresh("is_better")
+            self.write(f"const int {name} = {better};")
+            self.write(f"{best} = {name} ? {term} : {best};")
+            self.write(f"{total} = {name} ? {self.text(node.position)} : {total};")
+            self.write(f"{found} = 1;")
+            return
         updates.append(f"{total} = {self.text(node.position)};")
         self.write(f"if ({better}) {{")
         for update in updates:

@@ -257,7 +257,7 @@ _P = Precedence
 _L = Level
 _POW = _call("pow", 2)
 _FABS = _call("fabs", integer="llabs({0})")
-_RSQRT = Spelling("1.0 / sqrt({0})", Level.MULTIPLICATIVE, (Level.ARGUMENT,))
+_RSQRT = Spelling("1 / sqrt({0})", Level.MULTIPLICATIVE, (Level.ARGUMENT,))
 _SELECT = Spelling("{0} ? {1} : {2}", _L.CONDITIONAL, (_L.OR, _L.ARGUMENT, _L.CONDITIONAL))
 
 
@@ -335,7 +335,7 @@ _ROWS: Final = (
     _helped("sigmoid", 1, functions.sigmoid, _partial_of_sigmoid,
             "1 / (1 + exp(-a))", needs_float=True),
     _helped("gelu", 1, functions.gelu, _partial_of_gelu,
-            f"0.5 * a * (1 + erf({math.sqrt(0.5)!r} * a))", needs_float=True),
+            f"(real)0.5 * a * erfc((real){-math.sqrt(0.5)!r} * a)", needs_float=True),
     _helped("silu", 1, functions.silu, _partial_of_silu,
             "a / (1 + exp(-a))", needs_float=True),
     # The exact function; PyTorch's is the identity above its threshold of 20.

@@ -1,0 +1,187 @@
+"""Sums into cells that a mode brings inside as sums into a tensor with a margin, added afterwards.
+
+The gradient of an image that is read with `?clamp` around each pixel, as by a Sobel filter, adds to
+clamped cells, by one or by several statements:
+
+    y[h + 1 ?clamp, w ?clamp] += s
+    y[h - 1 ?clamp, w ?clamp] += t
+
+Each cell at an edge has the terms of everything beyond, in each dim, from each statement, and a
+kernel asks at every cell for every one of them. With a temporary that has room for what is beyond
+
+    wide[h + 2, w] += s
+    wide[h, w] += t
+    y[u - 1 ?clamp, v ?clamp] += wide[u, v]
+
+there is one statement that asks, and its terms are computed already. The others are sums of what is
+at fixed distances. The cells and terms are the same, in another order of addition; where a tensor
+is too small for its margin, no term is in the cells that no mode brings inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from opgen.algebra.poly import ZERO, Kind, Poly, symbol, symbol_atom
+from opgen.ir.indices import extents_of
+from opgen.ir.names import fresh_name
+from opgen.ir.notation import (
+    BATCH_ITERATOR,
+    Access,
+    Boundary,
+    Dim,
+    Index,
+    Iterator,
+    Op,
+    Read,
+    Reducer,
+    Statement,
+    Tensor,
+    reads,
+)
+
+_FOLDED: Final = (Boundary.CLAMP, Boundary.REFLECT, Boundary.SYMMETRIC, Boundary.WRAP)
+"""The modes that bring an index inside."""
+
+_WIDEST: Final = 16
+"""The widest margin."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Margin:
+    """How many cells a dim gets in front of the first and behind the last one, and their mode."""
+
+    mode: Boundary
+    before: int = 0
+    behind: int = 0
+
+
+def with_margins(op: Op) -> Op:
+    """The op with a temporary for each tensor whose cells have many terms from beyond its edges."""
+    for name in dict.fromkeys(statement.target.tensor for statement in op.statements):
+        margins = _margins(op, name)
+        if margins is not None:
+            op = _with_margins(op, name, margins)
+    return op
+
+
+def _margins(op: Op, name: str) -> tuple[_Margin | None, ...] | None:
+    """The margins of the dims that have folded indices; None if the tensor stays as it is."""
+    statements = [each for each in op.statements if each.target.tensor == name]
+    folded = [
+        each for each in statements if any(i.boundary in _FOLDED for i in each.target.indices)
+    ]
+    # A single term for each point is moved once, and would be moved twice.
+    is_sum = len(folded) > 1 or any(
+        len(each.iterators) > len(each.target.indices) for each in folded
+    )
+    is_read = any(name in _tensors_read(statement) for statement in op.statements)
+    only_adds = all(statement.reducer is Reducer.ADD for statement in statements)
+    if not is_sum or is_read or not only_adds:
+        return None
+    margins: list[_Margin | None] = []
+    for axis, extent in enumerate(op.extents(name)):
+        indices = [(each.target.indices[axis], each) for each in statements]
+        modes = {index.boundary for index, _ in indices}.difference((Boundary.NONE,))
+        if modes.isdisjoint(_FOLDED):
+            margins.append(None)
+            continue
+        beyond = [_beyond(index.value, extent, statement) for index, statement in indices]
+        sizes = [each for each in beyond if each is not None]
+        if len(modes) > 1 or len(sizes) < len(beyond):
+            return None
+        (mode,) = modes
+        before, behind = (max(0, *each) for each in zip(*sizes, strict=True))
+        if max(before, behind) > _WIDEST:
+            return None
+        margins.append(_Margin(mode, before, behind))
+    return tuple(margins)
+
+
+def _tensors_read(statement: Statement) -> frozenset[str]:
+    accesses = tuple(reads(statement.body))
+    values = [index.value for a in (*accesses, statement.target) for index in a.indices]
+    values += [guard.value for guard in statement.guards]
+    loaded = (a.name for value in values for a in value.all_atoms() if a.kind is Kind.LOAD)
+    return frozenset((*(access.tensor for access in accesses), *loaded))
+
+
+def _beyond(value: Poly, extent: Poly, statement: Statement) -> tuple[int, int] | None:
+    """How far an index goes beyond both ends of a dim at most, if all sizes have that in common."""
+    extents = extents_of(statement.iterators)
+    least = largest = value
+    for name in sorted(value.symbols & extents.keys()):
+        split = value.linear_in(symbol_atom(name))
+        if split is None or not split[0].is_constant:
+            return None
+        last = extents[name] - 1
+        ends = (ZERO, last) if split[0].constant > 0 else (last, ZERO)
+        least, largest = (
+            end.substitute({name: at}) for end, at in zip((least, largest), ends, strict=True)
+        )
+    before, behind = _at_most(-least), _at_most(largest - (extent - 1))
+    if not before.is_constant or not behind.is_constant:
+        return None
+    return before.constant, behind.constant
+
+
+def _at_most(value: Poly) -> Poly:
+    """A bound that has no quotients: `n * (a // n)` is `a` at most, and more than `a - n`."""
+    bound = value
+    for monomial, count in value.terms.items():
+        if len(monomial) != 1 or monomial[0].kind is not Kind.FLOOR_DIV:
+            continue
+        dividend, divisor = monomial[0].args
+        if not divisor.is_constant or divisor.constant <= 0 or count % divisor.constant:
+            continue
+        times = count // divisor.constant
+        whole = dividend if times > 0 else dividend - (divisor - 1)
+        bound = bound - Poly({monomial: count}) + whole * times
+    return bound
+
+
+def _with_margins(op: Op, name: str, margins: Sequence[_Margin | None]) -> Op:
+    tensor = op.tensor(name)
+    assert isinstance(tensor, Tensor)
+    declared = (*op.inputs, *op.outputs, *op.temporaries)
+    taken = {*(each.name for each in declared), *(table.name for table in op.tables)}
+    dims = tuple(
+        dim if margin is None else Dim(dim.extent + margin.before + margin.behind)
+        for dim, margin in zip(tensor.dims, margins, strict=True)
+    )
+    wide = Tensor(fresh_name(f"{name}_wide", taken), dims, tensor.dtype)
+    last = max(at for at, each in enumerate(op.statements) if each.target.tensor == name)
+    statements: list[Statement] = []
+    for at, statement in enumerate(op.statements):
+        own = statement.target.tensor == name
+        statements.append(_moved(statement, wide, margins) if own else statement)
+        if at == last:
+            statements.append(_folded(name, wide, margins))
+    temporaries = (*op.temporaries, wide)
+    return replace(op, temporaries=temporaries, statements=tuple(statements))
+
+
+def _moved(statement: Statement, wide: Tensor, margins: Sequence[_Margin | None]) -> Statement:
+    """The statement with the temporary for its target."""
+    indices = tuple(
+        index if margin is None else Index(index.value + margin.before)
+        for index, margin in zip(statement.target.indices, margins, strict=True)
+    )
+    return replace(statement, target=Access(wide.name, indices))
+
+
+def _folded(name: str, wide: Tensor, margins: Sequence[_Margin | None]) -> Statement:
+    """What adds the temporary to the tensor."""
+    iterators = tuple(
+        Iterator(BATCH_ITERATOR if wide.batched and axis == 0 else f"u{axis}", dim.extent)
+        for axis, dim in enumerate(wide.dims)
+    )
+    cells = tuple(Index(symbol(each.name)) for each in iterators)
+    target = tuple(
+        index if margin is None else Index(index.value - margin.before, margin.mode)
+        for index, margin in zip(cells, margins, strict=True)
+    )
+    body = Read(Access(wide.name, cells))
+    return Statement(Access(name, target), Reducer.ADD, iterators, (), body)
