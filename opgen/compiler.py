@@ -36,7 +36,6 @@ from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
-from opgen.passes.margins import with_margins
 from opgen.passes.relayout import Orders
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import (
@@ -52,6 +51,8 @@ from opgen.passes.unclamp import unclamped
 from opgen.passes.unrounded import unrounded
 from opgen.programs import (
     along_rows,
+    for_cpu,
+    for_gpu,
     for_values,
     scheduled,
     special_along_rows,
@@ -106,25 +107,30 @@ def stages(
     yield Stage("adjoint", members, lambda: show_file(map(gathered_form, derived)))
     yield Stage("tangent", ops, lambda: show_file(map(_tangent, ops)))
     fibres = tuple(gather(member.op) for member in members)
-    computed = tuple(with_margins(member.op) for member in members)
+    computed = [(for_cpu(member.op), for_gpu(member.op)) for member in members]
     programs = tuple(
         schedule(op, gathered if op is member.op else gather(op))
-        for op, member, gathered in zip(computed, members, fibres, strict=True)
+        for (op, _), member, gathered in zip(computed, members, fibres, strict=True)
     )
     yield Stage("loops", programs, lambda: "\n".join(map(show_program, programs)))
-    on_cpu = tuple(map(along_rows, computed, programs))
+    on_cpu = tuple(
+        along_rows(op, program) for program, (op, _) in zip(programs, computed, strict=True)
+    )
     yield Stage("rows", on_cpu, lambda: "\n".join(map(show_program, on_cpu)))
     yield Stage("c", on_cpu, lambda: "\n".join(map(c_source, on_cpu)))
-    on_gpu = tuple(map(threads, computed, programs))
+    on_gpu = tuple(
+        threads(op, program if op is other else scheduled(op))
+        for program, (other, op) in zip(programs, computed, strict=True)
+    )
     yield Stage("threads", on_gpu, lambda: "\n".join(map(show_program, on_gpu)))
     yield Stage("cuda", on_gpu, lambda: "\n".join(map(cuda_text, on_gpu)))
     by_name = {op.name: op for op in ops}
     traits = [_traits(member.op, by_name) for member in members]
     specials = [
-        _special_kernels(op, cpu, gpu, by_name[member.path[0]])
+        _special_kernels(*ops_of, cpu, gpu, by_name[member.path[0]])
         if len(member.path) <= 2
         else None  # gradients of gradients are large, and rarely what takes the time
-        for op, member, cpu, gpu in zip(computed, members, on_cpu, on_gpu, strict=True)
+        for ops_of, member, cpu, gpu in zip(computed, members, on_cpu, on_gpu, strict=True)
     ]
     convolutions = [convolution(member.op) for member in members]
     units = tuple(map(Unit, members, programs, on_cpu, on_gpu, traits, specials, convolutions))
@@ -144,11 +150,12 @@ def _traits(op: Op, ops: Mapping[str, Op]) -> Traits:
 
 
 def _special_kernels(
-    op: Op, program: Program, on_gpu: Program, public: Op
+    op: Op, gpu_op: Op, program: Program, on_gpu: Program, public: Op
 ) -> SpecialKernels | None:
     """What the op's kernels can be made for, and those for default attributes.
 
-    `public` is the op of the spec that it was derived from: it knows what a window is.
+    The op is given as it is for the CPU, and as it is for a GPU. `public` is the op of the spec
+    that it was derived from: it knows what a window is.
     """
     if program.faults:
         return None  # faults are numbered, and each program numbers its own
@@ -173,7 +180,7 @@ def _special_kernels(
     return replace(
         kernels,
         programs=((values, for_values(op, program, fixed, along_rows)),),
-        on_gpu=((values, for_values(op, on_gpu, fixed, threads, unclamped)),),
+        on_gpu=((values, for_values(gpu_op, on_gpu, fixed, threads, unclamped)),),
     )
 
 
@@ -270,7 +277,7 @@ def _have_siblings(op: Op, step: str) -> bool:
     """
     if op.gradients:
         return False
-    found = with_margins(derivative(op, step).op)
+    found = for_gpu(derivative(op, step).op)
     ones = dict.fromkeys(attributes_of(found), 1)
     sizes = dict.fromkeys(windows_of(op), _USUAL_WINDOW) | dict.fromkeys(factors_of(op), 1)
     known = set(scheduled(found).integers).difference(counts_of(op))
@@ -335,7 +342,7 @@ def _special_program(
     if latest is not None:
         return latest
     public = _checked(text, name)[path[0]]
-    op = with_margins(_derived_op(text, name, path))
+    op = for_cpu(_derived_op(text, name, path))
     return special_along_rows(op, public, values, layout)
 
 
@@ -343,7 +350,7 @@ def special_cuda(
     text: str, name: str, path: tuple[str, ...], values: Mapping[str, int], layout: int = 0
 ) -> str:
     """The same in CUDA: Python source that defines `kernels`."""
-    op = with_margins(_derived_op(text, name, path))
+    op = for_gpu(_derived_op(text, name, path))
     special, program, orders = special_threads(op, values, layout)
     if special is program:
         return cuda_kernels(program, "kernels")
@@ -377,12 +384,12 @@ def _operation_source(
 ) -> str:
     """A module of one op."""
     member = Member(op, path or (op.name,), ())
-    computed = with_margins(op)
-    program = scheduled(computed)
-    on_cpu, on_gpu = along_rows(computed, program), threads(computed, program)
+    cpu_op, gpu_op = for_cpu(op), for_gpu(op)
+    program = scheduled(cpu_op)
+    on_cpu, on_gpu = along_rows(cpu_op, program), threads(gpu_op, scheduled(gpu_op))
     kernels = None  # without a spec nothing can be made later
     if text and len(member.path) <= 2:
-        kernels = _special_kernels(computed, on_cpu, on_gpu, ops.get(member.path[0], op))
+        kernels = _special_kernels(cpu_op, gpu_op, on_cpu, on_gpu, ops.get(member.path[0], op))
     traits = _traits(op, ops)
     unit = Unit(member, program, on_cpu, on_gpu, traits, kernels, convolution(op))
     return torch_module.module_source((unit,), text, name)

@@ -49,7 +49,7 @@ def build_library(
         for variant, text in _variants(operation, f"opgen_kernels_{number}", dtypes):
             variants.append(variant)
             texts[f"{variant.kernel}.c"] = text
-        program = programs.scheduled(op)
+        program = programs.scheduled(programs.for_cpu(op))
         ops.append(
             LibraryOp(op, program, operation.registered_name, schema(operation), tuple(variants))
         )

@@ -19,9 +19,11 @@ from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.cuda_siblings import with_siblings
 from opgen.passes.gather import gather
 from opgen.passes.guests import with_guests
+from opgen.passes.margins import with_margins
 from opgen.passes.masked_rows import with_masked_rows
 from opgen.passes.one_pass import with_one_pass
 from opgen.passes.padded import with_padding
+from opgen.passes.partial_sums import with_partial_sums
 from opgen.passes.plane_sums import with_plane_sums
 from opgen.passes.planes import with_plane_kernels
 from opgen.passes.relayout import (
@@ -40,6 +42,16 @@ from opgen.passes.specialise import given_sizes, specialise, windows_of
 from opgen.passes.unclamp import unclamped
 from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
 from opgen.runtime.description import LARGEST_WINDOW
+
+
+def for_cpu(op: Op) -> Op:
+    """The op as kernels of the CPU compute it: with temporaries that its spec does not have."""
+    return with_partial_sums(for_gpu(op))
+
+
+def for_gpu(op: Op) -> Op:
+    """The op as threads of a GPU compute it."""
+    return with_margins(op)
 
 
 def scheduled(op: Op) -> Program:

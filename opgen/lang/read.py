@@ -13,6 +13,7 @@ from typing import Final
 from opgen.errors import Diagnostic, Edit, OpgenError, Source
 from opgen.ir.notation import Op
 from opgen.lang.check import check
+from opgen.lang.identities import without_identities
 from opgen.lang.parse import parse_readable
 from opgen.lang.unused import UNUSED
 
@@ -26,7 +27,7 @@ def read(source: Source) -> tuple[Op, ...]:
     ops, faults = _outcome(source)
     if faults:
         raise OpgenError(_with_sound_suggestions(faults, source), source)
-    return ops
+    return tuple(map(without_identities, ops))
 
 
 def _outcome(source: Source) -> tuple[tuple[Op, ...], tuple[Diagnostic, ...]]:
