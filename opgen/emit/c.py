@@ -16,6 +16,7 @@ from opgen.emit.function import Function, print_function
 from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
+from opgen.emit.vectors import row_extreme
 from opgen.ir.loop_parts import visit
 from opgen.ir.loops import (
     Accumulate,
@@ -172,7 +173,9 @@ def _walked(kernel: Kernel) -> frozenset[str]:
     names = {
         node.name
         for node in loops
-        if node.any_order or all(isinstance(each, Store) for each in node.body)
+        if node.any_order
+        or row_extreme(node) is not None
+        or all(isinstance(each, Store) for each in node.body)
     }
     if kernel.row is not None:
         names.add(kernel.row.axis.name)

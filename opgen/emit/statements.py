@@ -13,7 +13,7 @@ from opgen.emit.names import function_name
 from opgen.emit.planes import print_guest, print_sums
 from opgen.emit.planes_ahead import fetch_planes
 from opgen.emit.polynomial import Text
-from opgen.emit.vectors import VectorSum, vector_sum
+from opgen.emit.vectors import VectorSum, row_extreme, vector_sum
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -28,6 +28,7 @@ from opgen.ir.loops import (
     Store,
     walk,
 )
+from opgen.ir.notation import Reducer
 from opgen.ir.plane import PlaneSums
 from opgen.ir.primitives import Level
 
@@ -120,6 +121,8 @@ class Emitter(LaneEmitter):
         if node.any_order:
             inner.printer.names.accumulators.update(totals)
             self.write(f"IN_ANY_ORDER({', '.join(totals.values())})")
+        elif not self.printer.cuda and (extreme_of := row_extreme(node)) is not None:
+            self.in_lanes(node, extreme_of)
         self.write(f"for ({kind} {name} = {lower}; {name} < {end}; {name}++) {{")
         if node.name not in self.members:
             inner.around = None if any(each.is_constant for each in node.upper) else node.name
@@ -175,6 +178,14 @@ class Emitter(LaneEmitter):
             points = f"{first}, {first} + {count.at(Level.ADDITIVE)}"
             task = f"{function_name(guest.kernel)}_task"
             self.write(f"if ({self.guest}) {task}({points}, {self.guest});")
+
+    def in_lanes(self, node: For, reducer: Reducer) -> None:
+        """Let the loop that follows join extremes in the lanes of a vector."""
+        names = {each.accumulator for each in node.body if isinstance(each, Accumulate)}
+        if self.arrays.isdisjoint(names):
+            totals = sorted(self.printer.names.accumulators[name] for name in names)
+            macro = "GREATEST_OF" if reducer is Reducer.MAX else "LEAST_OF"
+            self.write(f"{macro}({', '.join(totals)})")
 
     def vector_loop(self, node: For, vectors: VectorSum, name: str, lower: str, end: str) -> None:
         """Whole vectors of terms where memory is consecutive, then the terms that are left.

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -87,6 +88,21 @@ def vector_sum(node: For, program: Program) -> VectorSum | None:
             return None
         walked |= own
     return VectorSum(terms, tuple(walked))
+
+
+def row_extreme(node: For) -> Reducer | None:
+    """MAX or MIN where the loop joins nothing but such numbers, of neighbours, in every turn."""
+    terms = [each for each in node.body if isinstance(each, Accumulate)]
+    reducers = {term.reducer for term in terms}
+    if len(terms) < len(node.body) or len(reducers) != 1:
+        return None
+    if any(term.present != Always() for term in terms):
+        return None
+    loads = loads_of(terms)
+    if not any(load.indices and load.indices[-1].step_in(node.name) == 1 for load in loads):
+        return None
+    (reducer,) = reducers
+    return reducer if reducer in (Reducer.MAX, Reducer.MIN) else None
 
 
 def _walked(term: Accumulate, name: str, program: Program) -> dict[str, None] | None:

@@ -66,6 +66,20 @@ C = (
    the passes are short, and then loses all but one of the terms that it adds to a cell. */
 #define NOT_A_VECTOR __asm__ volatile("")
 #define IN_ANY_ORDER(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
+/* Extremes of lanes: NaN wins. Clang makes no vectors of them, and slower loops with it. */
+#ifdef __clang__
+#define GREATEST_OF(...)
+#define LEAST_OF(...)
+#else
+#pragma omp declare reduction(greatest_of : float, double, int64_t : \
+    omp_out = omp_in > omp_out || omp_in != omp_in ? omp_in : omp_out) \
+    initializer(omp_priv = omp_orig)
+#pragma omp declare reduction(least_of : float, double, int64_t : \
+    omp_out = omp_in < omp_out || omp_in != omp_in ? omp_in : omp_out) \
+    initializer(omp_priv = omp_orig)
+#define GREATEST_OF(...) PRAGMA(omp simd reduction(greatest_of : __VA_ARGS__))
+#define LEAST_OF(...) PRAGMA(omp simd reduction(least_of : __VA_ARGS__))
+#endif
 /* Threads may find faults at the same time: the first to come is reported. */
 #define FIRST(fault, number) \
     __sync_bool_compare_and_swap(&(fault)[0], (int64_t)0, (int64_t)(number))

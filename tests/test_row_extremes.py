@@ -1,0 +1,104 @@
+"""Maxima and minima of rows, which the lanes of a vector share, beside PyTorch's."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+import opgen
+from opgen.compiler import stage_text
+from opgen.errors import Source
+
+TEXT = """op highest(x[N,W]) -> y[N]
+  y[n] = max(w) x[n,w]
+
+op lowest(x[N,W]) -> y[N]
+  y[n] = min(w) x[n,w]
+
+op both(x[N,W], z[N,W]) -> y[N], u[N]
+  y[n] = max(w) x[n,w] * z[n,w]
+  u[n] = min(w) (x[n,w] - z[n,w])
+
+op filled(x[N,W]) -> y[N,W]
+  y[n,w] = max(i in 3) x[n,w + 2*i - 2 ?(-inf)]
+
+op smallest(x[N,W]) -> y[N,W]
+  y[n,w] = min(i in 3) x[n,w + i - 1 ?(inf)]
+"""
+WIDTHS = (1, 2, 15, 16, 17, 31, 33, 70, 257)
+
+
+@pytest.fixture(scope="module")
+def ops() -> ModuleType:
+    return opgen.compile(TEXT)
+
+
+def numbers(rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(width)
+    return torch.randn(rows, width, generator=generator).mul(50).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+def test_extremes_of_rows(dtype: torch.dtype, ops: ModuleType) -> None:
+    for width in WIDTHS:
+        x = numbers(7, width, dtype)
+        for each in (x, x.T.contiguous().T, numbers(7, 3 * width, dtype)[:, ::3]):
+            assert torch.equal(ops.highest(each), each.amax(1))
+            assert torch.equal(ops.lowest(each), each.amin(1))
+
+
+def test_the_lowest_numbers_there_are(ops: ModuleType) -> None:
+    for value in (-torch.inf, torch.inf):
+        x = torch.full((2, 40), value)
+        assert torch.equal(ops.highest(x), x[:, 0])
+        assert torch.equal(ops.lowest(x), x[:, 0])
+    x = torch.full((2, 40), torch.iinfo(torch.int64).min)
+    assert torch.equal(ops.highest(x), x[:, 0])
+    assert ops.highest(torch.zeros(2, 0)).tolist() == [-torch.inf, -torch.inf]
+
+
+@pytest.mark.parametrize("at", [0, 1, 15, 16, 40, 69])
+def test_nan_wins_in_every_lane(at: int, ops: ModuleType) -> None:
+    x = numbers(3, 70)
+    x[1, at] = torch.nan
+    for found in (ops.highest(x), ops.lowest(x)):
+        assert found.isnan().tolist() == [False, True, False]
+
+
+def test_several_at_once(ops: ModuleType) -> None:
+    x, z = numbers(4, 90), numbers(4, 91)[:, 1:]
+    y, u = ops.both(x, z)
+    assert torch.equal(y, (x * z).amax(1))
+    assert torch.equal(u, (x - z).amin(1))
+
+
+def test_rows_are_loops_of_lanes() -> None:
+    text = stage_text(Source(TEXT), "c")
+    assert text.count("GREATEST_OF(") == 2
+    assert text.count("LEAST_OF(") == 2
+
+
+# ---------------------------------------------------------------------------- outside
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_is_infinite_outside_is_skipped(width: int, ops: ModuleType) -> None:
+    x = numbers(3, width).requires_grad_()
+    padded = torch.nn.functional.pad(x, (2, 2), value=-torch.inf)
+    wanted = torch.stack([padded[:, 2 * i : 2 * i + width] for i in range(3)]).amax(0)
+    found = ops.filled(x)
+    assert torch.equal(found, wanted)
+    cotangent = numbers(3, width)
+    (ours,) = torch.autograd.grad(found, x, cotangent)
+    (theirs,) = torch.autograd.grad(wanted, x, cotangent)
+    torch.testing.assert_close(ours, theirs)  # no two numbers of a window are equal
+    padded = torch.nn.functional.pad(x.detach(), (1, 1), value=torch.inf)
+    wanted = torch.stack([padded[:, i : i + width] for i in range(3)]).amin(0)
+    assert torch.equal(ops.smallest(x.detach()), wanted)
+
+
+def test_integers_are_refused_as_before(ops: ModuleType) -> None:
+    """The -inf says that the op is one of reals, also where it is skipped."""
+    with pytest.raises(TypeError, match="filled: x must be float16"):
+        ops.filled(torch.zeros(2, 3, dtype=torch.int64))
