@@ -102,3 +102,33 @@ def test_integers_are_refused_as_before(ops: ModuleType) -> None:
     """The -inf says that the op is one of reals, also where it is skipped."""
     with pytest.raises(TypeError, match="filled: x must be float16"):
         ops.filled(torch.zeros(2, 3, dtype=torch.int64))
+
+
+# ---------------------------------------------------------------------------- one cell of a row
+CHOSEN = """op chosen(x[N,W], f: i64[N], g[N], z[W]) -> y[N,W]
+  y[n,w] = exp(x[n,w]) + select(f[n] == w, g[n], z[w])
+"""
+"""What may be chosen is there in any case, and loaded before the loop."""
+
+GUARDED = """op guarded(x[N,W], g[M]) -> y[N,W]
+  y[n,w] = x[n,w] + select(n < M and w >= 1, g[n], 0) for n in N
+"""
+"""What is chosen is there only where it is chosen."""
+
+
+def test_cells_that_lanes_choose_are_loaded_ahead() -> None:
+    text = stage_text(Source(CHOSEN), "c")
+    assert " g_cell = from_T(g[n * g_s0]);" in text
+    assert "z_cell" not in text
+    x, z, g = numbers(5, 70) / 50, numbers(1, 70)[0], numbers(1, 5)[0]
+    f = torch.tensor([0, 69, 70, -1, 33])
+    wanted = x.exp() + torch.where(f[:, None] == torch.arange(70), g[:, None], z)
+    torch.testing.assert_close(opgen.compile(CHOSEN).chosen(x, f, g, z), wanted)
+
+
+def test_cells_that_may_not_be_there_are_not() -> None:
+    assert "g_cell" not in stage_text(Source(GUARDED), "c")
+    x, g = numbers(5, 70), numbers(1, 3)[0]
+    wanted = x.clone()
+    wanted[:3, 1:] += g[:, None]
+    torch.testing.assert_close(opgen.compile(GUARDED).guarded(x, g), wanted)

@@ -8,6 +8,7 @@ from typing import Final, Self
 
 from opgen.algebra.poly import poly, symbol
 from opgen.emit.block_cells import BlockCellEmitter
+from opgen.emit.chosen_cells import chosen_cells
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
 from opgen.emit.lane_pairs import Pass, held_pair, hold_pairs, in_pairs, one_by_one
@@ -66,6 +67,7 @@ class LaneEmitter(BlockCellEmitter):
             self.whole_vectors(node, row, inner)
         else:
             if not few:
+                self.load_ahead(node, inner)
                 self.write("INDEPENDENT")
             head = f"int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++"
             self.write(f"for ({head}) {{")
@@ -75,6 +77,19 @@ class LaneEmitter(BlockCellEmitter):
             self.write("}")
         for end in ends:
             self.write(end)
+
+    def load_ahead(self, node: Lanes, inner: Self) -> None:
+        """Load what lanes may choose before the loop, where it is one cell for all of them.
+
+        A compiler must not load what a lane may not choose, and makes no vectors of the loop then.
+        """
+        if self.printer.cuda:
+            return
+        for load in dict.fromkeys(chosen_cells(node, self.kernel, self.printer.program)):
+            name = self.scope.fresh(f"{load.tensor}_cell")
+            kind = self.printer.types.of(load).value
+            self.write(f"const {kind} {name} = {self.printer.scalar(load).text};")
+            inner.printer.columns[load.tensor, load.indices] = name
 
     def whole_vectors(self, node: Lanes, row: Row, inner: Self) -> None:
         """A loop over as many lanes as a vector has, again and again; the last ones begin earlier.
