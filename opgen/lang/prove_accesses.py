@@ -194,16 +194,29 @@ def _out_of_range(
             replacement=(span, f"{last}"),
         )
     suffix = "?drop" if role is _Role.WRITE else "?0"
+    advice = f"say what happens outside: {index.value} {suffix}"
+    if role is not _Role.WRITE:
+        advice += ", or ?clamp ?reflect ?wrap ?(value)"
+    beside = next((each for each in access.indices if each.boundary is not Boundary.NONE), None)
+    if beside is not None:
+        suffix = _mode(beside)
+        advice = f"a mode is that of one index: write {index.value} {suffix}, as beside it"
     return Fault(
         "out-of-range",
         headline,
         span,
         *label,
         notes=notes,
-        advice=f"say what happens outside: {index.value} {suffix}"
-        + ("" if role is _Role.WRITE else ", or ?clamp ?reflect ?wrap ?(value)"),
+        advice=advice,
         replacement=(Span(span.end, span.end), f" {suffix}"),
     )
+
+
+def _mode(index: Index) -> str:
+    """The mode of an index as a spec says it."""
+    if index.boundary is Boundary.FILL:
+        return f"?({index.fill:g})"
+    return str(index.boundary.value)
 
 
 def _reflected_too_far(
