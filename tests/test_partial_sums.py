@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -43,11 +44,11 @@ op several(x[N], z[N]) -> y[]
 
 
 @pytest.fixture(scope="module")
-def ops() -> object:
+def ops() -> ModuleType:
     return opgen.compile(TEXT)
 
 
-def call(ops: object, name: str, *tensors: Tensor) -> Tensor:
+def call(ops: ModuleType, name: str, *tensors: Tensor) -> Tensor:
     found: Tensor = getattr(ops, name)(*tensors)
     return found
 
@@ -61,7 +62,7 @@ SIZES = (0, 1, 3, 1023, 1024, 1025, 4096, 4097, 9000)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_sums_of_vectors(size: int, ops: object) -> None:
+def test_sums_of_vectors(size: int, ops: ModuleType) -> None:
     x, z = numbers(size), numbers(size) + 1
     torch.testing.assert_close(call(ops, "total", x), x.sum())
     torch.testing.assert_close(call(ops, "several", x, z), x.sum() + (z * x).sum())
@@ -72,7 +73,7 @@ def test_sums_of_vectors(size: int, ops: object) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1), (3, 700), (700, 3), (5000, 2)])
-def test_sums_of_rows(shape: tuple[int, int], ops: object) -> None:
+def test_sums_of_rows(shape: tuple[int, int], ops: ModuleType) -> None:
     x = numbers(*shape)
     torch.testing.assert_close(call(ops, "rows", x), (x * x).sum())
     torch.testing.assert_close(call(ops, "rows", x.T), (x * x).sum())
@@ -85,13 +86,13 @@ def test_sums_of_rows(shape: tuple[int, int], ops: object) -> None:
         torch.testing.assert_close(call(ops, "variation", x), variation)
 
 
-def test_sums_of_volumes(ops: object) -> None:
+def test_sums_of_volumes(ops: ModuleType) -> None:
     for shape in ((2, 3, 4, 5), (1, 1, 70, 50), (0, 3, 4, 5), (70, 80, 1, 2)):
         x = numbers(*shape)
         torch.testing.assert_close(call(ops, "volume", x), x.abs().sum())
 
 
-def test_ones_are_counted(ops: object) -> None:
+def test_ones_are_counted(ops: ModuleType) -> None:
     """One float for all of them stops at 2^24."""
     ones = torch.ones(1).expand(2**24 + 2**20)
     assert call(ops, "total", ones).item() == 2**24 + 2**20
@@ -99,20 +100,20 @@ def test_ones_are_counted(ops: object) -> None:
     assert call(ops, "rows", ones).item() == pytest.approx(ones.numel(), rel=1e-7)
 
 
-def test_half_is_rounded_once(ops: object) -> None:
+def test_half_is_rounded_once(ops: ModuleType) -> None:
     x = torch.full((3000,), 1.0, dtype=torch.bfloat16)
     x[0] = 5
     assert call(ops, "total", x).item() == torch.tensor(3004.0).bfloat16().item()
 
 
-def test_nan_wins(ops: object) -> None:
+def test_nan_wins(ops: ModuleType) -> None:
     x = numbers(40, 50)
     x[17, 3] = torch.nan
     assert call(ops, "highest", x).isnan()
     assert call(ops, "lowest", x.flatten()).isnan()
 
 
-def test_integers(ops: object) -> None:
+def test_integers(ops: ModuleType) -> None:
     x = torch.arange(-5000, 5001)
     assert call(ops, "total", x).item() == 0
     assert call(ops, "lowest", x).item() == -5000
@@ -121,7 +122,7 @@ def test_integers(ops: object) -> None:
     assert call(ops, "lowest", empty).item() == torch.iinfo(torch.int32).max
 
 
-def test_gradients(ops: object) -> None:
+def test_gradients(ops: ModuleType) -> None:
     x = numbers(6, 30).requires_grad_()
     (first,) = torch.autograd.grad(call(ops, "rows", x), x, create_graph=True)
     torch.testing.assert_close(first, 2 * x)
@@ -129,7 +130,7 @@ def test_gradients(ops: object) -> None:
     torch.testing.assert_close(second, 24 * x.detach() ** 2)
 
 
-def test_threads_of_a_gpu_share_the_sum_as_it_is(ops: object) -> None:
+def test_threads_of_a_gpu_share_the_sum_as_it_is(ops: ModuleType) -> None:
     x = numbers(9, 40, dtype=torch.float32)
     with emulated(threads=4, most_blocks=(3, 2, 2)):
         torch.testing.assert_close(call(ops, "rows", x), (x * x).sum())
@@ -146,6 +147,11 @@ def test_libraries_have_the_temporaries_too(tmp_path: Path) -> None:
     rows, total = alone(path, named, tmp_path)
     torch.testing.assert_close(rows[0], (x * x).sum())
     torch.testing.assert_close(total[0], x.sum())
+
+
+def test_a_gpu_has_no_memory_for_what_it_does_not_use(ops: ModuleType) -> None:
+    temporaries = ops.FAMILY.operations["rows"].temporaries
+    assert [each.name for each in temporaries if each.cpu_only] == ["y_rows", "y_cells", "y_rows_"]
 
 
 # ---------------------------------------------------------------------------- what is rewritten
@@ -171,6 +177,8 @@ def test_what_a_sum_becomes() -> None:
         "op f(x[N]) -> y[]\n  y[] = prod(n) x[n]\n",
         "op f(x[N]) -> y[]: i64\n  y[] = argmax(n) x[n]\n".replace("y[]: i64", "y: i64[]"),
         "op f(x[N]) -> y[]\n  where N >= 1\n  y[] = x[0]\n",
+        # an index that is checked in each call, and shown in the message
+        "op f(x[N], k: int[M]) -> y[]\n  y[] = sum(m) x[k[m]]\n",
     ],
 )
 def test_what_stays_as_it_is(text: str) -> None:

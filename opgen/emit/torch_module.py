@@ -326,7 +326,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         inputs=tuple_of([_input(tensor) for tensor in op.inputs], tall=True),
         attributes=tuple_of([_attribute(each) for each in op.attributes], tall=True),
         outputs=tuple_of([_output(tensor) for tensor in op.outputs], tall=True),
-        temporaries=tuple_of(_temporaries(program), tall=True),
+        temporaries=tuple_of(_temporaries(unit), tall=True),
         shapes=shapes,
         reach=_reach(unit),
         eager=eager,
@@ -426,14 +426,17 @@ def _convolution(found: Convolution | None) -> Group | None:
     )
 
 
-def _temporaries(program: Program) -> list[Node]:
+def _temporaries(unit: Unit) -> list[Node]:
+    program = unit.program
     outputs = {workspace.name: workspace.output for workspace in program.workspaces}
+    shared = {operand.name for operand in unit.on_gpu.operands}
     return [
         call(
             "Temporary",
             (quoted(operand.name),),
             dtype=None if operand.dtype.value == "same" else quoted(operand.dtype.value),
             workspace_of=quoted(outputs[operand.name]) if operand.name in outputs else None,
+            cpu_only=None if operand.name in shared else "True",
         )
         for operand in program.operands
         if operand.widened

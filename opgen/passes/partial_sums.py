@@ -33,6 +33,7 @@ from opgen.ir.notation import (
     Reducer,
     Statement,
     Tensor,
+    reads,
     substitute_expression,
 )
 
@@ -74,6 +75,12 @@ def _is_single(op: Op, statement: Statement) -> bool:
     )
 
 
+def _is_checked(statement: Statement) -> bool:
+    """Whether an index is checked at run time: messages show it as the spec has it."""
+    indices = (index for access in reads(statement.body) for index in access.indices)
+    return any(index.value.is_data_dependent for index in indices)
+
+
 @dataclass
 class _Parts:
     """The temporaries that were made so far, and the names that are taken."""
@@ -88,7 +95,7 @@ class _Parts:
         iterators = statement.iterators
         kept = iterators[: -2 if len(iterators) >= _MANY else -1]
         if not kept:
-            return self.strided(statement, target)
+            return (statement,) if _is_checked(statement) else self.strided(statement, target)
         rows = self.temporary(target, "rows", kept)
         out = [replace(statement, target=rows)]
         if len(kept) > 1:

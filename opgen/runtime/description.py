@@ -72,11 +72,15 @@ class Convolution:
 
 @record
 class Temporary:
-    """A tensor between statements; the workspace of an output if it names one."""
+    """A tensor between statements; the workspace of an output if it names one.
+
+    Kernels of the CPU may have some that those of a GPU have no use for.
+    """
 
     name: str
     dtype: str = "same"
     workspace_of: str | None = None
+    cpu_only: bool = False
 
 
 @record

@@ -235,6 +235,8 @@ def operands_of(call: Call, outputs: Sequence[torch.Tensor]) -> dict[str, torch.
     for output, tensor, shape in zip(operation.outputs, outputs, call.shapes.outputs, strict=True):
         found[output.name] = tensor.view(shape) if output.batched else tensor
     for temporary, shape in zip(operation.temporaries, call.shapes.temporaries, strict=True):
+        if temporary.cpu_only and call.device.type != "cpu":
+            continue
         dtype_name = types.widened(temporary.dtype)
         shared = temporary.workspace_of
         if shared is not None and types.found[shared] == dtype_name:
