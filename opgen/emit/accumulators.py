@@ -307,12 +307,19 @@ class AccumulatorEmitter(ScopeEmitter):
         sign = ">" if node.reducer in (Reducer.MAX, Reducer.ARGMAX) else "<"
         if not node.reducer.is_argument:
             nan = "" if kind is Type.INTEGER else f" || {term} != {term}"
-            if node.accumulator in self.arrays:  # always stored: the loop becomes vectors so
+            if self.is_stored(node):
                 self.write(f"{total} = {term} {sign} {total}{nan} ? {term} : {total};")
             else:
                 self.write(f"if ({term} {sign} {total}{nan}) {total} = {term};")
             return
         self.join_argument(node, total, term, sign)
+
+    def is_stored(self, node: Accumulate) -> bool:
+        """Whether a better term is chosen, not jumped to: loops over arrays become vectors so.
+
+        On a GPU arrays are registers, and there are more of them alive at a time.
+        """
+        return node.accumulator in self.arrays and not self.printer.cuda
 
     def join_argument(self, node: Accumulate, total: str, term: str, sign: str) -> None:
         state = self.states[node.accumulator]
@@ -327,8 +334,7 @@ class AccumulatorEmitter(ScopeEmitter):
                 for first, value in zip(state.first, node.order, strict=True)
             ]
         assert node.position is not None
-        if node.accumulator in self.arrays and not node.order:
-            # Always stored: the loop becomes vectors so.
+        if self.is_stored(node) and not node.order:
             name = self.scope.fresh("is_better")
             self.write(f"const int {name} = {better};")
             self.write(f"{best} = {name} ? {term} : {best};")
