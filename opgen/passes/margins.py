@@ -39,8 +39,8 @@ from opgen.ir.notation import (
     Reducer,
     Statement,
     Tensor,
-    reads,
 )
+from opgen.ir.walk import all_reads
 
 _FOLDED: Final = (Boundary.CLAMP, Boundary.REFLECT, Boundary.SYMMETRIC, Boundary.WRAP)
 """The modes that bring an index inside."""
@@ -77,7 +77,7 @@ def _margins(op: Op, name: str) -> tuple[_Margin | None, ...] | None:
     is_sum = len(folded) > 1 or any(
         len(each.iterators) > len(each.target.indices) for each in folded
     )
-    is_read = any(name in _tensors_read(statement) for statement in op.statements)
+    is_read = any(each.tensor == name for part in op.statements for each in all_reads(part))
     only_adds = all(statement.reducer is Reducer.ADD for statement in statements)
     if not is_sum or is_read or not only_adds:
         return None
@@ -98,14 +98,6 @@ def _margins(op: Op, name: str) -> tuple[_Margin | None, ...] | None:
             return None
         margins.append(_Margin(mode, before, behind))
     return tuple(margins)
-
-
-def _tensors_read(statement: Statement) -> frozenset[str]:
-    accesses = tuple(reads(statement.body))
-    values = [index.value for a in (*accesses, statement.target) for index in a.indices]
-    values += [guard.value for guard in statement.guards]
-    loaded = (a.name for value in values for a in value.all_atoms() if a.kind is Kind.LOAD)
-    return frozenset((*(access.tensor for access in accesses), *loaded))
 
 
 def _beyond(value: Poly, extent: Poly, statement: Statement) -> tuple[int, int] | None:

@@ -33,9 +33,9 @@ from opgen.ir.notation import (
     Reducer,
     Statement,
     Tensor,
-    reads,
     substitute_expression,
 )
+from opgen.ir.walk import all_reads
 
 _JOINED: Final = frozenset({Reducer.ADD, Reducer.MAX, Reducer.MIN})
 """How terms may be joined in parts."""
@@ -77,7 +77,7 @@ def _is_single(op: Op, statement: Statement) -> bool:
 
 def _is_checked(statement: Statement) -> bool:
     """Whether an index is checked at run time: messages show it as the spec has it."""
-    indices = (index for access in reads(statement.body) for index in access.indices)
+    indices = (index for access in all_reads(statement) for index in access.indices)
     return any(index.value.is_data_dependent for index in indices)
 
 
