@@ -8,10 +8,13 @@ Nothing is proved here; the answer "no" only means "not plainly".
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import assert_never
+from typing import Final, assert_never
 
 from opgen.algebra.poly import ONE, ZERO, Poly, maximum, minimum, symbol, symbol_atom
 from opgen.ir.notation import Access, Boundary, Index, Iterator
+
+FOLDED: Final = (Boundary.CLAMP, Boundary.REFLECT, Boundary.SYMMETRIC, Boundary.WRAP)
+"""The modes that bring an index inside; see `fold`."""
 
 
 def extents_of(iterators: Iterable[Iterator]) -> dict[str, Poly]:

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Final, assert_never
 
 from opgen.algebra.poly import Atom, Kind, Poly, poly
+from opgen.ir.indices import FOLDED
 from opgen.ir.notation import (
     BATCH,
     BATCH_ITERATOR,
@@ -194,13 +195,12 @@ def _boundary_modes_fit_the_side(op: Op) -> Faults:
                 if mode in (_READ_ONLY if writing else _WRITE_ONLY):
                     side = "written" if writing else "read"
                     yield f"{place}: '{access.tensor}' is {side} with {mode.value}"
-                if writing and mode in _MOVING and statement.reducer is Reducer.ASSIGN:
+                if writing and mode in FOLDED and statement.reducer is Reducer.ASSIGN:
                     yield f"{place}: '{access.tensor}' is assigned with {mode.value}"
 
 
 _WRITE_ONLY: Final = (Boundary.DROP,)
 _READ_ONLY: Final = (Boundary.ZERO, Boundary.FILL)
-_MOVING: Final = (Boundary.CLAMP, Boundary.REFLECT, Boundary.SYMMETRIC, Boundary.WRAP)
 
 
 def _indices_load_integers_only(op: Op) -> Faults:

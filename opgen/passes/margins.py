@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import ZERO, Kind, Poly, symbol, symbol_atom
-from opgen.ir.indices import extents_of
+from opgen.ir.indices import FOLDED, extents_of
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
     BATCH_ITERATOR,
@@ -41,9 +41,6 @@ from opgen.ir.notation import (
     Tensor,
 )
 from opgen.ir.walk import all_reads
-
-_FOLDED: Final = (Boundary.CLAMP, Boundary.REFLECT, Boundary.SYMMETRIC, Boundary.WRAP)
-"""The modes that bring an index inside."""
 
 _WIDEST: Final = 16
 """The widest margin."""
@@ -70,9 +67,7 @@ def with_margins(op: Op) -> Op:
 def _margins(op: Op, name: str) -> tuple[_Margin | None, ...] | None:
     """The margins of the dims that have folded indices; None if the tensor stays as it is."""
     statements = [each for each in op.statements if each.target.tensor == name]
-    folded = [
-        each for each in statements if any(i.boundary in _FOLDED for i in each.target.indices)
-    ]
+    folded = [each for each in statements if any(i.boundary in FOLDED for i in each.target.indices)]
     # A single term for each point is moved once, and would be moved twice.
     is_sum = len(folded) > 1 or any(
         len(each.iterators) > len(each.target.indices) for each in folded
@@ -85,7 +80,7 @@ def _margins(op: Op, name: str) -> tuple[_Margin | None, ...] | None:
     for axis, extent in enumerate(op.extents(name)):
         indices = [(each.target.indices[axis], each) for each in statements]
         modes = {index.boundary for index, _ in indices}.difference((Boundary.NONE,))
-        if modes.isdisjoint(_FOLDED):
+        if modes.isdisjoint(FOLDED):
             margins.append(None)
             continue
         beyond = [_beyond(index.value, extent, statement) for index, statement in indices]

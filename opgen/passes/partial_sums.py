@@ -42,6 +42,8 @@ _JOINED: Final = frozenset({Reducer.ADD, Reducer.MAX, Reducer.MIN})
 
 _ROWS: Final = 4
 _ROW: Final = 1024
+"""How many cells a single iterator's sum gets: rows for threads, and in each a stretch of lanes."""
+
 _MANY: Final = 4
 """From how many iterators on rows are those of two."""
 
