@@ -21,6 +21,7 @@ from opgen.emit.cuda import cuda_kernels, cuda_text
 from opgen.emit.torch_module import SpecialKernels, Unit
 from opgen.errors import OpgenError, Source
 from opgen.ir.certificate import Trials
+from opgen.ir.convolution import Convolution
 from opgen.ir.family import JOINT, Member, Traits
 from opgen.ir.loops import Program
 from opgen.ir.notation import Op
@@ -132,7 +133,7 @@ def stages(
         else None  # gradients of gradients are large, and rarely what takes the time
         for ops_of, member, cpu, gpu in zip(computed, members, on_cpu, on_gpu, strict=True)
     ]
-    convolutions = [convolution(member.op) for member in members]
+    convolutions = [_convolution(member) for member in members]
     units = tuple(map(Unit, members, programs, on_cpu, on_gpu, traits, specials, convolutions))
     proved = certificate(members, fibres, trials)
     module = torch_module.module_source(units, source.text, source.name, proved, runtime)
@@ -391,8 +392,16 @@ def _operation_source(
     if text and len(member.path) <= 2:
         kernels = _special_kernels(cpu_op, gpu_op, on_cpu, on_gpu, ops.get(member.path[0], op))
     traits = _traits(op, ops)
-    unit = Unit(member, program, on_cpu, on_gpu, traits, kernels, convolution(op))
+    unit = Unit(member, program, on_cpu, on_gpu, traits, kernels, _convolution(member))
     return torch_module.module_source((unit,), text, name)
+
+
+def _convolution(member: Member) -> Convolution | None:
+    """An op as a convolution. The result of its gradients is what flows back, the last input: those
+    of image and weight are one call of the library if both see it so."""
+    op = member.op
+    results = op.outputs[:1] if member.is_public else op.inputs[-1:]
+    return convolution(op, "".join(each.name for each in results))
 
 
 @functools.lru_cache(maxsize=64)

@@ -11,6 +11,9 @@ What an iterator is follows from the tensors that it indexes: n and i those of r
 and k those of image and weight, o those of result and weight, g all three; i and k are those that
 share an index. So n, g, o and c may be several iterators each or none, and those of a tensor may
 stand in any dims and order: `y[n,o,(i a),(j b)]` is a result whose channels are `(o a b)`.
+
+A dim of pixels that no tap moves, behind the channels as in `sum(c) x[n,c,i,j] * w[o,c]`, is one of
+the convolution whose filter has one tap. What has no pixels at all is a product of matrices.
 """
 
 from __future__ import annotations
@@ -31,11 +34,11 @@ _READ = frozenset({Boundary.NONE, Boundary.ZERO})
 _WRITTEN = frozenset({Boundary.NONE, Boundary.DROP})
 
 
-def convolution(op: Op) -> Convolution | None:
+def convolution(op: Op, result: str = "") -> Convolution | None:
     """The op as a convolution; None if it is anything else, or does anything beside it.
 
     Where it is one in two ways, as the sum of products of two tensors of one size is, that with the
-    fewest tensors to be rearranged.
+    fewest tensors to be rearranged, and of these one whose result has that name.
     """
     product = product_of(op)
     if product is None or not _is_generic(op, product):
@@ -46,7 +49,8 @@ def convolution(op: Op) -> Convolution | None:
         roles = dict(zip(Role, (accesses[at] for at in order), strict=True))
         one = _in_roles(op, product, roles, tuple(Role)[order.index(0)])
         found += () if one is None else (one,)
-    return min(found, key=lambda each: len(each.arrangements), default=None)
+    ranks = [(len(each.arrangements), each.result != result) for each in found]
+    return found[ranks.index(min(ranks))] if found else None
 
 
 def _is_generic(op: Op, product: Product) -> bool:
@@ -71,6 +75,9 @@ class _Window:
     padding: Poly
     dilation: Poly
 
+
+_UNMOVED = poly(1), poly(0), poly(1)
+"""Stride, padding and dilation of pixels without taps."""
 
 _Dim = tuple[str, ...] | _Window
 """An index of a tensor: the iterators that it is made of, or a window."""
@@ -102,7 +109,11 @@ def _in_roles(
         if own is None or sorted(_names(own)) != sorted(_names(into)):
             return None
         arrangements[access.tensor] = _arrangement(op, access, own, into, product.extents)
-    windows = [dim for dim in wanted[Role.IMAGE] if isinstance(dim, _Window)]
+    geometry = [
+        (dim.stride, dim.padding, dim.dilation) if isinstance(dim, _Window) else _UNMOVED
+        for dim in wanted[Role.IMAGE][2:]
+    ]
+    stride, padding, dilation = zip(*geometry, strict=True)
     return Convolution(
         target,
         roles[Role.RESULT].tensor,
@@ -110,9 +121,9 @@ def _in_roles(
         roles[Role.WEIGHT].tensor,
         None if product.bias is None else product.bias.tensor,
         _size(kinds.groups, product.extents),
-        tuple(each.stride for each in windows),
-        tuple(each.padding for each in windows),
-        tuple(each.dilation for each in windows),
+        stride,
+        padding,
+        dilation,
         {name: each for name, each in arrangements.items() if each is not None},
     )
 
@@ -159,9 +170,10 @@ class _Kinds:
 
     def arranged(self, image: _Dims) -> dict[Role, _Dims] | None:
         """The dims of a convolution whose image has these dims; None if some iterator is left."""
-        windows = [dim for dim in image if isinstance(dim, _Window)]
-        moving = {name for each in windows for name in (each.inner, each.tap)}
-        if len(windows) not in _SPATIAL or len(moving) < 2 * len(windows):
+        spatial = self._spatial(image)
+        windows = [dim for dim in spatial if isinstance(dim, _Window)]
+        moving = set(_names(spatial))
+        if len(spatial) not in _SPATIAL or len(moving) < len(list(_names(spatial))):
             return None
 
         def still(*roles: Role) -> tuple[str, ...]:
@@ -171,11 +183,35 @@ class _Kinds:
         batch, channels = still(Role.IMAGE, Role.RESULT), still(Role.WEIGHT, Role.IMAGE)
         if {*moving, *self.groups, *outputs, *batch, *channels} != self.extents.keys():
             return None
+        if not windows and not (batch and outputs and channels):
+            return None
+        inner = ((dim.inner,) if isinstance(dim, _Window) else dim for dim in spatial)
+        taps = ((dim.tap,) if isinstance(dim, _Window) else () for dim in spatial)
         return {
-            Role.RESULT: [batch, (*self.groups, *outputs), *((each.inner,) for each in windows)],
-            Role.IMAGE: [batch, (*self.groups, *channels), *windows],
-            Role.WEIGHT: [(*self.groups, *outputs), channels, *((each.tap,) for each in windows)],
+            Role.RESULT: [batch, (*self.groups, *outputs), *inner],
+            Role.IMAGE: [batch, (*self.groups, *channels), *spatial],
+            Role.WEIGHT: [(*self.groups, *outputs), channels, *taps],
         }
+
+    def _spatial(self, image: _Dims) -> _Dims:
+        """The windows of an image, and the dims of pixels behind its channels that no tap moves.
+
+        Where these are too many they are images of a batch beside windows, and one dim without.
+        """
+        pixels = frozenset({Role.IMAGE, Role.RESULT})
+        found: _Dims = []
+        for dim in reversed(image):
+            if isinstance(dim, _Window):
+                found.insert(0, dim)
+            elif any(self.where[name] != pixels for name in dim):
+                break
+            else:
+                found.insert(0, dim)
+        windows: _Dims = [dim for dim in image if isinstance(dim, _Window)]
+        if windows:
+            before = [dim for dim in windows if dim not in found]
+            return windows if len(before) + len(found) > max(_SPATIAL) else [*before, *found]
+        return found if len(found) <= max(_SPATIAL) else [tuple(_names(found))]
 
 
 # ---------------------------------------------------------------------------- dims

@@ -117,6 +117,8 @@ def transposed(kernel: Kernel, program: Program, op: Op) -> Contraction | None:
             return None
         if name not in extents and name not in solved:
             collected.terms.append(Axis(name, extent))
+    if not solved:
+        return None  # no pixel is moved: a plain product
     left, right = (
         Load(access.tensor, tuple(index.value.substitute(solved) for index in access.indices))
         for access in found.factors

@@ -19,7 +19,6 @@ from opgen.runtime import (
 )
 from opgen.runtime.convolution_tiles_source import Tiled
 from opgen.runtime.lookup_convolution_source import Convolved
-from opgen.runtime.lookup_moves import NoMove
 
 if TYPE_CHECKING:
     from opgen.runtime.convolution_tiles import Tiles
@@ -82,7 +81,8 @@ def gradients(
     plans = (for_image, for_weight)
     if cotangent is None or image is None or weight is None:
         return None
-    if not all(map(_is_direct, plans)) or for_image.is_forward:
+    views = [] if all(map(_is_direct, plans)) else _views(for_image, for_weight, weight)
+    if views is None or for_image.is_forward:
         return None
     if for_image.strips is not None and for_weight.strips is not None:
         return None
@@ -107,7 +107,7 @@ def gradients(
     own = library_plan.own_tiles(for_image, for_weight)
     places = 0, 1, 2, _ABSENT
     checks = _Checks(checked, weight=True, gradient=is_checked)
-    return _described(places, for_weight, False, weight, checks, at_once, own or ())
+    return _described(places, for_weight, False, weight, checks, at_once, own or ()) + views
 
 
 def _is_direct(plan: Plan) -> bool:
@@ -129,15 +129,47 @@ def _moves(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | No
         if operand is None or tensor is None:
             continue
         move = lookup_moves.arranging(tensor, operand.arrangement, operand.format)
-        if isinstance(move, NoMove):
+        if move is None or not _is_taken_so(move):
             return None
         found += move
     shape, format_ = tuple(plan.case.result), plan.case.format
     result = torch.empty(shape, device="meta", memory_format=format_)
     move = lookup_moves.restoring(result, plan.restored, format_)
-    if isinstance(move, NoMove):
+    if move is None:
         return None
     return [*found, *move, result.dim(), *shape, *result.stride()]
+
+
+def _views(for_image: Plan, for_weight: Plan, weight: torch.Tensor) -> list[int] | None:
+    """The views of a weight with other dims and of its gradient; None where they are none, or where
+    another tensor has other dims too."""
+    if for_image.weight is None or for_weight.restored is None:
+        return None
+    others = (for_image.result, for_weight.result, for_weight.image)
+    if any(each is None or each.arrangement is not None for each in others):
+        return None
+    if for_image.restored is not None or for_image.is_copied or for_image.repeats > 1:
+        return None
+    if for_weight.is_uneven or for_image.tiles is not None or for_weight.tiles is not None:
+        return None
+    found = for_weight.case
+    gradient = torch.empty(tuple(found.weight), device="meta")
+    of_weight = for_image.weight
+    moves = (
+        lookup_moves.arranging(weight, of_weight.arrangement, of_weight.format),
+        lookup_moves.restoring(gradient, for_weight.restored, found.format),
+    )
+    words = [[] if each is None or each[0] != lookup_moves.VIEW else each[1:] for each in moves]
+    is_so = all(words) and moves[0] is not None and _is_taken_so(moves[0])
+    return [*words[0], *words[1]] if is_so else None
+
+
+def _is_taken_so(move: Sequence[int]) -> bool:
+    """Whether what a move gives has strides that the library reads rightly, if it is a view."""
+    if move[0] != lookup_moves.VIEW:
+        return True
+    rank, *sizes = move[1:]
+    return _are_taken_so(torch.empty_strided(sizes[:rank], sizes[rank:], device="meta"))
 
 
 def _are_taken_so(*tensors: torch.Tensor) -> bool:

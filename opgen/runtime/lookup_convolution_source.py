@@ -39,7 +39,8 @@ class Convolved(NamedTuple):
     gradients twice.
     Where dims are those of other tensors, there are after these the moves of `lookup_moves` for
     what is convolved, for the weight and the bias, as far as they are there, and for the result;
-    and the rank, the sizes and the strides of what the library is to give.
+    and the rank, the sizes and the strides of what the library is to give. For both gradients they
+    are views of the weight and of its gradient: rank, sizes and strides of each.
     """
 
     source: int
@@ -408,7 +409,7 @@ static int by_moves(const Entry *entry, const Tensor *inputs, Tensor *outputs)
         && compute(about, given[0], NULL, given[1], given[2] ? &given[2] : NULL, &found);
     for (int i = 0; i < 3; i++) drop(&made[i]);
     if (!is_found) return 0;
-    const int64_t *to_be = *next < 0 ? next + 1 : next + 2 + 3 * *next + 2 * next[1 + 3 * *next];
+    const int64_t *to_be = after_move(next);
     is_found = describe(found, known, &words) && words == 2 + 2 * *to_be
         && !memcmp(known + 1, to_be, (size_t)(words - 1) * sizeof *known)
         && rearranged(next, found, about->bytes, &moved);
@@ -416,6 +417,34 @@ static int by_moves(const Entry *entry, const Tensor *inputs, Tensor *outputs)
     if (is_found && moved) outputs[0] = moved, moved = NULL;
     drop(&found), drop(&moved);
     return is_found;
+}
+
+static int is_contiguous(Tensor tensor)
+{
+    int64_t known[2 * MAX_RANK + 2], words = 0, count = 1;
+    if (!describe(tensor, known, &words)) return 0;
+    const int64_t rank = known[1], *sizes = known + 2, *strides = sizes + rank;
+    for (int64_t i = rank - 1; i >= 0; count *= sizes[i--])
+        if (sizes[i] != 1 && strides[i] != count) return 0;
+    return 1;
+}
+
+/* Both gradients, of a weight with other dims: a view of it, and of its gradient. */
+static int by_views(const Entry *entry, const Tensor *inputs, Tensor *outputs)
+{
+    const Convolved *about = (const Convolved *)entry->integers;
+    const int64_t *words = about->geometry + 5 * about->spatial;
+    Tensor weight = NULL, gradient = NULL;
+    words = viewed(words, inputs[about->weight], &weight);
+    const int is_found = words
+        && compute(about, inputs[about->source], inputs[about->image], weight, NULL, outputs);
+    drop(&weight);
+    if (!is_found) return 0;
+    const int is_viewed = is_contiguous(outputs[1]) && viewed(words, outputs[1], &gradient);
+    drop(&outputs[1]);
+    outputs[1] = gradient;
+    if (!is_viewed) drop(&outputs[0]);
+    return is_viewed;
 }
 
 /* Whether nothing that is not finite met a zero of the padding, as results that are as promised
@@ -446,7 +475,7 @@ __attribute__((noinline)) static int convolve(
     const int is_found = about->tiles ? by_tiles(entry, inputs, outputs)
         : about->at_once ? by_pieces(entry, inputs, outputs)
         : about->repeats > 1 ? by_repeats(entry, inputs, outputs)
-        : about->is_moved ? by_moves(entry, inputs, outputs)
+        : about->is_moved ? (image ? by_views : by_moves)(entry, inputs, outputs)
         : compute(about, inputs[about->source], image, inputs[about->weight],
                   bias_of(about, inputs), outputs);
     int is_promised = is_found;

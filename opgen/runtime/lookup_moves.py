@@ -1,10 +1,8 @@
-"""Copies of tensors with other dims, as lists of integers for `lookup_moves_source`."""
+"""Tensors with other dims, as lists of integers for `lookup_moves_source`: views and copies."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from enum import Enum
 
 import torch
 
@@ -23,22 +21,20 @@ MOST_IN_TURN = 4
 NONE = (-1,)
 """A tensor that stays as it is."""
 
+VIEW = -2
+"""Stands before the rank, the sizes and the strides of a view."""
 
 Dim = tuple[int, int, int]
 """A size, and the steps in what is read and in what is written."""
 
 
-class NoMove(Enum):
-    """Why a tensor does not become another one by a move."""
-
-    NEEDLESS = "a view of it has the other dims"
-    IMPOSSIBLE = "its dims cannot be taken apart where they lie, or PyTorch's own copy is better"
-
-
 def arranging(
     tensor: torch.Tensor, arrangement: Arrangement | None, format_: torch.memory_format
-) -> Sequence[int] | NoMove:
-    """How a tensor becomes one with the other dims, which is new memory in that format."""
+) -> Sequence[int] | None:
+    """How a tensor becomes one with the other dims; what is new memory is in that format.
+
+    None if its dims cannot be taken apart where they lie, or PyTorch's own copy is better.
+    """
     if arrangement is None:
         return NONE
     return _move(tensor, arrangement.split, arrangement.moved, arrangement.shape, format_)
@@ -46,7 +42,7 @@ def arranging(
 
 def restoring(
     tensor: torch.Tensor, arrangement: Arrangement | None, format_: torch.memory_format
-) -> Sequence[int] | NoMove:
+) -> Sequence[int] | None:
     """The other way, as `Arrangement.restored`."""
     if arrangement is None:
         return NONE
@@ -61,7 +57,7 @@ def _move(
     order: Sequence[int],
     shape: Sequence[int],
     format_: torch.memory_format,
-) -> Sequence[int] | NoMove:
+) -> Sequence[int] | None:
     """From the parts of a tensor, in that order, to a tensor of that shape."""
     new = torch.empty(tuple(shape), device="meta", memory_format=format_)
     like = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
@@ -69,14 +65,20 @@ def _move(
         parts = like.view(tuple(split)).permute(tuple(order))
         whole = new.view(parts.shape)
     except RuntimeError:
-        return NoMove.IMPOSSIBLE
-    with contextlib.suppress(RuntimeError):
-        parts.view(new.shape)
-        return NoMove.NEEDLESS
+        return None
+    if (view := _view(parts, new.shape)) is not None:
+        return VIEW, view.dim(), *view.shape, *view.stride()
     dims = steps(parts, whole)
     if not is_quick(dims, new.element_size()) and new.numel() > _FEW:
-        return NoMove.IMPOSSIBLE
+        return None
     return (*listed(dims), new.dim(), *new.shape, *new.stride())
+
+
+def _view(parts: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
+    try:
+        return parts.view(shape)
+    except RuntimeError:  # they do not lie one behind the other in memory
+        return None
 
 
 def steps(source: torch.Tensor, target: torch.Tensor) -> list[Dim]:

@@ -1,4 +1,4 @@
-"""The C side of tensors seen with other dims (`arrangement`): copies whose steps are given.
+"""The C side of tensors seen with other dims (`arrangement`): copies whose steps are given, views.
 
 A move is a list of integers, see `lookup_moves`: how many dims, and of each its size, its step in
 what is read and its step in what is written, those of the largest steps of the latter first. The
@@ -11,7 +11,7 @@ where they are few (`lookup_moves.MOST_IN_TURN`).
 
 from __future__ import annotations
 
-from opgen.runtime.lookup_moves import MOST_IN_TURN
+from opgen.runtime.lookup_moves import MOST_IN_TURN, VIEW
 
 _SOURCE = r"""
 enum { MOVED_AT_ONCE = 32768, FEW_MOVED = 1 << 18 };
@@ -102,10 +102,18 @@ void opgen_move(const void *from, void *to, const int64_t *about, int64_t bytes)
 }
 void opgen_expect(void *memory, int64_t bytes) { is_mapped(memory, bytes, 1); }
 
-/* A tensor with other dims; where the next move begins, NULL if it cannot be made. No dims at all
-   leave a tensor as it is. */
+/* A view whose rank, sizes and strides stand there; where the next move begins. */
+static const int64_t *viewed(const int64_t *about, Tensor tensor, Tensor *made)
+{
+    const int64_t rank = *about, *shape = about + 1;
+    return view_of(tensor, rank, shape, shape + rank, 0, made) ? NULL : shape + 2 * rank;
+}
+
+/* A tensor with other dims; where the next move begins, NULL if it cannot be made. In place of the
+   number of dims, one below 0 leaves a tensor as it is, or stands before a view. */
 static const int64_t *rearranged(const int64_t *about, Tensor tensor, int64_t bytes, Tensor *made)
 {
+    if (about[0] == VIEW) return viewed(about + 1, tensor, made);
     int64_t known[2 * MAX_RANK + 2], words = 0;
     const void *from;
     void *to;
@@ -117,6 +125,15 @@ static const int64_t *rearranged(const int64_t *about, Tensor tensor, int64_t by
     move(from, to, about, bytes, 1);
     return shape + 2 * rank;
 }
+
+/* Where the next move begins. */
+static const int64_t *after_move(const int64_t *about)
+{
+    if (about[0] == VIEW) return about + 2 + 2 * about[1];
+    if (about[0] < 0) return about + 1;
+    const int64_t *shape = about + 1 + 3 * about[0];
+    return shape + 1 + 2 * *shape;
+}
 """
 
 
@@ -124,4 +141,4 @@ def source() -> str:
     """The text of `rearranged`; before it stands that of `lookup_repeats_source`."""
     ways = (f"if (rows == {rows}) IN_TURN(TYPE, {rows})" for rows in range(2, MOST_IN_TURN + 1))
     text = _SOURCE.replace("WAYS", " \\\n        else ".join(ways))
-    return f"enum {{ MOST_IN_TURN = {MOST_IN_TURN} }};\n{text}"
+    return f"enum {{ MOST_IN_TURN = {MOST_IN_TURN}, VIEW = {VIEW} }};\n{text}"

@@ -36,8 +36,9 @@ FUNCTIONS = (
     "aoti_torch_library_init_impl",
     "torch_library_impl",
     "_ZdlPv",
+    "aoti_torch__reinterpret_tensor",
 )
-"""What `opgen_connect` is given, in this order; the last is C++'s `operator delete`."""
+"""What `opgen_connect` is given, in this order; `_ZdlPv` is C++'s `operator delete`."""
 
 CONVOLUTIONS = ("aoti_torch_cpu_convolution", "aoti_torch_cpu_convolution_backward")
 """What `opgen_connect_convolutions` is given, where LibTorch has them."""
@@ -66,6 +67,8 @@ static int32_t (*new_handle)(Tensor, Tensor *);
 static int32_t (*open_library)(const char *, const char *, const char *, uint32_t, void **);
 static int32_t (*implement)(void *, const char *, void (*)(Value *, uint64_t, uint64_t), uint64_t);
 static void (*delete_box)(void *);
+static int32_t (*view_of)(
+    Tensor, int64_t, const int64_t *, const int64_t *, int64_t, Tensor *);
 
 void opgen_connect(void *const *functions)
 {
@@ -81,6 +84,7 @@ void opgen_connect(void *const *functions)
     memcpy(&open_library, functions + 9, sizeof(void *));
     memcpy(&implement, functions + 10, sizeof(void *));
     memcpy(&delete_box, functions + 11, sizeof(void *));
+    memcpy(&view_of, functions + 12, sizeof(void *));
 }
 """
 
