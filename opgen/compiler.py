@@ -24,6 +24,7 @@ from opgen.ir.certificate import Trials
 from opgen.ir.convolution import Convolution
 from opgen.ir.family import JOINT, Member, Traits
 from opgen.ir.loops import Program
+from opgen.ir.matrix_product import MatrixProduct
 from opgen.ir.notation import Op
 from opgen.ir.show import show_file
 from opgen.ir.show_loops import show_program
@@ -37,6 +38,7 @@ from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
+from opgen.passes.matrix_product import matrix_product
 from opgen.passes.relayout import Orders
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import (
@@ -133,8 +135,8 @@ def stages(
         else None  # gradients of gradients are large, and rarely what takes the time
         for ops_of, member, cpu, gpu in zip(computed, members, on_cpu, on_gpu, strict=True)
     ]
-    convolutions = [_convolution(member) for member in members]
-    units = tuple(map(Unit, members, programs, on_cpu, on_gpu, traits, specials, convolutions))
+    forms = zip(*map(_library_forms, members), strict=True)
+    units = tuple(map(Unit, members, programs, on_cpu, on_gpu, traits, specials, *forms))
     proved = certificate(members, fibres, trials)
     module = torch_module.module_source(units, source.text, source.name, proved, runtime)
     yield Stage("module", module, lambda: module)
@@ -392,16 +394,20 @@ def _operation_source(
     if text and len(member.path) <= 2:
         kernels = _special_kernels(cpu_op, gpu_op, on_cpu, on_gpu, ops.get(member.path[0], op))
     traits = _traits(op, ops)
-    unit = Unit(member, program, on_cpu, on_gpu, traits, kernels, _convolution(member))
+    unit = Unit(member, program, on_cpu, on_gpu, traits, kernels, *_library_forms(member))
     return torch_module.module_source((unit,), text, name)
 
 
-def _convolution(member: Member) -> Convolution | None:
-    """An op as a convolution. The result of its gradients is what flows back, the last input: those
-    of image and weight are one call of the library if both see it so."""
+def _library_forms(member: Member) -> tuple[Convolution | None, MatrixProduct | None]:
+    """An op as a convolution, or else as a product of matrices.
+
+    The result of a gradient is what flows back, the last input: those of image and weight are one
+    call of the library if both see it so.
+    """
     op = member.op
     results = op.outputs[:1] if member.is_public else op.inputs[-1:]
-    return convolution(op, "".join(each.name for each in results))
+    found = convolution(op, "".join(each.name for each in results))
+    return found, matrix_product(op) if found is None else None
 
 
 @functools.lru_cache(maxsize=64)

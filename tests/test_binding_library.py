@@ -29,13 +29,13 @@ def nothing_is_known() -> None:
 def silent(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """The plans that Python carries out from now on."""
     heard: list[Plan] = []
-    convolve = library_call.convolve
+    convolve = library_call.computed
 
     def listening(plan: Plan, tensors: Tensors) -> Tensor | None:
         heard.append(plan)
         return convolve(plan, tensors)
 
-    monkeypatch.setattr(library_call, "convolve", listening)
+    monkeypatch.setattr(library_call, "computed", listening)
     return heard
 
 
@@ -136,7 +136,7 @@ def test_every_number_of_a_large_weight_is_looked_at(
         asked.append(plan)
         return expected
 
-    monkeypatch.setattr(library_call, "convolve", answer)
+    monkeypatch.setattr(library_call, "computed", answer)
     torch.testing.assert_close(conv.conv2d(x, w, padding=1), expected, rtol=0, atol=0)
     assert not asked, "all are finite, and no Python runs"
     flat, size = w.view(-1), w.element_size()

@@ -47,7 +47,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
 def answers(in_python: None, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For every convolution called: whether the library computed it."""
     heard: list[bool] = []
-    convolve = library_call.convolve
+    convolve = library_call.computed
 
     def listening(plan: Plan, tensors: Tensors) -> Tensor | None:
         out = convolve(plan, tensors)
@@ -62,7 +62,7 @@ def answers(in_python: None, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             heard.extend((True, True))
         return out
 
-    monkeypatch.setattr(library_call, "convolve", listening)
+    monkeypatch.setattr(library_call, "computed", listening)
     monkeypatch.setattr(library_call, "_both", listening_to_both)
     return heard
 

@@ -38,7 +38,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(module, name, heard_first)
 
     listen(library_repeats, "repeated", "repeated")
-    listen(library_call, "convolve", "call")
+    listen(library_call, "computed", "call")
     listen(library_call, "_both", "call")
     monkeypatch.setattr(library_repeats, "LARGE", 0)
     return heard

@@ -22,13 +22,13 @@ PLAIN = torch.contiguous_format
 def in_python(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
     """What Python was asked for; other calls were looked up."""
     heard: list[Tensor | None] = []
-    convolve = library_call.convolve
+    convolve = library_call.computed
 
     def listening(*arguments: Any) -> Tensor | None:
         heard.append(convolve(*arguments))
         return heard[-1]
 
-    monkeypatch.setattr(library_call, "convolve", listening)
+    monkeypatch.setattr(library_call, "computed", listening)
     return heard
 
 

@@ -15,8 +15,10 @@ from opgen.algebra.poly import Kind, Poly, of_atom
 from opgen.emit.names import python_names
 from opgen.emit.polynomial import python_condition, python_text
 from opgen.emit.python_text import Group, Node, call, dict_of, layout, quoted, strings, tuple_of
+from opgen.ir.arrangement import Arrangement
 from opgen.ir.convolution import Convolution
 from opgen.ir.loops import Program
+from opgen.ir.matrix_product import MatrixProduct
 from opgen.ir.notation import BATCH, Attribute, AttributeType, Dim, Op, Tensor
 from opgen.ir.shapes import (
     CheckConstraint,
@@ -45,10 +47,14 @@ def shape_plan(op: Op, program: Program) -> ShapePlan:
 
 
 def shape_function(
-    op: Op, program: Program, name: str, convolution: Convolution | None = None
+    op: Op,
+    program: Program,
+    name: str,
+    convolution: Convolution | None = None,
+    product: MatrixProduct | None = None,
 ) -> str:
     """The text of the shape function of an op."""
-    return _Shapes(op, program, convolution).text(name)
+    return _Shapes(op, program, convolution, product).text(name)
 
 
 @dataclass
@@ -56,6 +62,7 @@ class _Shapes:
     op: Op
     program: Program
     convolution: Convolution | None = None
+    product: MatrixProduct | None = None
     lines: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -172,6 +179,7 @@ class _Shapes:
             temporaries=tuple_of(temporaries),
             geometry=self._geometry(),
             parts=self._parts(),
+            matrices=self._matrices(),
         )
 
     def _geometry(self) -> Group | None:
@@ -185,12 +193,18 @@ class _Shapes:
         """The parts of the dims of tensors that a convolution takes in another order."""
         if self.convolution is None or not self.convolution.arrangements:
             return None
-        return dict_of(
-            {
-                name: tuple_of([tuple_of([self._poly(part) for part in dim]) for dim in each.parts])
-                for name, each in self.convolution.arrangements.items()
-            }
-        )
+        arrangements = self.convolution.arrangements
+        return dict_of({name: self._extents(each) for name, each in arrangements.items()})
+
+    def _matrices(self) -> Group | None:
+        """The parts of the dims of the tensors of a product of matrices."""
+        if self.product is None:
+            return None
+        return tuple_of([self._extents(each.arrangement) for each in self.product.operands])
+
+    def _extents(self, arrangement: Arrangement) -> Group:
+        dims = [[self._poly(part) for part in dim] for dim in arrangement.parts]
+        return tuple_of([tuple_of(dim) for dim in dims])
 
     # ------------------------------------------------------------ pieces
     def _tensor(self, name: str) -> Tensor:

@@ -28,10 +28,12 @@ from opgen.emit.shapes import dim_text, shape_function
 from opgen.emit.templates import comment, render
 from opgen.emit.torch_eager import eager_function
 from opgen.emit.types import Types
+from opgen.ir.arrangement import Arrangement
 from opgen.ir.certificate import Certificate
 from opgen.ir.convolution import Convolution, Role
 from opgen.ir.family import GradientLink, Member, Traits
 from opgen.ir.loops import Fault, Program
+from opgen.ir.matrix_product import MatrixProduct
 from opgen.ir.notation import Attribute, AttributeType, Op, Tensor
 from opgen.ir.show import show
 
@@ -65,6 +67,7 @@ class Unit:
     traits: Traits
     special: SpecialKernels | None
     convolution: Convolution | None = None
+    product: MatrixProduct | None = None
 
     @property
     def op(self) -> Op:
@@ -189,6 +192,7 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
         "Input": any(unit.op.inputs for unit in units),
         "Launch": True,
         "Matrix": any(unit.has_products for unit in units),
+        "MatrixProduct": any(unit.product is not None for unit in units),
         "Operation": True,
         "Output": True,
         "Product": any(unit.has_products for unit in units),
@@ -341,11 +345,12 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         linear=tuple_of([strings(names) for names in unit.traits.linear]),
         special=_special(unit.special, special, special_cuda),
         convolution=_convolution(unit.convolution),
+        product=_matrix_product(unit.product),
     )
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],
         () if unit.member.is_public else _notation(op),
-        shape_function(op, program, shapes, unit.convolution).rstrip(),
+        shape_function(op, program, shapes, unit.convolution, unit.product).rstrip(),
         eager_function(op, eager).rstrip(),
         c_name,
         string(c_source(unit.on_cpu)),
@@ -414,16 +419,28 @@ def _convolution(found: Convolution | None) -> Group | None:
     if found is None:
         return None
     names = {role: getattr(found, role.value) for role in Role}
-    orders: dict[str, Node] = {
-        name: tuple_of([tuple_of([str(part) for part in dim]) for dim in each.order])
-        for name, each in found.arrangements.items()
-    }
+    orders: dict[str, Node] = {name: _order(each) for name, each in found.arrangements.items()}
     return call(
         "Convolution",
         [quoted(name) for name in (names[found.target], *names.values())],
         bias=None if found.bias is None else quoted(found.bias),
         orders=dict_of(orders) if orders else None,
     )
+
+
+def _matrix_product(found: MatrixProduct | None) -> Group | None:
+    if found is None:
+        return None
+    orders = [_order(each.arrangement) for each in found.operands]
+    return call(
+        "MatrixProduct",
+        (quoted(found.left.tensor), quoted(found.right.tensor), tuple_of(orders)),
+        bias=None if found.bias is None else quoted(found.bias.tensor),
+    )
+
+
+def _order(arrangement: Arrangement) -> Group:
+    return tuple_of([tuple_of([str(part) for part in dim]) for dim in arrangement.order])
 
 
 def _temporaries(unit: Unit) -> list[Node]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from opgen.algebra.poly import Poly
+from opgen.ir.arrangement import Arrangement
 
 
 class Role(Enum):
@@ -21,18 +22,6 @@ class Role(Enum):
     RESULT = "result"
     IMAGE = "image"
     WEIGHT = "weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Arrangement:
-    """How a tensor becomes one of a convolution: dims taken apart, and parts joined to other dims.
-
-    `parts` are the extents of the parts of each dim. All parts are numbered in that order; `order`
-    says which of them each dim of the convolution's tensor is made of, slowest first.
-    """
-
-    parts: tuple[tuple[Poly, ...], ...]
-    order: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from opgen.algebra.poly import Poly, poly, symbol_atom
-from opgen.ir.convolution import Arrangement, Convolution, Role
+from opgen.ir.arrangement import Arrangement
+from opgen.ir.convolution import Convolution, Role
 from opgen.ir.notation import Access, Boundary, Op
-from opgen.passes.product import Extents, Product, digits, product_of
+from opgen.passes.product import Extents, Product, digits, is_of_one_type, product_of, whole_digits
 
 _SPATIAL = (1, 2, 3)
 _READ = frozenset({Boundary.NONE, Boundary.ZERO})
@@ -41,7 +42,9 @@ def convolution(op: Op, result: str = "") -> Convolution | None:
     fewest tensors to be rearranged, and of these one whose result has that name.
     """
     product = product_of(op)
-    if product is None or not _is_generic(op, product):
+    if product is None or not is_of_one_type(op, product):
+        return None
+    if any(tensor.batched for tensor in (*op.inputs, *op.outputs)):
         return None
     accesses = (product.target, *product.factors)
     found: list[Convolution] = []
@@ -51,17 +54,6 @@ def convolution(op: Op, result: str = "") -> Convolution | None:
         found += () if one is None else (one,)
     ranks = [(len(each.arrangements), each.result != result) for each in found]
     return found[ranks.index(min(ranks))] if found else None
-
-
-def _is_generic(op: Op, product: Product) -> bool:
-    """Whether all tensors are used, and are of one type that a call chooses."""
-    used = {access.tensor for access in (product.target, *product.factors)}
-    if product.bias is not None:
-        used.add(product.bias.tensor)
-    tensors = (*op.inputs, *op.outputs)
-    return used == {tensor.name for tensor in tensors} and all(
-        tensor.dtype.is_generic and not tensor.batched for tensor in (*tensors, *op.temporaries)
-    )
 
 
 # ---------------------------------------------------------------------------- roles
@@ -229,10 +221,8 @@ def _dims(
         if window is not None and boundaries is not None and index.boundary in boundaries:
             out.append(window)
             continue
-        found = digits(index.value, kinds.extents)
-        if found is None or index.boundary is not Boundary.NONE:
-            return None
-        if _size(found, kinds.extents) != size:
+        found = whole_digits(index, kinds.extents, size)
+        if found is None:
             return None
         out.append(found)
     return out

@@ -79,6 +79,26 @@ def digits(value: Poly, extents: Extents) -> tuple[str, ...] | None:
     return tuple(found) if rest == 0 else None
 
 
+def whole_digits(index: Index, extents: Extents, size: Poly) -> tuple[str, ...] | None:
+    """The iterators of an index that has every value of its dim once."""
+    names = digits(index.value, extents)
+    if names is None or index.boundary is not Boundary.NONE:
+        return None
+    count = functools.reduce(operator.mul, (extents[name] for name in names), poly(1))
+    return names if count == size else None
+
+
+def is_of_one_type(op: Op, product: Product) -> bool:
+    """Whether all tensors are used, and are of one type that a call chooses."""
+    used = {access.tensor for access in (product.target, *product.factors)}
+    if product.bias is not None:
+        used.add(product.bias.tensor)
+    tensors = (*op.inputs, *op.outputs)
+    return used == {tensor.name for tensor in tensors} and all(
+        tensor.dtype.is_generic for tensor in (*tensors, *op.temporaries)
+    )
+
+
 def _factor(value: Poly, name: str) -> Poly | None:
     linear = value.linear_in(symbol_atom(name))
     return None if linear is None else linear[0]
@@ -104,7 +124,7 @@ def _with_addend(op: Op, product: Product, added: Statement) -> Product | None:
     names: dict[str, Poly] = {}
     sizes = op.extents(added.target.tensor)
     for mine, theirs, size in zip(added.target.indices, product.target.indices, sizes, strict=True):
-        own = _whole(mine, extents, size)
+        own = whole_digits(mine, extents, size)
         if own is None or not names.keys().isdisjoint(own):
             return None
         same = _same(own, extents, digits(theirs.value, product.extents), product.extents)
@@ -211,7 +231,7 @@ def _cells_at(
     values: dict[str, Poly] = {}
     sizes = op.extents(written.tensor)
     for mine, theirs, size in zip(written.indices, access.indices, sizes, strict=True):
-        names = _whole(mine, own, size)
+        names = whole_digits(mine, own, size)
         if names is None or theirs.boundary is not Boundary.NONE:
             return None
         same = _same(names, own, digits(theirs.value, extents), extents)
@@ -219,15 +239,6 @@ def _cells_at(
             return None
         values |= same
     return values
-
-
-def _whole(index: Index, extents: Extents, size: Poly) -> tuple[str, ...] | None:
-    """The iterators of an index that has every value of its dim once."""
-    names = digits(index.value, extents)
-    if names is None or index.boundary is not Boundary.NONE:
-        return None
-    count = functools.reduce(operator.mul, (extents[name] for name in names), poly(1))
-    return names if count == size else None
 
 
 def _same(

@@ -70,6 +70,13 @@ class Arrangement:
         moved = tuple(map(tuple(channels).index, stored))
         return replaced(self, order=(batch, stored, *others)), Channels(sizes, moved)
 
+    def viewed(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensor with the other dims, if a view of it has them."""
+        try:
+            return tensor.view(self.split).permute(self.moved).view(self.shape)
+        except RuntimeError:  # its elements do not lie so
+            return None
+
     def arranged(self, tensor: torch.Tensor, format_: torch.memory_format) -> torch.Tensor:
         """The tensor with the other dims; a copy, if it must be one, is in that format."""
         moved = tensor.reshape(self.split).permute(self.moved)

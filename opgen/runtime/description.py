@@ -71,6 +71,24 @@ class Convolution:
 
 
 @record
+class MatrixProduct:
+    """That an op is a product of matrices; its output is the target.
+
+    target[batch, rows, columns] = bias + sum(terms)
+        left[batch, rows, terms] * right[batch, terms, columns]
+
+    `orders` are those of target, left, right and bias: the tensors are taken apart as
+    `Shapes.matrices` says, and every dim is made of the parts with these numbers. Without a batch
+    there are two dims.
+    """
+
+    left: str
+    right: str
+    orders: tuple[tuple[tuple[int, ...], ...], ...]
+    bias: str | None = None
+
+
+@record
 class Temporary:
     """A tensor between statements; the workspace of an output if it names one.
 
@@ -240,7 +258,8 @@ class Shapes:
 
     `integers` are the arguments of the kernels, `optional` the shapes of optional inputs.
     `geometry` is that of a convolution: groups, strides, paddings, dilations; `parts` are the
-    extents of the parts of each dim of tensors that have other dims than those of a convolution.
+    extents of the parts of each dim of tensors that have other dims than those of a convolution,
+    and `matrices` those of target, left, right and bias of a product of matrices.
     """
 
     integers: dict[str, int]
@@ -249,6 +268,7 @@ class Shapes:
     temporaries: tuple[Shape, ...]
     geometry: tuple[tuple[int, ...], ...] | None = None
     parts: Mapping[str, tuple[Shape, ...]] = field(default_factory=dict)
+    matrices: tuple[tuple[Shape, ...], ...] = ()
 
 
 JOINT = ","

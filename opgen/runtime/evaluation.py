@@ -26,6 +26,7 @@ from opgen.runtime.schema import Numbers
 
 if TYPE_CHECKING:
     from opgen.runtime.library_plan import Plan
+    from opgen.runtime.library_product import Multiplication
     from opgen.runtime.operation import Operation
 
 MOST_KNOWN = 1024
@@ -164,7 +165,7 @@ class Known(Protocol):
     def enter(self, call: Call, outputs: Outputs, operands: Operands) -> None:
         """One that kernels computed."""
 
-    def enter_convolution(self, call: Call, plan: Plan, output: torch.Tensor) -> None:
+    def enter_library(self, call: Call, plan: Plan | Multiplication, output: torch.Tensor) -> None:
         """One that PyTorch's library computed."""
 
 
@@ -180,10 +181,10 @@ def evaluate(
         call = prepare(operation, tensors, values)
         plan = library_call.planned(call)
     if plan is not None:
-        found = library_call.convolve(plan, tensors)
+        found = library_call.computed(plan, tensors)
         if found is not None:
             if call is not None and known is not None:
-                known.enter_convolution(call, plan, found)
+                known.enter_library(call, plan, found)
             return (found,)
         known = None  # the next call like this one may well be the library's
     return computed(prepare(operation, tensors, values) if call is None else call, known)

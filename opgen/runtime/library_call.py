@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import compat, convolution_tiles, library, library_strips
+from opgen.runtime import compat, convolution_tiles, library, library_product, library_strips
 from opgen.runtime.library import Case
 from opgen.runtime.library_gradients import by_pieces, gradients, is_channels_last, unread
 from opgen.runtime.library_plan import Key, Plan, Tensors, own_tiles
+from opgen.runtime.library_product import Multiplication
 from opgen.runtime.schema import Number, Numbers, flatten
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 MOST_KNOWN = 256
 """How many plans of an op are kept."""
 
-_KNOWN: dict[str, dict[Key, Plan]] = {}
+Plans = dict[Key, Plan | Multiplication]
+
+_KNOWN: dict[str, Plans] = {}
 
 
 # ---------------------------------------------------------------------------- calls that are known
@@ -45,13 +48,13 @@ def caller(
 
     It gives None for other calls, and where the library may not be right.
     """
-    if operation.convolution is None:
+    if not operation.may_be_asked_of_library:
         return None
     plans = _KNOWN.setdefault(operation.registered_name, {})
 
     def call(tensors: Tensors, numbers: tuple[Number, ...]) -> torch.Tensor | None:
         plan = _looked_up(plans, tensors, numbers)
-        return None if plan is None else convolve(plan, tensors)
+        return None if plan is None else computed(plan, tensors)
 
     return call
 
@@ -77,7 +80,7 @@ def both_gradients(
         one: Tensors, ones: tuple[Number, ...], other: Tensors, others: tuple[Number, ...]
     ) -> Pair | None:
         found = _looked_up(plans[0], one, ones), _looked_up(plans[1], other, others)
-        if found[0] is None or found[1] is None:
+        if not isinstance(found[0], Plan) or not isinstance(found[1], Plan):
             return None
         if is_first:
             return _both(found[0], one, found[1], other)
@@ -88,8 +91,8 @@ def both_gradients(
 
 
 def _looked_up(
-    plans: dict[Key, Plan], tensors: Tensors, numbers: tuple[Number, ...]
-) -> Plan | None:
+    plans: Plans, tensors: Tensors, numbers: tuple[Number, ...]
+) -> Plan | Multiplication | None:
     """The plan of a call like an earlier one, of tensors that have numbers in memory."""
     if not plans:
         return None
@@ -106,26 +109,36 @@ def _target(names: Convolution) -> str | None:
     return {names.image: "image", names.weight: "weight"}.get(names.target)
 
 
-def known(operation: Operation, tensors: Tensors, values: Sequence[Numbers]) -> Plan | None:
+def known(
+    operation: Operation, tensors: Tensors, values: Sequence[Numbers]
+) -> Plan | Multiplication | None:
     """The plan of a checked call like this one, if there was one that the library computes."""
-    return plan_of(operation, tensors, flatten(values))
+    plans = _KNOWN.get(operation.registered_name)
+    return plans.get(key_of(tensors, flatten(values))) if plans else None
 
 
 def plan_of(operation: Operation, tensors: Tensors, numbers: tuple[Number, ...]) -> Plan | None:
-    """The same for numbers one by one."""
+    """The plan of a convolution like an earlier one, for numbers one by one."""
     plans = _KNOWN.get(operation.registered_name)
-    return plans.get(key_of(tensors, numbers)) if plans else None
+    plan = plans.get(key_of(tensors, numbers)) if plans else None
+    return plan if isinstance(plan, Plan) else None
 
 
-def planned(call: Call) -> Plan | None:
+def is_asked(call: Call) -> bool:
+    """Whether calls like this one are the library's."""
+    return library.case_of(call) is not None or library_product.planned(call) is not None
+
+
+def planned(call: Call) -> Plan | Multiplication | None:
     """The plan of a new call, which is known from now on; None where it is not the library's."""
     case = library.case_of(call)
-    if case is None:
+    plan = library_product.planned(call) if case is None else Plan.of(case, call)
+    if plan is None:
         return None
     plans = _KNOWN.setdefault(call.operation.registered_name, {})
     if len(plans) >= MOST_KNOWN:
         plans.clear()
-    plan = plans[key_of(call.tensors, flatten(call.values))] = Plan.of(case, call)
+    plans[key_of(call.tensors, flatten(call.values))] = plan
     return plan
 
 
@@ -139,8 +152,15 @@ def key_of(tensors: Tensors, numbers: tuple[Number, ...]) -> Key:
 
 
 # ---------------------------------------------------------------------------- what the library does
-def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
+def computed(plan: Plan | Multiplication, tensors: Tensors) -> torch.Tensor | None:
     """The output of a call; None where the library may not be right."""
+    if isinstance(plan, Multiplication):
+        return library_product.multiply(plan, tensors)
+    return convolve(plan, tensors)
+
+
+def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
+    """That of a convolution."""
     case = plan.case
     result, image, weight, bias = plan.operands(tensors)
     found = None

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import lookup_convolution
+from opgen.runtime import lookup_convolution, lookup_product
 from opgen.runtime.evaluation import Call, compiled
+from opgen.runtime.library_product import Multiplication
 from opgen.runtime.lookup_library import LOCK, Table, define
 from opgen.runtime.lookup_table import MAX_NUMBERS, MAX_RANK, MAX_TENSORS
 from opgen.runtime.record import record
@@ -125,10 +126,16 @@ class Twin:
         self.table.enter(given, numbers, outputs, kernel, integers, *memory, cast)
         return True
 
-    def enter_convolution(self, call: Call, plan: Plan, output: torch.Tensor) -> None:
+    def enter_library(self, call: Call, plan: Plan | Multiplication, output: torch.Tensor) -> None:
         """The same for a call that PyTorch's library computed, with this output."""
-        integers = lookup_convolution.forward(plan, call.tensors)
-        if integers is not None and self.table.library.has_convolutions:
+        library = self.table.library
+        if isinstance(plan, Multiplication):
+            is_connected = library.has_products
+            integers = lookup_product.words(plan, call.tensors, output)
+        else:
+            is_connected = library.has_convolutions
+            integers = lookup_convolution.forward(plan, call.tensors)
+        if integers is not None and is_connected:
             self.table.enter(call.tensors, flatten(call.values), (output,), None, integers)
 
 

@@ -233,7 +233,7 @@ def _caller_source(operation: Operation) -> str:
         tensors=all_tensors,
         listed=listed,
         numbers=all_numbers,
-        library="" if operation.convolution is None else library,
+        library=library if operation.may_be_asked_of_library else "",
         fewer=", ".join((*tensors, *floats)),
         integers="".join(f"{each}, " for each in integers),
         first="result" if len(operation.outputs) == 1 else "result[0]",

@@ -24,6 +24,7 @@ from opgen.runtime.lookup_table import (
     FUNCTIONS,
     MAX_NUMBERS,
     MAX_TENSORS,
+    PRODUCTS,
     SLOTS,
     source,
 )
@@ -91,6 +92,7 @@ class _Library:
     loaded: ctypes.CDLL
     dtypes: dict[torch.dtype, int]
     has_convolutions: bool
+    has_products: bool
 
 
 @functools.cache
@@ -173,6 +175,10 @@ def _connected(block: int) -> _Library | None:
     if has_convolutions:
         pointers = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in CONVOLUTIONS]
         library.opgen_connect_convolutions(*pointers)
+    has_products = all(hasattr(libtorch, each) for each in PRODUCTS)
+    if has_products:
+        pointers = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in PRODUCTS]
+        library.opgen_connect_products((ctypes.c_void_p * len(pointers))(*pointers))
     library.opgen_enter.restype = ctypes.c_int64
     library.opgen_enter.argtypes = [
         *(ctypes.c_void_p, ctypes.c_void_p),
@@ -200,7 +206,7 @@ def _connected(block: int) -> _Library | None:
     elsewhere(lambda: getattr(getattr(torch.ops, NAMESPACE), name)(ask_python()))
     _LOADED.append(library)
     library.opgen_suspend(_suspended)
-    return _Library(library, dtypes, has_convolutions)
+    return _Library(library, dtypes, has_convolutions, has_products)
 
 
 def _of_first_block() -> ctypes.CDLL:

@@ -41,14 +41,17 @@ def arranging(
 
 
 def restoring(
-    tensor: torch.Tensor, arrangement: Arrangement | None, format_: torch.memory_format
+    tensor: torch.Tensor,
+    arrangement: Arrangement | None,
+    format_: torch.memory_format,
+    shape: Sequence[int] | None = None,
 ) -> Sequence[int] | None:
-    """The other way, as `Arrangement.restored`."""
+    """The other way, as `Arrangement.restored`; with another shape of as many elements, if any."""
     if arrangement is None:
         return NONE
     split = [arrangement.split[part] for part in arrangement.moved]
     back = sorted(range(len(split)), key=arrangement.moved.__getitem__)
-    return _move(tensor, split, back, arrangement.whole, format_)
+    return _move(tensor, split, back, arrangement.whole if shape is None else shape, format_)
 
 
 def _move(

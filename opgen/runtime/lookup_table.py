@@ -7,9 +7,9 @@ is not found, or fails in any way, answers with one tensor that stands for "ask 
 runs the op in full, raises what is to be raised, and enters the call. Ops that differ in fixed
 integers only share a table.
 
-An entry may also stand for a convolution of LibTorch: it has no kernel, and its integers say which
-one (`lookup_convolution`). What Python does around one costs more than it seems to: the library has
-left none of it in the caches.
+An entry may also stand for a convolution of LibTorch, or a product of matrices: it has no kernel,
+and its integers say which one (`lookup_convolution`, `lookup_product`). What Python does around one
+costs more than it seems to: the library has left none of it in the caches.
 
 Entries are never changed or removed, so threads read them without a lock. Functions of LibTorch
 are given as addresses: the library is compiled without any header or library of PyTorch.
@@ -17,7 +17,12 @@ are given as addresses: the library is compiled without any header or library of
 
 from __future__ import annotations
 
-from opgen.runtime import kept_memory_source, lookup_casts_source, lookup_convolution_source
+from opgen.runtime import (
+    kept_memory_source,
+    lookup_casts_source,
+    lookup_convolution_source,
+    lookup_product_source,
+)
 from opgen.runtime.lookup_convolution_source import AS_BEFORE, PLAIN_CODE
 
 SLOTS = 64
@@ -42,6 +47,14 @@ FUNCTIONS = (
 
 CONVOLUTIONS = ("aoti_torch_cpu_convolution", "aoti_torch_cpu_convolution_backward")
 """What `opgen_connect_convolutions` is given, where LibTorch has them."""
+
+PRODUCTS = (
+    "aoti_torch_cpu_mm_out",
+    "aoti_torch_cpu_bmm_out",
+    "aoti_torch_cpu_addmm_out",
+    "aoti_torch_cpu_baddbmm_out",
+)
+"""What `opgen_connect_products` is given, in this order, where LibTorch has them."""
 
 _CONNECTION = r"""#define _GNU_SOURCE
 #include <pthread.h>
@@ -289,6 +302,7 @@ static void call(const Op *op, Value *stack)
     Entry *entry = known && !suspended ? find(op->table, key, words) : NULL;
     const int done = entry && (entry->kernel ?
         run(entry, inputs, outputs, signature->outputs, numbers) :
+        *entry->integers == PRODUCT ? multiply(entry, inputs, outputs) :
         convolve(entry, inputs, outputs, signature->outputs));
     for (int64_t i = 0; i < tensors; i++)
         if (inputs[i]) delete_tensor(inputs[i]);
@@ -384,7 +398,8 @@ def source(block: int, owner: str, bytes_type: int) -> str:
     listed = _array("kernels", "call") + _array("refusals", "refuse")
     table = _TABLE.replace("CAST\n", lookup_casts_source.declaration())
     before = f"{_CONNECTION}{PLAIN_CODE}{kept_memory_source.SOURCE}{table}{AS_BEFORE}"
-    after = f"{PLAIN_CODE}{_CALLS}{kernels}{listed}{_REGISTRATION}"
+    products = lookup_product_source.source()
+    after = f"{PLAIN_CODE}{products}{_CALLS}{kernels}{listed}{_REGISTRATION}"
     loops = lookup_convolution_source.source() + lookup_casts_source.SOURCE
     return f"{head}{before}{loops}{after}"
 

@@ -30,6 +30,7 @@ from opgen.runtime.description import (
     Fault,
     Gradient,
     Input,
+    MatrixProduct,
     Output,
     Shape,
     Shapes,
@@ -76,6 +77,7 @@ class Operation:
     linear: tuple[tuple[str, ...], ...] = ()
     special: Special | None = None  # None where no kernels can be made
     convolution: Convolution | None = None
+    product: MatrixProduct | None = None
     compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
     chosen: Chosen = field(default_factory=dict)
     small: set[Values] = field(default_factory=set)
@@ -100,6 +102,11 @@ class Operation:
     def overload(self) -> Callable[..., Any]:
         """The op of the dispatcher: tensors, then attributes as single numbers."""
         return self._dispatch[0].overload
+
+    @property
+    def may_be_asked_of_library(self) -> bool:
+        """Whether it is of a form that PyTorch's own library computes."""
+        return self.convolution is not None or self.product is not None
 
     @property
     def is_public(self) -> bool:

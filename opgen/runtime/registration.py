@@ -20,6 +20,7 @@ from opgen.runtime.schema import NAMESPACE, schema, unflatten
 if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call
     from opgen.runtime.library_plan import Plan
+    from opgen.runtime.library_product import Multiplication
     from opgen.runtime.operation import Operation
 
 _LIBRARY = cast(Any, torch.library.Library)(NAMESPACE, "FRAGMENT")
@@ -111,11 +112,11 @@ class _Later:
         if found is not None:
             found.enter(call, outputs, operands)
 
-    def enter_convolution(self, call: Call, plan: Plan, output: torch.Tensor) -> None:
+    def enter_library(self, call: Call, plan: Plan | Multiplication, output: torch.Tensor) -> None:
         """See `lookup.Twin`."""
         found = twin(self.name)
         if found is not None:
-            found.enter_convolution(call, plan, output)
+            found.enter_library(call, plan, output)
 
 
 def _split(operation: Operation, arguments: Sequence[Any]) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ from opgen.runtime import (
     compat,
     evaluation,
     kept_memory,
-    library,
+    library_call,
     lookup,
     lookup_autograd,
     lookup_caller,
@@ -44,6 +44,7 @@ from opgen.runtime.toolchain import NoCompilerError, find_compiler
 if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call
     from opgen.runtime.library_plan import Plan
+    from opgen.runtime.library_product import Multiplication
     from opgen.runtime.lookup_autograd import Step
     from opgen.runtime.operation import Operation
 
@@ -118,10 +119,10 @@ class _Kernels:
         if self.twin is not None:
             self.twin.enter(call, outputs, operands)
 
-    def enter_convolution(self, call: Call, plan: Plan, output: torch.Tensor) -> None:
+    def enter_library(self, call: Call, plan: Plan | Multiplication, output: torch.Tensor) -> None:
         """See `lookup.Twin`."""
         if self.twin is not None:
-            self.twin.enter_convolution(call, plan, output)
+            self.twin.enter_library(call, plan, output)
 
     def cast(
         self, tensors: Tensors, numbers: Numbers
@@ -157,7 +158,7 @@ class _Kernels:
         call = narrow_call(self.operation, tensors, numbers)
         if call.types.key[:2] != ("bf16", "f32") or self.operation.faults:
             return None
-        if library.case_of(call) is not None or not _has_compiler():
+        if library_call.is_asked(call) or not _has_compiler():
             return None
         if self.operation.is_public:
             declared = zip(self.operation.inputs, tensors, strict=True)
@@ -290,7 +291,7 @@ def _recorded(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
         if goes_there is None:
             if len(is_library) >= _MOST:
                 is_library.clear()
-            goes_there = library.case_of(narrow_call(operation, tensors, numbers)) is not None
+            goes_there = library_call.is_asked(narrow_call(operation, tensors, numbers))
             is_library[key] = goes_there
         if goes_there:
             return None

@@ -1,0 +1,175 @@
+"""Products of matrices that PyTorch's own library computes faster than generated kernels.
+
+An op is known to be one by its index maps (`opgen.passes.matrix_product`). Generated kernels take
+columns that lie side by side for their vectors, and keep several rows of sums; or they take the
+terms, where these lie side by side in both factors. What the library does better are short sums of
+the latter kind, rows of columns that fill no vectors, factors that no near cache holds, and 16-bit
+numbers, which it multiplies in pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from opgen.runtime import compat
+from opgen.runtime.arrangement import Arrangement
+from opgen.runtime.description import Shape
+from opgen.runtime.record import record
+
+if TYPE_CHECKING:
+    from opgen.runtime.evaluation import Call
+
+Tensors = Sequence[torch.Tensor | None]
+
+_VECTOR = 32
+"""Columns in float32 that generated kernels take at once; rows of as many fill their vectors."""
+
+_NEAR, _FEW_TERMS = 2**12, 8
+"""Up to how many elements of the right factor of each member of a batch, and up to how many terms,
+generated kernels take such columns in 0.4 to 0.75 of the time."""
+
+_FEWEST_ROWS, _ROWS, _FEWEST_COLUMNS = 16, 24, 12
+"""From how many rows and columns on the library is faster, for columns that lie side by side: of 16
+rows 16 columns take 2.3 times as long in generated kernels, but 256 columns 0.6; 8 columns 0.4."""
+
+_LONG_SUM = 128
+_FEWEST_CELLS = 9
+"""Up to how many terms side by side the library is faster, and from how many rows and columns on:
+16 terms take 1.8 to 3.8 times as long in generated kernels, 64 terms 1.2 to 1.5, 256 terms 0.8."""
+
+_SHORT_SUM_OF_DOUBLES = 32
+_FEWEST_CELLS_OF_DOUBLES = 64
+"""The same in float64, where 64 terms take 0.9."""
+
+_LEAST_WORK, _LEAST_WORK_OF_TERMS = 2**21, 2**18
+_SHORT_SUM_OF_HALVES = 64
+_FEWEST_CELLS_OF_HALVES = 4
+"""From how many products on the library is faster in 16 bits; it takes 13 microseconds for any, and
+then 2 to 17 times less than generated kernels. Short sums of terms side by side, in which these are
+slow, are worth it earlier."""
+
+_WORTH_COPIES = 64
+"""How many products there are to be for each element of a factor, or of the result, that is copied
+because no view of it is a matrix."""
+
+
+@record
+class Factor:
+    """An input: its position, and how it becomes matrices."""
+
+    at: int
+    arrangement: Arrangement
+
+    def of(self, tensors: Tensors) -> torch.Tensor | None:
+        """The matrices; None where the tensor is absent, as a bias may be."""
+        tensor = tensors[self.at]
+        if tensor is None:
+            return None
+        return self.arrangement.arranged(tensor, torch.contiguous_format)
+
+    def viewed(self, tensors: Tensors) -> torch.Tensor | None:
+        """The matrices without their numbers, if they are a view."""
+        tensor = tensors[self.at]
+        assert tensor is not None
+        like = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
+        return self.arrangement.viewed(like)
+
+
+@record
+class Multiplication:
+    """How the library computes a call, but for the numbers in its tensors."""
+
+    left: Factor
+    right: Factor
+    bias: Factor | None
+    restored: Arrangement
+    found: Shape
+    """The shape of what the library gives,"""
+    shape: Shape
+    """and that of the output."""
+
+
+def planned(call: Call) -> Multiplication | None:
+    """How the library computes calls like this one; None where it is not to be asked."""
+    names, (shape,) = call.operation.product, call.shapes.outputs[:1]
+    if names is None or call.device.type != "cpu":
+        return None
+    dtype = next(tensor.dtype for tensor in call.tensors if tensor is not None)
+    if dtype == torch.float16 and not compat.library_has_float16():
+        return None
+    arrangements = [
+        Arrangement(parts, order)
+        for parts, order in zip(call.shapes.matrices, names.orders, strict=True)
+    ]
+    places = {each.name: at for at, each in enumerate(call.operation.inputs)}
+    left, right = (
+        Factor(places[name], each)
+        for name, each in zip((names.left, names.right), arrangements[1:], strict=False)
+    )
+    bias = None if names.bias is None else Factor(places[names.bias], arrangements[3])
+    if call.operation.outputs[0].batched:
+        shape = (*call.leading, *shape[1:])
+    if call.format_of(len(shape)) != torch.contiguous_format:
+        return None
+    plan = Multiplication(left, right, bias, arrangements[0], arrangements[0].shape, shape)
+    return plan if _is_worth(plan, call.tensors, dtype) else None
+
+
+def multiply(plan: Multiplication, tensors: Tensors) -> torch.Tensor | None:
+    """The output of a call."""
+    left, right = plan.left.of(tensors), plan.right.of(tensors)
+    bias = None if plan.bias is None else plan.bias.of(tensors)
+    assert left is not None and right is not None
+    if bias is None:
+        found = torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
+    elif left.dim() == 2:
+        found = torch.addmm(bias, left, right)
+    else:
+        found = torch.baddbmm(bias, left, right)
+    return plan.restored.restored(found, torch.contiguous_format).view(plan.shape).contiguous()
+
+
+def _is_worth(plan: Multiplication, tensors: Tensors, dtype: torch.dtype) -> bool:
+    """Whether the library is faster than generated kernels."""
+    rows, columns = plan.found[-2:]
+    terms = plan.left.arrangement.shape[-1]
+    work, copied, is_in_rows = math.prod(plan.found) * terms, 0, False
+    for factor in (plan.left, plan.right):
+        matrices = factor.viewed(tensors)
+        if matrices is None:
+            copied += math.prod(factor.arrangement.shape)
+        elif factor is plan.right:
+            is_in_rows = matrices.stride(-1) != 1
+    if not _is_stored_so(plan):
+        copied += math.prod(plan.found)
+    if work == 0 or work < _WORTH_COPIES * copied:
+        return False
+    match dtype:
+        case torch.float32 if is_in_rows:
+            return terms <= _LONG_SUM and min(rows, columns) >= _FEWEST_CELLS
+        case torch.float64 if is_in_rows:
+            is_short = terms <= _SHORT_SUM_OF_DOUBLES
+            return is_short and min(rows, columns) >= _FEWEST_CELLS_OF_DOUBLES
+        case torch.float32 | torch.float64:
+            is_near = len(plan.found) > 2 and terms * columns <= _NEAR
+            if columns % _VECTOR == 0 and (is_near or terms <= _FEW_TERMS):
+                return False
+            least = _FEWEST_ROWS if columns < _VECTOR else _ROWS
+            return rows >= least and columns >= _FEWEST_COLUMNS
+        case torch.bfloat16 | torch.float16:
+            is_short = is_in_rows and terms <= _SHORT_SUM_OF_HALVES
+            least = _LEAST_WORK_OF_TERMS if is_short else _LEAST_WORK
+            return work >= least and min(rows, columns) >= _FEWEST_CELLS_OF_HALVES
+        case _:
+            return False
+
+
+def _is_stored_so(plan: Multiplication) -> bool:
+    """Whether the result lies in memory as the library writes it."""
+    moved, split = plan.restored.moved, plan.restored.split
+    kept = [part for part in moved if split[part] != 1]
+    return kept == sorted(kept)

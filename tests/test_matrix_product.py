@@ -1,0 +1,349 @@
+"""Products of matrices are known by their index maps, and only they go to PyTorch's library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opgen
+from opgen.compiler import check_source
+from opgen.errors import Source
+from opgen.ir.matrix_product import MatrixProduct
+from opgen.passes.derive import derive
+from opgen.passes.matrix_product import matrix_product
+from opgen.runtime import library_product
+
+LINEAR = """
+op linear(x[N,C], w[O,C], bias[O] = 0) -> y[N,O]
+  y[n,o] = bias[o] + sum(c) x[n,c] * w[o,c]
+"""
+BATCHED = """
+op batched(x[..., C], w[O,C]) -> y[..., O]
+  y[..., o] = sum(c) x[..., c] * w[o,c]
+"""
+SCORES = """
+op scores(q[B,H,N,D], k[B,H,M,D]) -> y[B,H,N,M]
+  y[b,h,n,m] = sum(d) q[b,h,n,d] * k[b,h,m,d]
+"""
+HEADS = """
+op heads(q[B,N,(H D)], k[B,M,(H D)], bias[B,H,M] = 0; H: size) -> y[B,H,N,M]
+  y[b,h,n,m] = bias[b,h,m] + sum(d) q[b,n,(h d)] * k[b,m,(h d)]
+"""
+GROUPED = """
+op grouped(x[N,(G C)], w[G,O,C]) -> y[N,(G O)]
+  y[n,(g o)] = sum(c) x[n,(g c)] * w[g,o,c]
+"""
+TWO_SUMS = """
+op two_sums(x[N,A,B], z[M,B,A]) -> y[M,N]
+  y[m,n] = sum(a,b) x[n,a,b] * z[m,b,a]
+"""
+GRAM = """
+op gram(x[N,C]) -> y[N,N]
+  y[i,j] = sum(c) x[i,c] * x[j,c]
+"""
+
+
+def all_found(spec: str) -> list[MatrixProduct | None]:
+    """Of an op and its first gradients."""
+    (op,) = check_source(Source(spec, "<test>"))
+    return [matrix_product(member.op) for member in derive((op,), 1)]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls that Python had the library compute; others were looked up without it, or by
+    kernels."""
+    heard: list[str] = []
+    multiply = library_product.multiply
+
+    def listening(*given: Any) -> Any:
+        heard.append("multiply")
+        return multiply(*given)
+
+    monkeypatch.setattr(library_product, "multiply", listening)
+    return heard
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of any size are the library's."""
+    monkeypatch.setattr(library_product, "_is_worth", lambda *_: True)
+
+
+# ---------------------------------------------------------------------------- what is found
+@pytest.mark.parametrize("spec", [LINEAR, BATCHED, SCORES, GROUPED, TWO_SUMS])
+def test_they_and_their_gradients(spec: str) -> None:
+    forward, of_left, of_right, *_ = all_found(spec)
+    assert forward and of_left and of_right
+    # What is written keeps its last dim's elements side by side.
+    for each in (forward, of_left, of_right):
+        last = len([part for dim in each.target.arrangement.parts for part in dim]) - 1
+        assert each.target.arrangement.order[-1][-1] == last
+
+
+def test_which_dims_they_are() -> None:
+    found = all_found(HEADS)[0]
+    assert found is not None and found.bias is not None
+    assert (found.left.tensor, found.right.tensor, found.bias.tensor) == ("q", "k", "bias")
+    assert found.target.arrangement.order == ((0, 1), (2,), (3,))
+    assert found.left.arrangement.order == ((0, 2), (1,), (3,))
+    assert found.right.arrangement.order == ((0, 2), (3,), (1,))
+    assert found.bias.arrangement.order == ((0, 1), (), (2,)), "all rows share it"
+
+
+def test_a_tensor_with_itself() -> None:
+    forward, gradient = all_found(GRAM)[:2]
+    assert forward is not None and forward.left.tensor == forward.right.tensor == "x"
+    assert gradient is None, "two sums"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        # Vectors.
+        "op f(x[N,C], w[C]) -> y[N]\n  y[n] = sum(c) x[n,c] * w[c]\n",
+        "op f(x[N,C], w[N,C]) -> y[N]\n  y[n] = sum(c) x[n,c] * w[n,c]\n",
+        # Nothing is summed.
+        "op f(x[N], w[O]) -> y[N,O]\n  y[n,o] = x[n] * w[o]\n",
+        # A sum of sums: the left factor is summed by itself.
+        "op f(x[N,C,K], w[O,C]) -> y[N,O]\n  y[n,o] = sum(c,k) x[n,c,k] * w[o,c]\n",
+        # One factor is repeated.
+        "op f(x[N,C], w[O,C]; K: size) -> y[N,O,K]\n"
+        "  y[n,o,k] = sum(c) x[n,c] * w[o,c]  for k in K\n",
+        # A third factor.
+        "op f(x[N,C], w[O,C]) -> y[N,O]\n  y[n,o] = sum(c) x[n,c] * w[o,c] * 2\n",
+        # A sum, a difference, a maximum.
+        "op f(x[N,C], w[O,C]) -> y[N,O]\n  y[n,o] = sum(c) (x[n,c] + w[o,c])\n",
+        "op f(x[N,C], w[O,C]) -> y[N,O]\n  y[n,o] = max(c) x[n,c] * w[o,c]\n",
+        # A diagonal.
+        "op f(x[C,C], w[O,C]) -> y[C,O]\n  y[n,o] += x[n,n] * w[o,n]\n",
+        # Shifted, mirrored, every other one, a part.
+        "op f(x[N,C], w[O,C]) -> y[N,O]\n  y[n,o] = sum(c) x[n, c - 1 ?0] * w[o,c]\n",
+        "op f(x[N,C], w[O,C]) -> y[N,O]\n  y[n,o] = sum(c) x[n, C - 1 - c] * w[o,c]\n",
+        "op f(x[N,(C 2)], w[O,C]) -> y[N,O]\n  y[n,o] = sum(c) x[n, 2*c] * w[o,c]\n",
+        "op f(x[N,C], w[O,D]) -> y[N,O]\n  where D <= C\n  y[n,o] = sum(c in D) x[n,c] * w[o,c]\n",
+        # Clamped, wrapped, guarded.
+        "op f(x[N,C], w[O,C]) -> y[N,O]\n  y[n,o] = sum(c) x[n, c + 1 ?clamp] * w[o,c]\n",
+        "op f(x[N,C], w[O,C]) -> y[N,O]\n  y[n,o] = sum(c) x[n, c + 1 ?wrap] * w[o,c]\n",
+        "op f(x[N,C], w[O,C]) -> y[N,O]\n  y[n,o] = sum(c if c <= n) x[n,c] * w[o,c]\n",
+        # What another tensor says.
+        "op f(x[N,C], w[O,C], k: int[C]) -> y[N,O]\n  y[n,o] = sum(c) x[n, k[c] ?0] * w[o,c]\n",
+        # A type of its own.
+        "op f(x: f32[N,C], w[O,C]) -> y[N,O]\n  y[n,o] = sum(c) x[n,c] * w[o,c]\n",
+        # A bias that has half of the rows' indices, and one that is read backwards.
+        "op f(x[N,M,C], w[O,C], b[N]) -> y[N,M,O]\n  y[n,m,o] = b[n] + sum(c) x[n,m,c] * w[o,c]\n",
+        "op f(x[N,C], w[O,C], b[O]) -> y[N,O]\n  y[n,o] = b[O - 1 - o] + sum(c) x[n,c] * w[o,c]\n",
+        # More than the product.
+        "op f(x[N,C], w[O,C]) -> y[N,O]\n  y[n,o] = max(sum(c) x[n,c] * w[o,c], 0)\n",
+        "op f(x[N,C], w[O,C]) -> y[N,O], z[N]\n  y[n,o] = sum(c) x[n,c] * w[o,c]\n"
+        "  z[n] = sum(c) x[n,c]\n",
+    ],
+)
+def test_near_misses(spec: str) -> None:
+    assert all_found(spec)[0] is None
+
+
+# ---------------------------------------------------------------------------- what comes out
+def outer(left: Tensor, right: Tensor) -> Tensor:
+    """left[..., n, c] and right[..., m, c] by a loop over c."""
+    total = left.new_zeros(*left.shape[:-1], right.shape[-2])
+    for c in range(left.shape[-1]):
+        total = total + left[..., c, None] * right[..., None, :, c]
+    return total
+
+
+def heads(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+    (b, n, _), m = q.shape, k.shape[1]
+    apart = (each.view(b, size, 3, -1).transpose(1, 2) for each, size in ((q, n), (k, m)))
+    found = outer(*apart)
+    return found if bias is None else found + bias[:, :, None]
+
+
+def grouped(x: Tensor, w: Tensor) -> Tensor:
+    parts = zip(x.chunk(len(w), 1), w, strict=True)
+    return torch.cat([outer(one, other) for one, other in parts], 1)
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    found = outer(x, w.expand(*x.shape[:-2], *w.shape))
+    return found if bias is None else found + bias
+
+
+CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], dict[str, int]]] = {
+    "linear": (LINEAR, linear, [(37, 24), (19, 24)], {}),
+    "linear with bias": (LINEAR, linear, [(37, 24), (19, 24), (19,)], {}),
+    "batched": (BATCHED, linear, [(2, 3, 5, 8), (7, 8)], {}),
+    "scores": (SCORES, outer, [(2, 3, 9, 8), (2, 3, 7, 8)], {}),
+    "heads": (HEADS, heads, [(2, 9, 12), (2, 5, 12)], {"H": 3}),
+    "heads with bias": (HEADS, heads, [(2, 9, 12), (2, 5, 12), (2, 3, 5)], {"H": 3}),
+    "grouped": (GROUPED, grouped, [(9, 12), (3, 5, 4)], {}),
+    "two sums": (
+        TWO_SUMS,
+        lambda x, z: outer(z.mT.flatten(1), x.flatten(1)),
+        [(9, 4, 3), (7, 3, 4)],
+        {},
+    ),
+    "gram": (GRAM, lambda x: outer(x, x), [(9, 5)], {}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_gradients(
+    name: str, dtype: torch.dtype, always: None, asked: list[str]
+) -> None:
+    spec, reference, shapes, attributes = CASES[name]
+    function = getattr(opgen.compile(spec), spec.split("(")[0].split()[-1])
+    torch.manual_seed(0)
+    given = [torch.randint(-2, 3, shape).to(dtype).requires_grad_() for shape in shapes]
+    exact = reference(*(each.double() for each in given))
+    seed = torch.randint(-1, 2, exact.shape)
+    wanted = exact, *torch.autograd.grad(exact, given, seed.double())
+    for _ in range(3):
+        asked.clear()
+        y = function(*given, **attributes)
+        gradients = torch.autograd.grad(y, given, seed.to(dtype))
+        for one, other in zip((y, *gradients), wanted, strict=True):
+            assert torch.equal(one, other.to(dtype)), "small integers have no rounding"
+            assert one.is_contiguous()
+    with torch.no_grad():
+        assert torch.equal(function(*given, **attributes), exact.to(dtype))
+
+
+@pytest.mark.parametrize("name", ["linear with bias", "batched", "scores", "heads with bias"])
+def test_calls_like_earlier_ones_are_looked_up(name: str, always: None, asked: list[str]) -> None:
+    spec, reference, shapes, attributes = CASES[name]
+    own = spec.split("(")[0].split()[-1]
+    function = opgen.compile(spec.replace(f"op {own}", "op again")).again  # no other test knows it
+    torch.manual_seed(0)
+    given = [torch.randint(-2, 3, shape).float() for shape in shapes]
+    function(*given, **attributes)
+    assert asked == ["multiply"]
+    function(*given, **attributes)
+    asked.clear()
+    again = [torch.randint(-2, 3, shape).float() for shape in shapes]
+    assert torch.equal(function(*again, **attributes), reference(*again))
+    assert asked == []
+
+
+def strided(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Small integers that lie in memory as the name says."""
+    numbers = torch.randint(-2, 3, shape).float()
+    match name:
+        case "transposed":
+            return numbers.mT.contiguous().mT
+        case "every other":
+            wide = torch.zeros(*shape[:-1], 2 * shape[-1])
+            wide[..., ::2] = numbers
+            return wide[..., ::2]
+        case "one for all":
+            return numbers[:1].expand(shape)
+        case "behind others":
+            return torch.cat((torch.ones(3, *shape[1:]), numbers))[3:]
+        case "negated":
+            return torch._neg_view(numbers)
+        case other:
+            raise AssertionError(other)
+
+
+@pytest.mark.parametrize(
+    "name", ["transposed", "every other", "one for all", "behind others", "negated"]
+)
+def test_other_strides(name: str, always: None) -> None:
+    torch.manual_seed(0)
+    for spec in (LINEAR, SCORES, GROUPED):
+        key = spec.split("(")[0].split()[-1]
+        _, reference, shapes, _ = CASES[key]
+        function = getattr(opgen.compile(spec), key)
+        for at in (0, 1):
+            given = [torch.randint(-2, 3, shape).float() for shape in shapes]
+            given[at] = strided(name, shapes[at])
+            for _ in range(3):
+                assert torch.equal(function(*given), reference(*given))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "is_asked"),
+    [
+        (torch.float32, (64, 64, 64), True),
+        (torch.float32, (64, 64, 200), False),
+        (torch.float32, (64, 8, 64), False),
+        (torch.float64, (64, 64, 64), False),
+        (torch.float64, (64, 64, 16), True),
+        (torch.bfloat16, (64, 64, 64), True),
+        (torch.bfloat16, (32, 32, 32), False),
+        (torch.bfloat16, (256, 256, 256), True),
+        (torch.bfloat16, (1024, 3, 1024), False),
+        (torch.float32, (64, 0, 64), False),
+        (torch.float32, (64, 64, 0), False),
+    ],
+)
+def test_when_it_is_asked(
+    dtype: torch.dtype, shape: tuple[int, int, int], is_asked: bool, asked: list[str]
+) -> None:
+    rows, columns, terms = shape
+    function = opgen.compile(LINEAR).linear
+    x, w = torch.ones(rows, terms, dtype=dtype), torch.ones(columns, terms, dtype=dtype)
+    found = function(x, w)
+    assert torch.equal(found, torch.full((rows, columns), terms, dtype=dtype))
+    assert (asked == ["multiply"]) == is_asked
+
+
+def test_copies_are_worth_it_where_much_is_multiplied(asked: list[str]) -> None:
+    function = opgen.compile(GROUPED).grouped
+    for channels, is_asked in ((16, False), (64, True)):
+        asked.clear()
+        x, w = torch.ones(64, 4 * channels), torch.ones(4, channels, channels)
+        assert torch.equal(function(x, w), torch.full((64, 4 * channels), float(channels)))
+        assert (asked == ["multiply"]) == is_asked
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("terms", [32, 33])
+def test_numbers_that_are_not_finite_stay_where_they_are(
+    dtype: torch.dtype, terms: int, always: None
+) -> None:
+    function = opgen.compile(SCORES).scores
+    torch.manual_seed(0)
+    q, k = (torch.randn(2, 3, size, terms).to(dtype) for size in (50, 40))
+    q[0, 1, 7, terms - 1], k[1, 2, 5, 0] = torch.inf, torch.nan
+    for _ in range(3):
+        is_finite = function(q, k).isfinite()
+        assert not is_finite[0, 1, 7].any() and not is_finite[1, 2, :, 5].any()
+        is_finite[0, 1, 7] = is_finite[1, 2, :, 5] = True
+        assert is_finite.all()
+
+
+def test_under_autocast(asked: list[str]) -> None:
+    """Products of large tensors are cast, as for PyTorch's own, not rounded by kernels."""
+    function = opgen.compile(LINEAR).linear
+    torch.manual_seed(0)
+    x = torch.randint(-2, 3, (2048, 256)).float().requires_grad_()
+    w = torch.randint(-1, 2, (256, 256)).float().requires_grad_()
+    exact = (x.detach() @ w.detach().T).bfloat16()
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = function(x, w)
+        assert y.dtype == torch.bfloat16 and torch.equal(y, exact)
+    gradients = torch.autograd.grad(y, (x, w), torch.ones_like(y))
+    assert torch.equal(gradients[0], w.detach().sum(0).expand_as(x))
+    assert asked
+
+
+def test_second_derivatives(always: None) -> None:
+    function = opgen.compile(SCORES).scores
+    torch.manual_seed(0)
+    q, k = (torch.randint(-2, 3, (2, 2, size, 4)).double() for size in (5, 6))
+
+    def second(f: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        a, b = q.clone().requires_grad_(), k.clone().requires_grad_()
+        y = f(a, b)
+        first = torch.autograd.grad((y * y).sum(), (a, b), create_graph=True)
+        return torch.autograd.grad((first[0] * q).sum() + (first[1] * k).sum(), (a, b))
+
+    for one, other in zip(second(function), second(outer), strict=True):
+        assert torch.equal(one, other)
