@@ -399,7 +399,7 @@ def _operation_source(
 
 
 def _library_forms(member: Member) -> tuple[Convolution | None, MatrixProduct | None]:
-    """An op as a convolution, or else as a product of matrices.
+    """An op as a convolution, and as a product of matrices.
 
     The result of a gradient is what flows back, the last input: those of image and weight are one
     call of the library if both see it so.
@@ -407,7 +407,7 @@ def _library_forms(member: Member) -> tuple[Convolution | None, MatrixProduct | 
     op = member.op
     results = op.outputs[:1] if member.is_public else op.inputs[-1:]
     found = convolution(op, "".join(each.name for each in results))
-    return found, matrix_product(op) if found is None else None
+    return found, matrix_product(op)
 
 
 @functools.lru_cache(maxsize=64)

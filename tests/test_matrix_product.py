@@ -318,6 +318,17 @@ def test_numbers_that_are_not_finite_stay_where_they_are(
         assert is_finite.all()
 
 
+def test_a_factor_may_be_left_out(always: None, asked: list[str]) -> None:
+    function = opgen.compile(
+        "op f(x[N,C], w[O,C] = 2; O: size) -> y[N,O]\n  y[n,o] = sum(c) x[n,c] * w[o,c]\n"
+    ).f
+    x = torch.arange(12.0).view(3, 4)
+    assert torch.equal(function(x, O=2), (2 * x.sum(1, keepdim=True)).expand(3, 2))
+    assert asked == []
+    assert torch.equal(function(x, torch.ones(2, 4), O=2), x.sum(1, keepdim=True).expand(3, 2))
+    assert asked == ["multiply"]
+
+
 def test_under_autocast(asked: list[str]) -> None:
     """Products of large tensors are cast, as for PyTorch's own, not rounded by kernels."""
     function = opgen.compile(LINEAR).linear

@@ -15,7 +15,7 @@ from opgen.errors import Source
 from opgen.ir.convolution import Convolution, Role
 from opgen.passes.convolution import convolution
 from opgen.passes.derive import derive
-from opgen.runtime import library_call
+from opgen.runtime import library_call, library_product
 
 PLAIN, LAST = torch.contiguous_format, torch.channels_last
 
@@ -52,8 +52,9 @@ def found(spec: str) -> Convolution | None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which of Python's ways to the library were taken; other calls were looked up without it."""
     heard: list[str] = []
-    for name in ("convolve", "_both"):
-        original = getattr(library_call, name)
+    ways = ((library_call, "convolve"), (library_call, "_both"), (library_product, "multiply"))
+    for module, name in ways:
+        original = getattr(module, name)
 
         def listening(*given: Any, original: Any = original, name: str = name) -> Any:
             result = original(*given)
@@ -61,7 +62,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 heard.append(name)
             return result
 
-        monkeypatch.setattr(library_call, name, listening)
+        monkeypatch.setattr(module, name, listening)
     return heard
 
 
@@ -192,6 +193,45 @@ def test_they_are_looked_up(
         asked.clear()
         assert torch.equal(function(*given), exact.to(dtype))
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "format_", "image", "results", "ways"),
+    [
+        # Few channels, or little work, are products; else the two gradients are one convolution.
+        (torch.float32, PLAIN, (2, 64, 20, 20), 3, ["multiply"] * 3),
+        (torch.float32, PLAIN, (2, 64, 16, 16), 64, ["multiply"] * 3),
+        (torch.float32, PLAIN, (8, 64, 20, 20), 64, ["convolve"] * 3),
+        (torch.float32, LAST, (2, 64, 16, 16), 64, ["convolve"] * 3),
+        # In 16 bits they are products unless pixels are few.
+        (torch.bfloat16, PLAIN, (8, 64, 20, 20), 64, ["multiply"] * 3),
+        (torch.bfloat16, PLAIN, (12, 512, 7, 7), 512, ["convolve", "convolve", "multiply"]),
+        (torch.bfloat16, LAST, (8, 64, 20, 20), 64, ["convolve"] * 3),
+    ],
+)
+def test_products_or_convolutions(
+    dtype: torch.dtype,
+    format_: torch.memory_format,
+    image: tuple[int, ...],
+    results: int,
+    ways: list[str],
+    asked: list[str],
+) -> None:
+    # An op of its own, whose calls are not looked up yet.
+    name = f"pointwise_{results}_{image[0]}_{dtype.itemsize}_{int(format_ == LAST)}"
+    function = getattr(opgen.compile(POINTWISE.replace("op pointwise", f"op {name}")), name)
+    torch.manual_seed(0)
+    x = torch.randint(-1, 2, image).to(dtype).contiguous(memory_format=format_).requires_grad_()
+    w = torch.randint(-1, 2, (results, image[1])).to(dtype).requires_grad_()
+    y = function(x, w)
+    seed = torch.zeros_like(y)
+    seed[:, ::3, ::4, 1::5] = 1
+    gradients = torch.autograd.grad(y, (x, w), seed)
+    exact = torch.einsum("nchw,oc->nohw", x.double(), w.double())
+    wanted = exact, *torch.autograd.grad(exact, (x, w), seed.double())
+    for one, other in zip((y, *gradients), wanted, strict=True):
+        assert torch.equal(one, other.to(dtype)), "small integers have no rounding"
+    assert asked == ways
 
 
 @pytest.mark.parametrize("name", ["x", "w"])

@@ -24,7 +24,7 @@ class MatrixProduct:
 
     Each of these dims may be several of a tensor, or a part of one. Without a batch there are two
     dims only. `bias` is added to each cell; of its dims, those that it has no part for are one
-    element that all cells share.
+    element that all cells share. So may the left factor be the same for the whole batch.
     """
 
     target: Matrices

@@ -5,6 +5,9 @@
 What an iterator is follows from the tensors that it indexes: g all three, m target and left, n
 target and right, k left and right. Each may be several iterators, g none as well, and those of a
 tensor may stand in any dims and order. A gradient of a product is another one.
+
+Columns on both sides of the rows, as in `y[i,m,n]`, are no dim of a matrix. Where there is no g,
+those before the rows are a batch, for all of which the left factor is the same.
 """
 
 from __future__ import annotations
@@ -42,21 +45,32 @@ def matrix_product(op: Op) -> MatrixProduct | None:
     if kinds is None or {*itertools.chain(*kinds)} != product.extents.keys():
         return None
     batch, rows, columns, terms = kinds
-    extents, bias = product.extents, None
+    of_left = batch
+    if not batch:
+        batch, columns = _apart(_names(target), rows, columns)
+    extents, bias, first = product.extents, None, 0 if batch else 1
     if product.bias is not None:
         own = _dims(op, product.bias, extents)
         shared = None if own is None else _shared(own, (batch, rows, columns))
         if own is None or shared is None:
             return None
-        order = shared if batch else shared[1:]
-        bias = _matrices(product.bias, own, order, extents)
-    several = (batch,) if batch else ()
+        bias = _matrices(product.bias, own, shared[first:], extents)
     return MatrixProduct(
-        _matrices(product.target, target, (*several, rows, columns), extents),
-        _matrices(one, left, (*several, rows, terms), extents),
-        _matrices(other, right, (*several, terms, columns), extents),
+        _matrices(product.target, target, (batch, rows, columns)[first:], extents),
+        _matrices(one, left, (of_left, rows, terms)[first:], extents),
+        _matrices(other, right, (batch, terms, columns)[first:], extents),
         bias,
     )
+
+
+def _apart(
+    target: tuple[str, ...], rows: tuple[str, ...], columns: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns before all rows, and the others; all are others where they are on one side."""
+    first = min(map(target.index, rows))
+    before = tuple(n for n in columns if target.index(n) < first)
+    others = tuple(n for n in columns if n not in before)
+    return (before, others) if others else ((), columns)
 
 
 def _last(target: _Dims, left: _Dims, right: _Dims) -> str | None:

@@ -79,7 +79,7 @@ class MatrixProduct:
 
     `orders` are those of target, left, right and bias: the tensors are taken apart as
     `Shapes.matrices` says, and every dim is made of the parts with these numbers. Without a batch
-    there are two dims.
+    there are two dims. A factor that is the same for the whole batch has one of it.
     """
 
     left: str

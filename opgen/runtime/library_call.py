@@ -132,7 +132,11 @@ def is_asked(call: Call) -> bool:
 def planned(call: Call) -> Plan | Multiplication | None:
     """The plan of a new call, which is known from now on; None where it is not the library's."""
     case = library.case_of(call)
-    plan = library_product.planned(call) if case is None else Plan.of(case, call)
+    plan: Plan | Multiplication | None = library_product.planned(
+        call, is_convolution=case is not None
+    )
+    if plan is None and case is not None:
+        plan = Plan.of(case, call)
     if plan is None:
         return None
     plans = _KNOWN.setdefault(call.operation.registered_name, {})

@@ -9,6 +9,7 @@ numbers, which it multiplies in pairs.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -57,26 +58,57 @@ _WORTH_COPIES = 64
 because no view of it is a matrix."""
 
 
+_FEW_CHANNELS, _MOST_WORK = 8, 6 * 2**20
+"""Up to how many channels, of the image or the result, and up to how many products, sums over the
+channels of each pixel are faster as products than as convolutions in float32, on two threads: a
+convolution takes 40 microseconds for any. With more it takes 0.4 to 1 of the time."""
+
+_LEAST_PIXELS, _MOST_WORK_OF_HALVES = 128, 2**27
+"""From how many pixels, or up to how many products, they are in 16 bits: convolutions take 1.1 to
+6.9 times as long. For 7 by 7 pixels and 512 channels they take 0.8. Gradients of weights are so
+always, whose images are copied: 1.4 to 3.6."""
+
+
 @record
 class Factor:
-    """An input: its position, and how it becomes matrices."""
+    """An input: its position, and how it becomes matrices, turned ones if `is_turned`."""
 
     at: int
     arrangement: Arrangement
+    is_turned: bool = False
 
     def of(self, tensors: Tensors) -> torch.Tensor | None:
         """The matrices; None where the tensor is absent, as a bias may be."""
         tensor = tensors[self.at]
         if tensor is None:
             return None
-        return self.arrangement.arranged(tensor, torch.contiguous_format)
+        found = self.arrangement.arranged(tensor, torch.contiguous_format)
+        return found.mT if self.is_turned else found
+
+    def for_all(self, tensors: Tensors, batch: int) -> torch.Tensor:
+        """The matrices of a factor for each member of the batch, if it has one."""
+        found = self.of(tensors)
+        assert found is not None
+        return found if found.dim() == 2 else found.expand(batch, *found.shape[1:])
 
     def viewed(self, tensors: Tensors) -> torch.Tensor | None:
         """The matrices without their numbers, if they are a view."""
         tensor = tensors[self.at]
         assert tensor is not None
         like = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
-        return self.arrangement.viewed(like)
+        found = self.arrangement.viewed(like)
+        return found.mT if found is not None and self.is_turned else found
+
+    def turned(self) -> Factor:
+        """The same matrices, which if they are copied have what now are columns for rows."""
+        *batch, rows, columns = self.arrangement.order
+        turned = Arrangement(self.arrangement.parts, (*batch, columns, rows))
+        return Factor(self.at, turned, not self.is_turned)
+
+    def as_stored(self) -> Factor:
+        """The same matrices, with what the tensor has side by side in rows."""
+        last = max(itertools.chain(*self.arrangement.order))
+        return self if last in self.arrangement.order[-1] else self.turned()
 
 
 @record
@@ -92,12 +124,34 @@ class Multiplication:
     shape: Shape
     """and that of the output."""
 
+    @property
+    def terms(self) -> int:
+        """How many products are summed."""
+        return self.left.arrangement.shape[-2 if self.left.is_turned else -1]
 
-def planned(call: Call) -> Multiplication | None:
-    """How the library computes calls like this one; None where it is not to be asked."""
+    @property
+    def work(self) -> int:
+        """How many products there are."""
+        return math.prod(self.found) * self.terms
+
+    def copied(self, tensors: Tensors) -> int:
+        """How many elements are copied, of factors and the result that are no matrices."""
+        factors = [each for each in (self.left, self.right) if each.viewed(tensors) is None]
+        count = sum(math.prod(each.arrangement.shape) for each in factors)
+        moved, split = self.restored.moved, self.restored.split
+        kept = [part for part in moved if split[part] != 1]
+        return count if kept == sorted(kept) else count + math.prod(self.found)
+
+
+def planned(call: Call, *, is_convolution: bool = False) -> Multiplication | None:
+    """How the library computes calls like this one; None where it is not to be asked, or not so
+    because its convolution is faster."""
     names, (shape,) = call.operation.product, call.shapes.outputs[:1]
     if names is None or call.device.type != "cpu":
         return None
+    places = {each.name: at for at, each in enumerate(call.operation.inputs)}
+    if any(call.tensors[places[name]] is None for name in (names.left, names.right)):
+        return None  # one number for all elements
     dtype = next(tensor.dtype for tensor in call.tensors if tensor is not None)
     if dtype == torch.float16 and not compat.library_has_float16():
         return None
@@ -105,9 +159,8 @@ def planned(call: Call) -> Multiplication | None:
         Arrangement(parts, order)
         for parts, order in zip(call.shapes.matrices, names.orders, strict=True)
     ]
-    places = {each.name: at for at, each in enumerate(call.operation.inputs)}
     left, right = (
-        Factor(places[name], each)
+        Factor(places[name], each).as_stored()
         for name, each in zip((names.left, names.right), arrangements[1:], strict=False)
     )
     bias = None if names.bias is None else Factor(places[names.bias], arrangements[3])
@@ -116,38 +169,53 @@ def planned(call: Call) -> Multiplication | None:
     if call.format_of(len(shape)) != torch.contiguous_format:
         return None
     plan = Multiplication(left, right, bias, arrangements[0], arrangements[0].shape, shape)
+    if is_convolution:
+        return plan if _is_before_convolution(plan, call, dtype) else None
     return plan if _is_worth(plan, call.tensors, dtype) else None
 
 
-def multiply(plan: Multiplication, tensors: Tensors) -> torch.Tensor | None:
+def multiply(plan: Multiplication, tensors: Tensors) -> torch.Tensor:
     """The output of a call."""
-    left, right = plan.left.of(tensors), plan.right.of(tensors)
+    left, right = (each.for_all(tensors, plan.found[0]) for each in (plan.left, plan.right))
     bias = None if plan.bias is None else plan.bias.of(tensors)
-    assert left is not None and right is not None
     if bias is None:
         found = torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
     elif left.dim() == 2:
         found = torch.addmm(bias, left, right)
     else:
         found = torch.baddbmm(bias, left, right)
-    return plan.restored.restored(found, torch.contiguous_format).view(plan.shape).contiguous()
+    return plan.restored.restored(found, torch.contiguous_format).contiguous().view(plan.shape)
+
+
+def _is_before_convolution(plan: Multiplication, call: Call, dtype: torch.dtype) -> bool:
+    """Whether a sum over the channels of each pixel, or the gradient of its weight, is faster as a
+    product than as a convolution."""
+    rows, columns = plan.found[-2:]
+    names, work = call.operation.convolution, plan.work
+    is_of_weight = names is not None and names.target == names.weight
+    if work == 0 or (not is_of_weight and plan.copied(call.tensors) > 0):
+        return False
+    ranks = [0 if tensor is None else tensor.dim() for tensor in call.tensors]
+    if any(call.format_of(rank) != torch.contiguous_format for rank in ranks):
+        return False  # there convolutions are as fast, and both gradients are one call
+    channels = min(rows, columns if is_of_weight else plan.terms)
+    match dtype:
+        case torch.float32:
+            return channels <= _FEW_CHANNELS or work <= _MOST_WORK
+        case torch.bfloat16 | torch.float16:
+            return is_of_weight or columns >= _LEAST_PIXELS or work <= _MOST_WORK_OF_HALVES
+        case _:
+            return False
 
 
 def _is_worth(plan: Multiplication, tensors: Tensors, dtype: torch.dtype) -> bool:
     """Whether the library is faster than generated kernels."""
     rows, columns = plan.found[-2:]
-    terms = plan.left.arrangement.shape[-1]
-    work, copied, is_in_rows = math.prod(plan.found) * terms, 0, False
-    for factor in (plan.left, plan.right):
-        matrices = factor.viewed(tensors)
-        if matrices is None:
-            copied += math.prod(factor.arrangement.shape)
-        elif factor is plan.right:
-            is_in_rows = matrices.stride(-1) != 1
-    if not _is_stored_so(plan):
-        copied += math.prod(plan.found)
-    if work == 0 or work < _WORTH_COPIES * copied:
+    terms, work = plan.terms, plan.work
+    if work == 0 or work < _WORTH_COPIES * plan.copied(tensors):
         return False
+    right = plan.right.viewed(tensors)
+    is_in_rows = right is not None and right.stride(-1) != 1
     match dtype:
         case torch.float32 if is_in_rows:
             return terms <= _LONG_SUM and min(rows, columns) >= _FEWEST_CELLS
@@ -166,10 +234,3 @@ def _is_worth(plan: Multiplication, tensors: Tensors, dtype: torch.dtype) -> boo
             return work >= least and min(rows, columns) >= _FEWEST_CELLS_OF_HALVES
         case _:
             return False
-
-
-def _is_stored_so(plan: Multiplication) -> bool:
-    """Whether the result lies in memory as the library writes it."""
-    moved, split = plan.restored.moved, plan.restored.split
-    kept = [part for part in moved if split[part] != 1]
-    return kept == sorted(kept)

@@ -29,7 +29,14 @@ def words(
         move = lookup_moves.arranging(tensor, factor.arrangement, torch.contiguous_format)
         if move is None:
             return None
-        moves += move
+        rank = len(plan.found)
+        *head, sizes, strides = *move[: -2 * rank], [*move[-2 * rank : -rank]], [*move[-rank:]]
+        if factor.is_turned:
+            for each in (sizes, strides):
+                each[-2:] = each[:-3:-1]
+        if factor is not plan.bias and sizes[0] < plan.found[0] and rank > 2:
+            sizes[0], strides[0] = plan.found[0], 0
+        moves += [*head, *sizes, *strides]
     found = torch.empty(plan.found, device="meta", dtype=output.dtype)
     back = lookup_moves.restoring(found, plan.restored, torch.contiguous_format, plan.shape)
     if back is None:
