@@ -77,8 +77,84 @@ def test_several_at_once(ops: ModuleType) -> None:
 
 def test_rows_are_loops_of_lanes() -> None:
     text = stage_text(Source(TEXT), "c")
-    assert text.count("GREATEST_OF(") == 2
-    assert text.count("LEAST_OF(") == 2
+    assert text.count("EXTREMES(reduction(max") == 2
+    assert text.count("EXTREMES(reduction(min") == 2
+
+
+# ---------------------------------------------------------------------------- where they are
+POSITIONS = """op highest_at(x[N,W]) -> y: i64[N]
+  y[n] = argmax(w) x[n,w]
+
+op lowest_at(x[N,W]) -> y: i64[N]
+  y[n] = argmin(w) x[n,w]
+
+op of_all(x[H,W]) -> y: i64[]
+  y[] = argmax(h,w; h*W + w) x[h,w]
+"""
+
+
+@pytest.fixture(scope="module")
+def positions() -> ModuleType:
+    return opgen.compile(POSITIONS)
+
+
+def first_best(row: list[float], sign: int) -> int:
+    """The first NaN, or else the first of the best numbers."""
+    best = -1
+    for at, value in enumerate(row):
+        if value != value:
+            return at
+        if best < 0 or sign * value > sign * row[best]:
+            best = at
+    return best
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+def test_positions(dtype: torch.dtype, positions: ModuleType) -> None:
+    for width in (*WIDTHS, 32, 64, 65, 100):
+        x = numbers(7, width, dtype).div(20).round().to(dtype)  # many are equal
+        for each in (x, x.T.contiguous().T, numbers(7, 3 * width, dtype)[:, ::3]):
+            rows = each.tolist()
+            assert positions.highest_at(each).tolist() == [first_best(row, 1) for row in rows]
+            assert positions.lowest_at(each).tolist() == [first_best(row, -1) for row in rows]
+
+
+@pytest.mark.parametrize("at", [0, 1, 31, 32, 33, 63, 64, 69])
+def test_the_first_nan_is_the_position(at: int, positions: ModuleType) -> None:
+    x = numbers(3, 70)
+    x[1, at:] = torch.nan
+    x[2, at] = torch.nan
+    x[2, -1] = torch.inf
+    for function, sign in ((positions.highest_at, 1), (positions.lowest_at, -1)):
+        assert function(x).tolist() == [first_best(row, sign) for row in x.tolist()]
+
+
+def test_positions_of_infinities_and_of_nothing(positions: ModuleType) -> None:
+    for value in (-torch.inf, torch.inf):
+        x = torch.full((2, 70), value)
+        assert positions.highest_at(x).tolist() == positions.lowest_at(x).tolist() == [0, 0]
+    x = torch.full((2, 70), torch.iinfo(torch.int64).min)
+    x[1, 50] += 1
+    assert positions.highest_at(x).tolist() == [0, 50]
+    assert positions.highest_at(torch.zeros(2, 0)).tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("at", [None, (0, 3), (2, 40), (4, 69)])
+def test_a_position_in_several_rows(at: tuple[int, int] | None, positions: ModuleType) -> None:
+    x = numbers(5, 70).div(20).round()
+    if at is not None:
+        x[at] = torch.nan
+        x[4, 69] = torch.nan
+    assert positions.of_all(x).item() == first_best(x.flatten().tolist(), 1)
+
+
+def test_names_of_the_search_may_be_those_of_a_spec() -> None:
+    function = opgen.compile(
+        "op each(extreme[N,E]) -> is_here: i64[N]\n"
+        "  is_here[from] = argmax(is_better) extreme[from, is_better]\n"
+    ).each
+    x = numbers(4, 90)
+    assert torch.equal(function(x), x.argmax(1))
 
 
 # ---------------------------------------------------------------------------- outside

@@ -307,7 +307,10 @@ class AccumulatorEmitter(ScopeEmitter):
         sign = ">" if node.reducer in (Reducer.MAX, Reducer.ARGMAX) else "<"
         if not node.reducer.is_argument:
             nan = "" if kind is Type.INTEGER else f" || {term} != {term}"
-            if self.is_stored(node):
+            if node.accumulator in self.nans:
+                self.write(f"{total} = {term} {sign} {total} ? {term} : {total};")
+                self.write(f"{self.nans[node.accumulator]} |= {term} != {term};")
+            elif self.is_stored(node):
                 self.write(f"{total} = {term} {sign} {total}{nan} ? {term} : {total};")
             else:
                 self.write(f"if ({term} {sign} {total}{nan}) {total} = {term};")

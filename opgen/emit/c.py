@@ -16,7 +16,7 @@ from opgen.emit.function import Function, print_function
 from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
-from opgen.emit.vectors import row_extreme
+from opgen.emit.vectors import row_extreme, row_position
 from opgen.ir.loop_parts import visit
 from opgen.ir.loops import (
     Accumulate,
@@ -175,6 +175,7 @@ def _walked(kernel: Kernel) -> frozenset[str]:
         for node in loops
         if node.any_order
         or row_extreme(node) is not None
+        or row_position(node) is not None
         or all(isinstance(each, Store) for each in node.body)
     }
     if kernel.row is not None:

@@ -41,6 +41,7 @@ class ScopeEmitter(ABC):
     states: dict[str, Argument] = field(default_factory=dict)
     arrays: set[str] = field(default_factory=set)  # accumulators that are arrays over the lanes
     vectors: dict[str, str] = field(default_factory=dict)  # vectors of partial sums,
+    nans: dict[str, str] = field(default_factory=dict)  # whether a term of lanes' extremes is NaN
     pairs: dict[str, tuple[str, str]] = field(default_factory=dict)  # who share one,
     waiting: dict[str, str] = field(default_factory=dict)  # and for whom it is there already
     around: str | None = None  # the innermost loop around, if it may be long,

@@ -24,7 +24,8 @@ typename typeof union unsigned using virtual void volatile wchar_t while xor
 complex imaginary I errno main unix linux NULL EOF INFINITY NAN HUGE_VAL M_PI M_E
 threadIdx blockIdx blockDim gridDim warpSize half
 f16 bf16 f32 f64 u8 i8 i16 i32 i64 b8 T real fault gcd inside
-KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER GREATEST_OF LEAST_OF FIRST EACH LANES PROVED PLANES
+KERNEL FUNCTION PRAGMA INDEPENDENT IN_ANY_ORDER BEST_OF_ROW EXTREMES LONG_ROW
+FIRST EACH LANES PROVED PLANES
 UNROLL ACROSS ALONG ANY_STEPS FENCE FETCH FETCH_SOON HAVE_MASKS HAVE_PLANES HAVE_PLANES_OF_T
 HAVE_NARROW_PLANES LANE_BYTES LANE_MASK LINE NOT_A_VECTOR PAIRED_LANES SHUFFLE STORE_PART THREAD
 THREADS WHOLE_GRIDS MEMBER MEMBERS
@@ -49,6 +50,7 @@ pair_past_unrounded
 call tensors integers numbers arguments task share shares MOST_SHARES stream is_of_lines
 will_be_written is_mapped is_ready asked_ahead rows_ahead first_cache largest_cache
 MOST_AT_ONCE MOST_IN_TURN
+extreme is_nan is_better is_here each from
 run_as_one find_cache find_caches watch_forks take_chunks stored_T stored_bits masked_lanes
 stored_lanes unrounded rounded rounded_lanes stored_from_unrounded unrounded_from_stored
 """

@@ -13,7 +13,8 @@ from opgen.emit.names import function_name
 from opgen.emit.planes import print_guest, print_sums
 from opgen.emit.planes_ahead import fetch_planes
 from opgen.emit.polynomial import Text
-from opgen.emit.vectors import VectorSum, row_extreme, vector_sum
+from opgen.emit.types import Type
+from opgen.emit.vectors import VectorSum, row_extreme, row_position, vector_sum
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -111,6 +112,9 @@ class Emitter(LaneEmitter):
             value = extreme("least", [bound.text for bound in upper])
             self.write(f"const {kind} {end} = {value};")
         vectors = None if self.printer.cuda else vector_sum(node, self.printer.program)
+        position = None if self.printer.cuda else row_position(node)
+        if position is not None and position.accumulator not in self.arrays:
+            self.search_row(node, position, name, lower, end)
         if vectors is not None and all(each.accumulator in self.vectors for each in vectors.terms):
             self.vector_loop(node, vectors, name, lower, end)
             return
@@ -122,7 +126,7 @@ class Emitter(LaneEmitter):
             inner.printer.names.accumulators.update(totals)
             self.write(f"IN_ANY_ORDER({', '.join(totals.values())})")
         elif not self.printer.cuda and (extreme_of := row_extreme(node)) is not None:
-            self.in_lanes(node, extreme_of)
+            self.in_lanes(node, extreme_of, inner)
         self.write(f"for ({kind} {name} = {lower}; {name} < {end}; {name}++) {{")
         if node.name not in self.members:
             inner.around = None if any(each.is_constant for each in node.upper) else node.name
@@ -141,6 +145,9 @@ class Emitter(LaneEmitter):
             inner.run_guest(node)
             inner.nodes(node.body)
         self.write("}")
+        if inner.nans is not self.nans:
+            for accumulator, nan in inner.nans.items():
+                self.write(f"if ({nan}) {self.printer.names.accumulators[accumulator]} = NAN;")
         for accumulator, total in in_arrays.items():
             self.write(f"{self.printer.names.accumulators[accumulator]} = {total};")
 
@@ -179,13 +186,41 @@ class Emitter(LaneEmitter):
             task = f"{function_name(guest.kernel)}_task"
             self.write(f"if ({self.guest}) {task}({points}, {self.guest});")
 
-    def in_lanes(self, node: For, reducer: Reducer) -> None:
-        """Let the loop that follows join extremes in the lanes of a vector."""
+    def in_lanes(self, node: For, reducer: Reducer, inner: Emitter) -> None:
+        """Let the loop that follows join extremes in the lanes of a vector.
+
+        The lanes' own maxima know no NaN: whether there is one is found beside them.
+        """
         names = {each.accumulator for each in node.body if isinstance(each, Accumulate)}
-        if self.arrays.isdisjoint(names):
-            totals = sorted(self.printer.names.accumulators[name] for name in names)
-            macro = "GREATEST_OF" if reducer is Reducer.MAX else "LEAST_OF"
-            self.write(f"{macro}({', '.join(totals)})")
+        if not self.arrays.isdisjoint(names):
+            return
+        totals = {name: self.printer.names.accumulators[name] for name in sorted(names)}
+        reals = [name for name in totals if self.kinds[name] is not Type.INTEGER]
+        inner.nans = {name: self.scope.fresh(f"{totals[name]}_is_nan") for name in reals}
+        for nan in inner.nans.values():
+            self.write(f"int {nan} = 0;")
+        join = "max" if reducer is Reducer.MAX else "min"
+        found = f" reduction(| : {', '.join(inner.nans.values())})" if reals else ""
+        self.write(f"EXTREMES(reduction({join} : {', '.join(totals.values())}){found})")
+
+    def search_row(self, node: For, term: Accumulate, name: str, lower: str, end: str) -> None:
+        """Where the extreme of a long row is, in lanes; an `else` that others follow."""
+        inner, state = self.inner(), self.states[term.accumulator]
+        at = inner.printer.names.symbols[node.name] = inner.scope.fresh(node.name)
+        value = inner.printer.scalar(term.value).text
+        assert term.position is not None
+        total = self.printer.names.accumulators[term.accumulator]
+        ways = "max, >" if term.reducer is Reducer.ARGMAX else "min, <"
+        kind = self.kinds[term.accumulator].value
+        length = end if lower == "0" else f"{end} - {lower}"
+        self.write(f"if ({length} >= LONG_ROW) {{")
+        row = f"{at}, {lower}, {end}, {value}, {state.found}, {state.best}"
+        inner.write(f"BEST_OF_ROW({kind}, {ways}, {row}) {{")
+        inner.write(f"    {state.found} = 1;")
+        inner.write(f"    {state.best} = {value};")
+        inner.write(f"    {total} = {inner.text(term.position)};")
+        inner.write("}")
+        self.write("} else")
 
     def vector_loop(self, node: For, vectors: VectorSum, name: str, lower: str, end: str) -> None:
         """Whole vectors of terms where memory is consecutive, then the terms that are left.

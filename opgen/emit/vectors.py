@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from opgen.algebra.poly import ZERO
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Accumulate,
@@ -103,6 +104,23 @@ def row_extreme(node: For) -> Reducer | None:
         return None
     (reducer,) = reducers
     return reducer if reducer in (Reducer.MAX, Reducer.MIN) else None
+
+
+def row_position(node: For) -> Accumulate | None:
+    """The term of a loop that does nothing but look for the position of an extreme of neighbours.
+
+    Terms are elements as they are: computed once more, others might be rounded in another way. Of
+    equal ones the first counts, so their turn is the loop's.
+    """
+    match node.body:
+        case (Accumulate(value=Load() as load) as term,) if term.reducer.is_argument:
+            *outer, last = load.indices or (ZERO,)
+            is_first = not any(node.name in index.symbols for index in outer)
+            are_neighbours = is_first and last.step_in(node.name) == 1
+            is_plain = term.present == Always() and not term.order and not node.any_order
+            return term if are_neighbours and is_plain else None
+        case _:
+            return None
 
 
 def _walked(term: Accumulate, name: str, program: Program) -> dict[str, None] | None:

@@ -66,20 +66,40 @@ C = (
    the passes are short, and then loses all but one of the terms that it adds to a cell. */
 #define NOT_A_VECTOR __asm__ volatile("")
 #define IN_ANY_ORDER(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
-/* Extremes of lanes: NaN wins. Clang makes no vectors of them, and slower loops with it. */
+/* Lanes share maxima or minima. Those of Clang begin at finite numbers, and would lose infinities;
+   it makes no vectors of the loop without this. */
 #ifdef __clang__
-#define GREATEST_OF(...)
-#define LEAST_OF(...)
+#define EXTREMES(...)
 #else
-#pragma omp declare reduction(greatest_of : float, double, int64_t : \
-    omp_out = omp_in > omp_out || omp_in != omp_in ? omp_in : omp_out) \
-    initializer(omp_priv = omp_orig)
-#pragma omp declare reduction(least_of : float, double, int64_t : \
-    omp_out = omp_in < omp_out || omp_in != omp_in ? omp_in : omp_out) \
-    initializer(omp_priv = omp_orig)
-#define GREATEST_OF(...) PRAGMA(omp simd reduction(greatest_of : __VA_ARGS__))
-#define LEAST_OF(...) PRAGMA(omp simd reduction(least_of : __VA_ARGS__))
+#define EXTREMES(...) PRAGMA(omp simd __VA_ARGS__)
 #endif
+/* Where the best number of a row is, if it is better than `best`: what follows is done then. Its
+   value comes first, then pieces that may have it; both take lanes. NaN wins, the first of them. */
+enum { LONG_ROW = 32 };
+#define BEST_OF_ROW(TYPE, JOIN, SIGN, at, first, end, term, found, best) \
+    int64_t at = first; \
+    TYPE extreme = term; \
+    int is_nan = 0; \
+    EXTREMES(reduction(JOIN : extreme) reduction(| : is_nan)) \
+    for (int64_t at = first; at < end; at++) { \
+        const TYPE each = term; \
+        extreme = each SIGN extreme ? each : extreme; \
+        is_nan |= each != each; \
+    } \
+    const int is_better = !found || (is_nan ? best == best : extreme SIGN best); \
+    while (is_better && end - at >= LONG_ROW) { \
+        const int64_t from = at; \
+        int is_here = 0; \
+        PRAGMA(omp simd reduction(| : is_here)) \
+        for (int64_t at = from; at < from + LONG_ROW; at++) { \
+            const TYPE each = term; \
+            is_here |= (each != each) | (!is_nan & (each == extreme)); \
+        } \
+        if (is_here) break; \
+        at += LONG_ROW; \
+    } \
+    while (is_better && at < end - 1 && !(is_nan ? term != term : term == extreme)) at++; \
+    if (is_better)
 /* Threads may find faults at the same time: the first to come is reported. */
 #define FIRST(fault, number) \
     __sync_bool_compare_and_swap(&(fault)[0], (int64_t)0, (int64_t)(number))
