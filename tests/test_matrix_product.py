@@ -47,6 +47,12 @@ op gram(x[N,C]) -> y[N,N]
 """
 
 
+ROWS_FIRST = """
+op rows_first(x[B,N,C], w[B,O,C]) -> y[N,B,O]
+  y[n,b,o] = sum(c) x[b,n,c] * w[b,o,c]
+"""
+
+
 def all_found(spec: str) -> list[MatrixProduct | None]:
     """Of an op and its first gradients."""
     (op,) = check_source(Source(spec, "<test>"))
@@ -188,6 +194,12 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], dict[s
         {},
     ),
     "gram": (GRAM, lambda x: outer(x, x), [(9, 5)], {}),
+    "rows first": (
+        ROWS_FIRST,
+        lambda x, w: outer(x, w).transpose(0, 1),
+        [(3, 9, 5), (3, 7, 5)],
+        {},
+    ),
 }
 
 
@@ -327,6 +339,34 @@ def test_a_factor_may_be_left_out(always: None, asked: list[str]) -> None:
     assert asked == []
     assert torch.equal(function(x, torch.ones(2, 4), O=2), x.sum(1, keepdim=True).expand(3, 2))
     assert asked == ["multiply"]
+
+
+def test_a_bias_may_stand_for_another_number_than_zero(always: None) -> None:
+    function = opgen.compile(
+        LINEAR.replace("op linear", "op biased").replace("= 0)", "= 2)")
+    ).biased
+    x, w = torch.ones(32, 16), torch.ones(24, 16)
+    for _ in range(2):
+        assert torch.equal(function(x, w), torch.full((32, 24), 18.0))
+        assert torch.equal(function(x, w, torch.ones(24)), torch.full((32, 24), 17.0))
+
+
+def test_gradients_under_autocast(always: None) -> None:
+    """What is cast is cast on the way forward; a derived op is no product of autocast's."""
+    function = opgen.compile(LINEAR).linear
+    torch.manual_seed(0)
+    x, w = torch.randn(40, 24, requires_grad=True), torch.randn(24, 24, requires_grad=True)
+    y = function(x, w)
+    wanted = torch.autograd.grad((y * y).sum(), (x, w), create_graph=True)
+    second = torch.autograd.grad((wanted[0] ** 2).sum() + (wanted[1] ** 2).sum(), (x, w))
+    for _ in range(2):
+        y = function(x, w)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = torch.autograd.grad((y * y).sum(), (x, w), create_graph=True)
+            again = torch.autograd.grad((found[0] ** 2).sum() + (found[1] ** 2).sum(), (x, w))
+        for one, other in zip((*found, *again), (*wanted, *second), strict=True):
+            assert one.dtype == torch.float32
+            torch.testing.assert_close(one, other)
 
 
 def test_under_autocast(asked: list[str]) -> None:

@@ -164,12 +164,22 @@ CASES = {
     ("name", "format_"),
     [(name, each) for name in CASES for each in (PLAIN, LAST) if (name, each) != ("turned", LAST)],
 )
+@pytest.mark.parametrize("way", ["convolution", "product", "fastest"])
 def test_they_are_looked_up(
-    name: str, dtype: torch.dtype, format_: torch.memory_format, asked: list[str]
+    name: str,
+    dtype: torch.dtype,
+    format_: torch.memory_format,
+    way: str,
+    asked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Views of the filter suffice, so that no call but the first goes through Python."""
+    if way != "fastest":
+        plan = library_product._plan if way == "product" else lambda _: None
+        monkeypatch.setattr(library_product, "instead_of_convolution", plan)
     spec, image, filters = CASES[name]
-    function = getattr(opgen.compile(spec), name)
+    own = f"{name}_{way}"  # what one way entered is not for another
+    function = getattr(opgen.compile(spec.replace(f"op {name}", f"op {own}")), own)
     torch.manual_seed(0)
     x = torch.randint(-2, 3, image).to(dtype).contiguous(memory_format=format_)
     w = torch.randint(-1, 2, filters).to(dtype)
@@ -181,13 +191,17 @@ def test_they_are_looked_up(
     exact = reference(name, *(each.double() for each in given))
     seed = torch.randint(-1, 2, exact.shape).contiguous(memory_format=format_)
     wanted = exact, *torch.autograd.grad(exact, given, seed.double())
-    for _ in range(3):
+    for turn in range(3):
+        if turn == 1:
+            assert way == "fastest" or asked
         asked.clear()
         y = function(*given)
         gradients = torch.autograd.grad(y, given, seed.to(dtype))
         assert y.is_contiguous(memory_format=format_)
         for one, other in zip((y, *gradients), wanted, strict=True):
             assert torch.equal(one, other.to(dtype)), "small integers have no rounding"
+    if way != "fastest" and format_ == PLAIN and name != "turned":
+        assert asked == [], "gradients too"
     with torch.no_grad():
         function(*given)
         asked.clear()
@@ -198,13 +212,18 @@ def test_they_are_looked_up(
 @pytest.mark.parametrize(
     ("dtype", "format_", "image", "results", "ways"),
     [
-        # Few channels, or little work, are products; else the two gradients are one convolution.
-        (torch.float32, PLAIN, (2, 64, 20, 20), 3, ["multiply"] * 3),
-        (torch.float32, PLAIN, (2, 64, 16, 16), 64, ["multiply"] * 3),
-        (torch.float32, PLAIN, (8, 64, 20, 20), 64, ["convolve"] * 3),
+        # Few channels, or little work, are products, and with very few it is for kernels; so is
+        # the gradient of the weight. Else the two gradients are one convolution.
+        (torch.float32, PLAIN, (2, 64, 20, 20), 3, []),
+        (torch.float32, PLAIN, (2, 64, 20, 20), 8, ["multiply"] * 2),
+        (torch.float32, PLAIN, (2, 64, 16, 16), 64, ["multiply"] * 2),
+        (torch.float32, PLAIN, (8, 64, 20, 20), 64, ["convolve"] * 2),
+        (torch.float32, PLAIN, (16, 64, 20, 20), 64, ["convolve"] * 3),
         (torch.float32, LAST, (2, 64, 16, 16), 64, ["convolve"] * 3),
-        # In 16 bits they are products unless pixels are few.
-        (torch.bfloat16, PLAIN, (8, 64, 20, 20), 64, ["multiply"] * 3),
+        # In 16 bits they are products unless pixels are few, or there is little to do.
+        (torch.bfloat16, PLAIN, (2, 16, 8, 8), 16, []),
+        (torch.bfloat16, PLAIN, (8, 64, 20, 20), 64, ["multiply"] * 2),
+        (torch.bfloat16, PLAIN, (16, 64, 20, 20), 64, ["multiply"] * 3),
         (torch.bfloat16, PLAIN, (12, 512, 7, 7), 512, ["convolve", "convolve", "multiply"]),
         (torch.bfloat16, LAST, (8, 64, 20, 20), 64, ["convolve"] * 3),
     ],
@@ -218,7 +237,7 @@ def test_products_or_convolutions(
     asked: list[str],
 ) -> None:
     # An op of its own, whose calls are not looked up yet.
-    name = f"pointwise_{results}_{image[0]}_{dtype.itemsize}_{int(format_ == LAST)}"
+    name = f"pointwise_{results}_{image[0]}_{image[2]}_{dtype.itemsize}_{int(format_ == LAST)}"
     function = getattr(opgen.compile(POINTWISE.replace("op pointwise", f"op {name}")), name)
     torch.manual_seed(0)
     x = torch.randint(-1, 2, image).to(dtype).contiguous(memory_format=format_).requires_grad_()
@@ -232,6 +251,15 @@ def test_products_or_convolutions(
     for one, other in zip((y, *gradients), wanted, strict=True):
         assert torch.equal(one, other.to(dtype)), "small integers have no rounding"
     assert asked == ways
+
+
+def test_a_bias_may_stand_for_another_number_than_zero() -> None:
+    text = POINTWISE.replace("op pointwise", "op biased").replace("= 0)", "= 2)")
+    function = opgen.compile(text).biased
+    x, w = torch.ones(2, 32, 8, 9), torch.ones(32, 32)
+    for _ in range(2):
+        assert torch.equal(function(x, w), torch.full((2, 32, 8, 9), 34.0))
+        assert torch.equal(function(x, w, torch.ones(32)), torch.full((2, 32, 8, 9), 33.0))
 
 
 @pytest.mark.parametrize("name", ["x", "w"])

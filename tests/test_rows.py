@@ -336,3 +336,26 @@ def test_short_sums_are_vectors_where_nothing_else_is(width: int, is_vector: boo
     )
     text = show_program(rows(schedule(op, gather(op)), facts_of(op)))
     assert ("in any order" in text) == is_vector
+
+
+@pytest.mark.parametrize(
+    ("line", "sums"),
+    [
+        # What is loaded once for a cell, or stays in every turn, is no reason for lanes over cells.
+        ("y[n] = p[n] + log(sum(d) exp(x[n,d] - p[n]))", 1),
+        ("y[n] = p[n] * (sum(d) x[n,d]) + p[n] * p[n]", 1),
+        # All sums of a cell go through their rows in lanes.
+        ("y[n] = (sum(d) x[n,d] * z[n,d]) * (sum(d) x[n,d]) + (sum(d) z[n,d] * z[n,d])", 3),
+        ("y[n] = p[n] + (sum(d) x[n,d]) * (sum(d) t[d,n])", 0),
+        ("y[n] = p[n] + log(sum(d) exp(t[d,n] - p[n]))", 0),
+    ],
+)
+def test_sums_of_rows_are_vectors_whatever_comes_of_them(line: str, sums: int) -> None:
+    inputs = [f"{name}[{dims}]" for name, dims in SUMMED.items() if f"{name}[" in line]
+    op = op_of(f"op f({', '.join(inputs)}) -> y[N]\n  {line}\n")
+    text = show_program(rows(scheduled(op), facts_of(op)))
+    assert text.count("in any order") == sums
+    assert ("lanes" in text) == (sums == 0)
+
+
+SUMMED = {"x": "N,D", "z": "N,D", "t": "D,N", "p": "N"}

@@ -6,7 +6,7 @@ time, an address that stays is loaded once, and far apart ones are loaded one by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -61,7 +61,40 @@ def choose(kernel: Kernel) -> Choice:
         score = walks(kernel, loop) - 1
         if score > best_score:
             best, best_score = Choice(Way.SUM, loop.name), score
+    loops = [node for node in walk(kernel.body) if isinstance(node, For)]
+    are_sums = loops == list(_sums(kernel.body))
+    if best.way is Way.ROW and are_sums and _have_side_by_side(kernel, loops, best.name):
+        return Choice(Way.SUM, loops[0].name)
     return best
+
+
+def _have_side_by_side(kernel: Kernel, loops: Sequence[For], axis: str) -> bool:
+    """Whether long loops have all in a row that cells along an axis would load from rows apart.
+
+    What else they load is the same in every turn, however well it lies.
+    """
+    return bool(loops) and all(_has_side_by_side(kernel, loop, axis) for loop in loops)
+
+
+def _has_side_by_side(kernel: Kernel, loop: For, axis: str) -> bool:
+    if any(bound.is_constant for bound in loop.upper):
+        return False
+    values = _definitions(kernel)
+    loads = [_substituted(load.indices, values) for load in loads_of(walk(loop.body))]
+    moving = [each for each in loads if any(loop.name in index.symbols for index in each)]
+    are_apart = all(_walk(each, axis) == _SCATTERED for each in moving)
+    are_in_row = all(_walk(each, loop.name) == _CONSECUTIVE for each in moving)
+    return bool(moving) and are_apart and are_in_row
+
+
+def sums_of_rows(kernel: Kernel) -> Iterator[str]:
+    """The names of the sums of a cell that go through rows, one after the other."""
+    values = _definitions(kernel)
+    for loop in _sums(kernel.body):
+        loads = [_substituted(load.indices, values) for load in loads_of(walk(loop.body))]
+        ways = {_walk(each, loop.name) for each in loads}
+        if loop in kernel.body and _CONSECUTIVE in ways and ways <= {_CONSECUTIVE, 0}:
+            yield loop.name
 
 
 def short_sum(kernel: Kernel) -> Choice:

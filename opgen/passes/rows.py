@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
@@ -58,7 +58,7 @@ from opgen.passes.innermost import with_sum_innermost
 from opgen.passes.interior import with_interior
 from opgen.passes.jam import copies_along, jammed
 from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solve
-from opgen.passes.lane_choice import Choice, Way, choose, short_sum, walks
+from opgen.passes.lane_choice import Choice, Way, choose, short_sum, sums_of_rows, walks
 from opgen.passes.lane_passes import fused
 from opgen.passes.moves import moves_of
 from opgen.passes.moving_loops import from_begin
@@ -129,15 +129,15 @@ def direct(body: tuple[Node, ...]) -> tuple[Node, ...]:
             return body
 
 
-def _reordered(body: tuple[Node, ...], name: str) -> tuple[Node, ...]:
-    """The loop with that name in any order."""
+def _reordered(body: tuple[Node, ...], names: Set[str]) -> tuple[Node, ...]:
+    """The loops with these names in any order."""
 
     def change(node: Node) -> Node:
         if isinstance(node, For):
-            inner = _reordered(node.body, name)
-            return replace(node, body=inner, any_order=node.any_order or node.name == name)
+            inner = _reordered(node.body, names)
+            return replace(node, body=inner, any_order=node.any_order or node.name in names)
         if isinstance(node, If):
-            return replace(node, body=_reordered(node.body, name))
+            return replace(node, body=_reordered(node.body, names))
         return node
 
     return tuple(map(change, body))
@@ -145,7 +145,7 @@ def _reordered(body: tuple[Node, ...], name: str) -> tuple[Node, ...]:
 
 def _in_any_order(kernel: Kernel, name: str) -> Kernel:
     """The kernel with sums over the loop of that name in any order, several cells at a time."""
-    body = _reordered(kernel.body, name)
+    body = _reordered(kernel.body, {name, *sums_of_rows(kernel)})
     tiles = tiles_along(kernel, (body,), name, all_shared=False)[-_MOST_TILES:]
     tiles = tiles or window_tiles(kernel, (body,), name)
     return tiled(kernel, tiles, (body,), jammed)

@@ -255,6 +255,8 @@ def case_of(call: Call) -> Case | None:
         return None
     if call.device.type != "cpu" or not compat.library_has_convolutions:
         return None
+    if names.bias is not None and has_other_default(call, names.bias):
+        return None
     if dtype == torch.float16 and not compat.library_has_float16():
         return None  # it would go cell by cell
     declared = zip(call.operation.inputs, call.tensors, strict=True)
@@ -275,6 +277,12 @@ def case_of(call: Call) -> Case | None:
     if case.is_of_planes and names.target != names.weight and _goes_over_planes(call):
         return None
     return case
+
+
+def has_other_default(call: Call, name: str) -> bool:
+    """Whether an input is absent that then stands for another number than 0."""
+    pairs = zip(call.operation.inputs, call.tensors, strict=True)
+    return any(tensor is None and each.default != 0 for each, tensor in pairs if each.name == name)
 
 
 def meets_neighbours(case: Case, dtype: torch.dtype, names: Convolution) -> bool:

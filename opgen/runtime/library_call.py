@@ -126,17 +126,25 @@ def plan_of(operation: Operation, tensors: Tensors, numbers: tuple[Number, ...])
 
 def is_asked(call: Call) -> bool:
     """Whether calls like this one are the library's."""
-    return library.case_of(call) is not None or library_product.planned(call) is not None
+    return _plan(call) is not None
+
+
+def _plan(call: Call) -> Plan | Multiplication | None:
+    case = library.case_of(call)
+    if case is None:
+        return library_product.planned(call)
+    match library_product.instead_of_convolution(call):
+        case library_product.Ways.KERNELS:
+            return None
+        case None:
+            return Plan.of(case, call)
+        case product:
+            return product
 
 
 def planned(call: Call) -> Plan | Multiplication | None:
     """The plan of a new call, which is known from now on; None where it is not the library's."""
-    case = library.case_of(call)
-    plan: Plan | Multiplication | None = library_product.planned(
-        call, is_convolution=case is not None
-    )
-    if plan is None and case is not None:
-        plan = Plan.of(case, call)
+    plan = _plan(call)
     if plan is None:
         return None
     plans = _KNOWN.setdefault(call.operation.registered_name, {})

@@ -12,11 +12,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import compat
+from opgen.runtime import compat, library
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.description import Shape
 from opgen.runtime.record import record
@@ -36,6 +37,10 @@ generated kernels take such columns in 0.4 to 0.75 of the time."""
 _FEWEST_ROWS, _ROWS, _FEWEST_COLUMNS = 16, 24, 12
 """From how many rows and columns on the library is faster, for columns that lie side by side: of 16
 rows 16 columns take 2.3 times as long in generated kernels, but 256 columns 0.6; 8 columns 0.4."""
+
+_LEAST_OF_EACH = 2**12
+"""How many products each member of a batch is to have: for 512 of 16 by 16 and 2 terms the library
+takes six times as long."""
 
 _LONG_SUM = 128
 _FEWEST_CELLS = 9
@@ -58,15 +63,27 @@ _WORTH_COPIES = 64
 because no view of it is a matrix."""
 
 
-_FEW_CHANNELS, _MOST_WORK = 8, 6 * 2**20
-"""Up to how many channels, of the image or the result, and up to how many products, sums over the
-channels of each pixel are faster as products than as convolutions in float32, on two threads: a
-convolution takes 40 microseconds for any. With more it takes 0.4 to 1 of the time."""
+_FEWEST_CHANNELS, _FEW_CHANNELS, _MOST_WORK = 4, 8, 6 * 2**20
+"""Of sums over the channels of each pixel in float32: up to how many channels, of the image or the
+result, generated kernels are fastest, and up to how many channels or products a product is. On two
+threads a convolution takes 40 microseconds for any; with more it takes 0.4 to 1 of the time."""
 
-_LEAST_PIXELS, _MOST_WORK_OF_HALVES = 128, 2**27
-"""From how many pixels, or up to how many products, they are in 16 bits: convolutions take 1.1 to
-6.9 times as long. For 7 by 7 pixels and 512 channels they take 0.8. Gradients of weights are so
-always, whose images are copied: 1.4 to 3.6."""
+_LEAST_WORK_OF_PIXELS, _LEAST_PIXELS, _MOST_WORK_OF_HALVES = 2**19, 128, 2**27
+"""From how many products on they are the library's in 16 bits, and from how many pixels, or up to
+how many products, a product is faster than a convolution, which takes 1.1 to 6.9 times as long. For
+7 by 7 pixels and 512 channels it takes 0.8."""
+
+_MOST_OF_WEIGHT, _FEW_OF_WEIGHT = 2**24, 16
+"""Up to how many products, or channels, generated kernels are fastest for the gradient of a weight,
+a sum of rows: they take 0.3 to 0.7 of the time, and with more 1 to 3 times as long. Then products
+with copies of the images are faster than a convolution in 16 bits, 0.6 to 0.9, but 1.6 to 2 times
+as long in float32."""
+
+
+class Ways(Enum):
+    """Who computes a call beside the library."""
+
+    KERNELS = "generated kernels"
 
 
 @record
@@ -123,6 +140,7 @@ class Multiplication:
     """The shape of what the library gives,"""
     shape: Shape
     """and that of the output."""
+    dtype: torch.dtype
 
     @property
     def terms(self) -> int:
@@ -143,83 +161,100 @@ class Multiplication:
         return count if kept == sorted(kept) else count + math.prod(self.found)
 
 
-def planned(call: Call, *, is_convolution: bool = False) -> Multiplication | None:
-    """How the library computes calls like this one; None where it is not to be asked, or not so
-    because its convolution is faster."""
+def planned(call: Call) -> Multiplication | None:
+    """How the library computes calls like this one; None where generated kernels are faster."""
+    plan = _plan(call)
+    return plan if plan is not None and _is_worth(plan, call.tensors) else None
+
+
+def instead_of_convolution(call: Call) -> Multiplication | Ways | None:
+    """What is faster than the convolution that a call is as well: sums over the channels of each
+    pixel, or the gradient of their weight. None where the convolution is.
+    """
+    plan, names = _plan(call), call.operation.convolution
+    if plan is None or names is None or plan.work == 0:
+        return None
+    ranks = [0 if tensor is None else tensor.dim() for tensor in call.tensors]
+    if any(call.format_of(rank) != torch.contiguous_format for rank in ranks):
+        return None  # there convolutions are as fast, and both gradients are one call
+    is_half = plan.dtype != torch.float32
+    rows, columns = plan.found[-2:]
+    if names.target == names.weight:
+        if plan.work <= _MOST_OF_WEIGHT or min(rows, columns) <= _FEW_OF_WEIGHT:
+            return Ways.KERNELS
+        return plan if is_half else None
+    if plan.copied(call.tensors) > 0:
+        return None
+    channels = min(rows, plan.terms)
+    if plan.work < _LEAST_WORK_OF_PIXELS if is_half else channels <= _FEWEST_CHANNELS:
+        return Ways.KERNELS
+    if is_half:
+        is_faster = columns >= _LEAST_PIXELS or plan.work <= _MOST_WORK_OF_HALVES
+    else:
+        is_faster = channels <= _FEW_CHANNELS or plan.work <= _MOST_WORK
+    return plan if is_faster else None
+
+
+def _plan(call: Call) -> Multiplication | None:
+    """How the library would compute a call; None where it cannot."""
     names, (shape,) = call.operation.product, call.shapes.outputs[:1]
     if names is None or call.device.type != "cpu":
         return None
     places = {each.name: at for at, each in enumerate(call.operation.inputs)}
-    if any(call.tensors[places[name]] is None for name in (names.left, names.right)):
+    factors = [call.tensors[places[name]] for name in (names.left, names.right)]
+    if any(each is None for each in factors):
         return None  # one number for all elements
-    dtype = next(tensor.dtype for tensor in call.tensors if tensor is not None)
+    if names.bias is not None and library.has_other_default(call, names.bias):
+        return None
+    dtype = next(each.dtype for each in factors if each is not None)
     if dtype == torch.float16 and not compat.library_has_float16():
         return None
-    arrangements = [
+    of_target, of_left, of_right, *of_bias = (
         Arrangement(parts, order)
         for parts, order in zip(call.shapes.matrices, names.orders, strict=True)
-    ]
-    left, right = (
-        Factor(places[name], each).as_stored()
-        for name, each in zip((names.left, names.right), arrangements[1:], strict=False)
     )
-    bias = None if names.bias is None else Factor(places[names.bias], arrangements[3])
+    left = Factor(places[names.left], of_left).as_stored()
+    right = Factor(places[names.right], of_right).as_stored()
+    bias = None if names.bias is None else Factor(places[names.bias], of_bias[0])
     if call.operation.outputs[0].batched:
         shape = (*call.leading, *shape[1:])
     if call.format_of(len(shape)) != torch.contiguous_format:
         return None
-    plan = Multiplication(left, right, bias, arrangements[0], arrangements[0].shape, shape)
-    if is_convolution:
-        return plan if _is_before_convolution(plan, call, dtype) else None
-    return plan if _is_worth(plan, call.tensors, dtype) else None
+    return Multiplication(left, right, bias, of_target, of_target.shape, shape, dtype)
 
 
 def multiply(plan: Multiplication, tensors: Tensors) -> torch.Tensor:
     """The output of a call."""
     left, right = (each.for_all(tensors, plan.found[0]) for each in (plan.left, plan.right))
     bias = None if plan.bias is None else plan.bias.of(tensors)
-    if bias is None:
-        found = torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
-    elif left.dim() == 2:
-        found = torch.addmm(bias, left, right)
+    if compat.autocast_is_active():  # what is to be cast was, on the way to this op
+        with compat.without_autocast("cpu"):
+            found = _product(left, right, bias)
     else:
-        found = torch.baddbmm(bias, left, right)
+        found = _product(left, right, bias)
     return plan.restored.restored(found, torch.contiguous_format).contiguous().view(plan.shape)
 
 
-def _is_before_convolution(plan: Multiplication, call: Call, dtype: torch.dtype) -> bool:
-    """Whether a sum over the channels of each pixel, or the gradient of its weight, is faster as a
-    product than as a convolution."""
-    rows, columns = plan.found[-2:]
-    names, work = call.operation.convolution, plan.work
-    is_of_weight = names is not None and names.target == names.weight
-    if work == 0 or (not is_of_weight and plan.copied(call.tensors) > 0):
-        return False
-    ranks = [0 if tensor is None else tensor.dim() for tensor in call.tensors]
-    if any(call.format_of(rank) != torch.contiguous_format for rank in ranks):
-        return False  # there convolutions are as fast, and both gradients are one call
-    channels = min(rows, columns if is_of_weight else plan.terms)
-    match dtype:
-        case torch.float32:
-            return channels <= _FEW_CHANNELS or work <= _MOST_WORK
-        case torch.bfloat16 | torch.float16:
-            return is_of_weight or columns >= _LEAST_PIXELS or work <= _MOST_WORK_OF_HALVES
-        case _:
-            return False
+def _product(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if bias is None:
+        return torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
+    return (torch.addmm if left.dim() == 2 else torch.baddbmm)(bias, left, right)
 
 
-def _is_worth(plan: Multiplication, tensors: Tensors, dtype: torch.dtype) -> bool:
+def _is_worth(plan: Multiplication, tensors: Tensors) -> bool:
     """Whether the library is faster than generated kernels."""
     rows, columns = plan.found[-2:]
     terms, work = plan.terms, plan.work
     if work == 0 or work < _WORTH_COPIES * plan.copied(tensors):
         return False
+    if work < _LEAST_OF_EACH * (plan.found[0] if len(plan.found) > 2 else 1):
+        return False
     right = plan.right.viewed(tensors)
-    is_in_rows = right is not None and right.stride(-1) != 1
-    match dtype:
-        case torch.float32 if is_in_rows:
+    terms_are_adjacent = right is not None and right.stride(-1) != 1
+    match plan.dtype:
+        case torch.float32 if terms_are_adjacent:
             return terms <= _LONG_SUM and min(rows, columns) >= _FEWEST_CELLS
-        case torch.float64 if is_in_rows:
+        case torch.float64 if terms_are_adjacent:
             is_short = terms <= _SHORT_SUM_OF_DOUBLES
             return is_short and min(rows, columns) >= _FEWEST_CELLS_OF_DOUBLES
         case torch.float32 | torch.float64:
@@ -229,7 +264,7 @@ def _is_worth(plan: Multiplication, tensors: Tensors, dtype: torch.dtype) -> boo
             least = _FEWEST_ROWS if columns < _VECTOR else _ROWS
             return rows >= least and columns >= _FEWEST_COLUMNS
         case torch.bfloat16 | torch.float16:
-            is_short = is_in_rows and terms <= _SHORT_SUM_OF_HALVES
+            is_short = terms_are_adjacent and terms <= _SHORT_SUM_OF_HALVES
             least = _LEAST_WORK_OF_TERMS if is_short else _LEAST_WORK
             return work >= least and min(rows, columns) >= _FEWEST_CELLS_OF_HALVES
         case _:

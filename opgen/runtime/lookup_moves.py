@@ -51,7 +51,8 @@ def restoring(
         return NONE
     split = [arrangement.split[part] for part in arrangement.moved]
     back = sorted(range(len(split)), key=arrangement.moved.__getitem__)
-    return _move(tensor, split, back, arrangement.whole if shape is None else shape, format_)
+    whole = arrangement.whole if shape is None else shape
+    return _move(tensor, split, back, whole, format_, is_result=True)
 
 
 def _move(
@@ -60,16 +61,22 @@ def _move(
     order: Sequence[int],
     shape: Sequence[int],
     format_: torch.memory_format,
+    *,
+    is_result: bool = False,
 ) -> Sequence[int] | None:
-    """From the parts of a tensor, in that order, to a tensor of that shape."""
-    new = torch.empty(tuple(shape), device="meta", memory_format=format_)
+    """From the parts of a tensor, in that order, to a tensor of that shape.
+
+    A result is in that format, also where another view of it would do.
+    """
+    new = torch.empty(tuple(shape), device="meta", dtype=tensor.dtype, memory_format=format_)
     like = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
     try:
         parts = like.view(tuple(split)).permute(tuple(order))
         whole = new.view(parts.shape)
     except RuntimeError:
         return None
-    if (view := _view(parts, new.shape)) is not None:
+    view = _view(parts, new.shape)
+    if view is not None and (not is_result or view.is_contiguous(memory_format=format_)):
         return VIEW, view.dim(), *view.shape, *view.stride()
     dims = steps(parts, whole)
     if not is_quick(dims, new.element_size()) and new.numel() > _FEW:
