@@ -20,6 +20,7 @@ from opgen.emit.vectors import row_extreme, row_position
 from opgen.ir.loop_parts import visit
 from opgen.ir.loops import (
     Accumulate,
+    AtomicAdd,
     Blocks,
     Define,
     Fitting,
@@ -195,7 +196,7 @@ def _walked(kernel: Kernel) -> frozenset[str]:
         match node:
             case Define(name=name, value=value) if not moving.isdisjoint(value.symbols):
                 moving.add(name)
-            case Store(tensor=tensor, indices=indices):
+            case Store(tensor=tensor, indices=indices) | AtomicAdd(tensor=tensor, indices=indices):
                 access(tensor, indices)
             case _:
                 pass

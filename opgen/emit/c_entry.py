@@ -265,7 +265,7 @@ class _Writer(EntryScope):
             self.lines.append(f"{self.arguments}.guest = 0;")
             if kernel.only is not None:
                 self.lines.append("}")
-        elif kernel.is_deterministic:
+        elif kernel.is_deterministic or not kernel.shares_cells:
             arguments = f"{function.name}_task, call, {count_text}, {work_text}"
             joins = kernel.row is not None and kernel.row.joined > 1
             way = "in_parallel_stretches" if joins else "in_parallel"

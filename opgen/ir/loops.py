@@ -327,7 +327,8 @@ class Kernel:
     `written` is the tensor it writes, `also` are others; `prologue` holds what is the same for
     every point; `spec` are the spec lines it computes. A `contraction`, `moves`, `framed`, a
     `plane` and `sums` are other ways to do the same. A `guest` is the kernel right before this one,
-    which may run within it instead.
+    which may run within it instead. Where points add to cells, they may share these, unless it is
+    known that they do not.
     """
 
     name: str
@@ -349,6 +350,7 @@ class Kernel:
     sums: PlaneSums | None = None
     also: tuple[str, ...] = ()
     guest: Guest | None = None
+    shares_cells: bool = True
 
     @property
     def all_written(self) -> tuple[str, ...]:

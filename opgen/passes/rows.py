@@ -64,6 +64,8 @@ from opgen.passes.moves import moves_of
 from opgen.passes.moving_loops import from_begin
 from opgen.passes.pairs import paired
 from opgen.passes.peel import Peeling
+from opgen.passes.scattered_rows import WIDTH as SCATTERED_WIDTH
+from opgen.passes.scattered_rows import scattered_rows
 from opgen.passes.short_rows import with_planes
 from opgen.passes.tile import Tile, tiled, tiles_along, window_tiles
 from opgen.passes.unroll import MOST, unrolled
@@ -90,6 +92,8 @@ def rows(program: Program, facts: Facts) -> Program:
 
 
 def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
+    if not kernel.is_deterministic and (found := scattered_rows(kernel)) is not None:
+        return _narrow(along_row(*found, facts))
     if not kernel.is_deterministic or not kernel.axes:
         return kernel
     kernel = replace(kernel, body=direct(kernel.body))
@@ -110,6 +114,13 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
             return kernel
         case unexpected:
             raise AssertionError(unexpected)
+
+
+def _narrow(kernel: Kernel) -> Kernel:
+    """The kernel with stretches for more threads."""
+    row = kernel.row
+    assert row is not None
+    return replace(kernel, row=replace(row, width=min(row.width, SCATTERED_WIDTH)))
 
 
 def direct(body: tuple[Node, ...]) -> tuple[Node, ...]:
