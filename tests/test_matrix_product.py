@@ -278,6 +278,18 @@ def test_other_strides(name: str, always: None) -> None:
                 assert torch.equal(function(*given), reference(*given))
 
 
+def test_strides_of_dims_of_one_element(always: None) -> None:
+    function = opgen.compile(
+        "op f(x[B,N,C], w[B,O,C]) -> y[O,N,B]\n  y[o,n,b] = sum(c) x[b,n,c] * w[b,o,c]\n"
+    ).f
+    for batch, rows, columns in ((1, 5, 6), (3, 1, 6), (3, 5, 1), (1, 1, 6), (2, 5, 6)):
+        x, w = torch.ones(batch, rows, 4), torch.ones(batch, columns, 4)
+        for _ in range(3):
+            found = function(x, w)
+            assert torch.equal(found, torch.full((columns, rows, batch), 4.0))
+            assert found.stride() == (rows * batch, batch, 1)
+
+
 @pytest.mark.parametrize(
     ("dtype", "shape", "is_asked"),
     [

@@ -68,6 +68,37 @@ def test_nan_wins_in_every_lane(at: int, ops: ModuleType) -> None:
         assert found.isnan().tolist() == [False, True, False]
 
 
+SEVERAL_ROWS = """op over_planes(x[N,H,W]) -> y[N], u[N]
+  y[n] = max(h,w) x[n,h,w]
+  u[n] = min(h,w) x[n,h,w]
+
+op joined(x[N,W], z[N,W]) -> y[N], u[N]
+  y[n] max= x[n,w] for w in W
+  y[n] max= z[n,w] for w in W
+  u[n] min= x[n,w] for w in W
+  u[n] min= z[n,w] for w in W
+"""
+
+
+@pytest.mark.parametrize("width", [3, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_nan_of_an_earlier_row_stays(width: int, dtype: torch.dtype) -> None:
+    ops = opgen.compile(SEVERAL_ROWS)
+    for row in range(3):
+        x = numbers(4, 3 * width, dtype).view(4, 3, width)
+        x[1, row, width // 2] = torch.nan
+        for each in (x, x.mT.contiguous().mT):
+            for found, wanted in zip(
+                ops.over_planes(each), (x.amax((1, 2)), x.amin((1, 2))), strict=True
+            ):
+                assert torch.equal(found.nan_to_num(7), wanted.nan_to_num(7))
+        parts = x[:, row], x[:, (row + 1) % 3]
+        both = torch.cat(parts, 1)
+        for given in (parts, parts[::-1]):
+            for found, wanted in zip(ops.joined(*given), (both.amax(1), both.amin(1)), strict=True):
+                assert torch.equal(found.nan_to_num(7), wanted.nan_to_num(7))
+
+
 def test_several_at_once(ops: ModuleType) -> None:
     x, z = numbers(4, 90), numbers(4, 91)[:, 1:]
     y, u = ops.both(x, z)
@@ -146,6 +177,20 @@ def test_a_position_in_several_rows(at: tuple[int, int] | None, positions: Modul
         x[at] = torch.nan
         x[4, 69] = torch.nan
     assert positions.of_all(x).item() == first_best(x.flatten().tolist(), 1)
+
+
+@pytest.mark.parametrize("begin", [0, 5, 40])
+def test_positions_in_a_part_of_a_row(begin: int) -> None:
+    """Rows that begin late may have nothing, and nothing beside them is read."""
+    function = opgen.compile(
+        f"op late(x[N,W]) -> y: i64[N]\n  y[n] = argmax(w if w >= n + {begin}) x[n,w]\n"
+    ).late
+    for width in (1, 2, 30, 45, 80, 120):
+        x = numbers(7, width).div(20).round()
+        rows = [row[at + begin :] for at, row in enumerate(x.tolist())]
+        places = [first_best(row, 1) for row in rows]
+        wanted = [-1 if p < 0 else p + at + begin for at, p in enumerate(places)]
+        assert function(x).tolist() == wanted
 
 
 def test_names_of_the_search_may_be_those_of_a_spec() -> None:

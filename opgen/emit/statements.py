@@ -197,8 +197,8 @@ class Emitter(LaneEmitter):
         totals = {name: self.printer.names.accumulators[name] for name in sorted(names)}
         reals = [name for name in totals if self.kinds[name] is not Type.INTEGER]
         inner.nans = {name: self.scope.fresh(f"{totals[name]}_is_nan") for name in reals}
-        for nan in inner.nans.values():
-            self.write(f"int {nan} = 0;")
+        for name, nan in inner.nans.items():
+            self.write(f"int {nan} = {totals[name]} != {totals[name]};")
         join = "max" if reducer is Reducer.MAX else "min"
         found = f" reduction(| : {', '.join(inner.nans.values())})" if reals else ""
         self.write(f"EXTREMES(reduction({join} : {', '.join(totals.values())}){found})")
@@ -212,7 +212,11 @@ class Emitter(LaneEmitter):
         total = self.printer.names.accumulators[term.accumulator]
         ways = "max, >" if term.reducer is Reducer.ARGMAX else "min, <"
         kind = self.kinds[term.accumulator].value
-        length = end if lower == "0" else f"{end} - {lower}"
+        length = end
+        if lower != "0":
+            only = len(node.lower) == 1
+            begin = self.printer.poly(node.lower[0]).at(Level.MULTIPLICATIVE) if only else lower
+            length = f"{end} - {begin}"
         self.write(f"if ({length} >= LONG_ROW) {{")
         row = f"{at}, {lower}, {end}, {value}, {state.found}, {state.best}"
         inner.write(f"BEST_OF_ROW({kind}, {ways}, {row}) {{")

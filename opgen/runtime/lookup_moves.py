@@ -76,8 +76,10 @@ def _move(
     except RuntimeError:
         return None
     view = _view(parts, new.shape)
-    if view is not None and (not is_result or view.is_contiguous(memory_format=format_)):
+    if view is not None and not is_result:
         return VIEW, view.dim(), *view.shape, *view.stride()
+    if view is not None and view.is_contiguous(memory_format=format_):
+        return VIEW, new.dim(), *new.shape, *new.stride()  # they may differ in dims of one element
     dims = steps(parts, whole)
     if not is_quick(dims, new.element_size()) and new.numel() > _FEW:
         return None
