@@ -20,7 +20,8 @@ def record(kind: type[T]) -> type[T]:
     """`dataclass(frozen=True, slots=True)`; objects are equal if they are of one class and all
     their fields are.
     """
-    made: Any = dataclasses.dataclass(frozen=True, slots=True, repr=False, eq=False)(kind)
+    made: Any = dataclasses.dataclass(slots=True, repr=False, eq=False)(kind)
+    made.__setattr__, made.__delattr__ = _set_once, _keep
     names = [each.name for each in dataclasses.fields(made)]
     assert names, "there is nothing to compare"
     values = attrgetter(*(names if len(names) > 1 else 2 * names))  # a tuple also of one
@@ -31,6 +32,17 @@ def record(kind: type[T]) -> type[T]:
 def replaced(before: T, **changes: Any) -> T:
     """`dataclasses.replace` of a record."""
     return cast(T, dataclasses.replace(cast(Any, before), **changes))
+
+
+def _set_once(self: object, name: str, value: object) -> None:
+    """What is set by `__init__`, or `copy` and `pickle`, is never set again."""
+    if hasattr(self, name):
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+    object.__setattr__(self, name, value)
+
+
+def _keep(self: object, name: str) -> None:
+    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r} of {type(self).__name__}")
 
 
 def _equality(values: Callable[[object], Any]) -> Callable[[object, object], Any]:
