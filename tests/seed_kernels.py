@@ -89,10 +89,8 @@ def launched(workload: Workload, dtype: torch.dtype, backward: bool = False) -> 
     """
     found: list[Launched] = []
 
-    def noting(
-        source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
-    ) -> None:
-        found.extend(("".join(source), each) for each in launches)
+    def noting(launched: cuda.Launched) -> None:
+        found.extend(("".join(launched.source), each) for each in launched.launches)
 
     with (
         mock.patch.object(cuda, "launch", noting),
@@ -115,11 +113,9 @@ def traced(workload: Workload, dtype: torch.dtype) -> Iterator[tuple[Launched, R
     found: list[Launched] = []
     run = cuda.launch
 
-    def noting(
-        source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
-    ) -> None:
-        found.extend(("".join(source), each) for each in launches)
-        run(source, device, launches)
+    def noting(launched: cuda.Launched) -> None:
+        found.extend(("".join(launched.source), each) for each in launched.launches)
+        run(launched)
 
     tensors = [random(*shape).to(dtype).requires_grad_() for shape in workload.shapes]
     with emulated(trace=True) as launches, mock.patch.object(cuda, "launch", noting):

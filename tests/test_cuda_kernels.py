@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import opgen
 from catalogue import SPECS, Entry
 from opgen.runtime import cuda, cuda_grid
+from opgen.runtime.record import replaced
 from opgen.testing.cuda_on_cpu.emulated import Products, emulated
 from test_spec_kernels import check_two_backwards, each
 
@@ -41,10 +42,8 @@ def launched(change: Callable[[str], str]) -> Iterator[None]:
     ):
         real = cuda.launch
 
-        def launch(
-            source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
-        ) -> None:
-            real((change("".join(source)),), device, launches)
+        def launch(launched: cuda.Launched) -> None:
+            real(replaced(launched, source=(change("".join(launched.source)),)))
 
         patch.setattr(cuda, "launch", launch)
         yield

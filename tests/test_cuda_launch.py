@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -194,9 +193,9 @@ def test_a_call_does_not_put_its_source_together_again(
     sources = []
     run = cuda.launch
 
-    def noting(source: cuda.Source, *rest: Any) -> None:
-        sources.append(source)
-        run(source, *rest)
+    def noting(launched: cuda.Launched) -> None:
+        sources.append(launched.source)
+        run(launched)
 
     monkeypatch.setattr(cuda, "launch", noting)
     for size in (3, 4):

@@ -22,6 +22,7 @@ from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
 from opgen.runtime import cuda, cuda_grid
+from opgen.runtime.record import replaced
 from opgen.testing.cuda_on_cpu import KernelError
 from opgen.testing.cuda_on_cpu.emulated import emulated
 from opgen.testing.cuda_on_cpu.traffic import bank_conflicts, movement, widths
@@ -211,15 +212,13 @@ def test_a_missing_barrier_is_a_race(missing: int) -> None:
     """Negative control: before the cells are computed, and before they are copied back."""
     launch = cuda.launch
 
-    def broken(
-        source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
-    ) -> None:
-        text = "".join(source)
+    def broken(launched: cuda.Launched) -> None:
+        text = "".join(launched.source)
         begin = text.index("#if planes_of_")
         first, *rest = text[begin:].split("__syncthreads();", missing)
         parts = [first, *rest]
         kept = "__syncthreads();".join(parts[:-1])
-        launch((text[:begin] + kept + parts[-1],), device, launches)
+        launch(replaced(launched, source=(text[:begin] + kept + parts[-1],)))
 
     with (
         emulated(),

@@ -130,13 +130,11 @@ def rows_of(name: str, height: int) -> set[int]:
     chosen: set[int] = set()
     run = cuda.launch
 
-    def launch(
-        source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
-    ) -> None:
-        text = "".join(source)
+    def launch(launched: cuda.Launched) -> None:
+        text = "".join(launched.source)
         found = re.findall(r"^#define rows_of_\w+ (\d+)\n(?!#endif)", text, re.MULTILINE)
         chosen.update(map(int, found))
-        run(source, device, launches)
+        run(launched)
 
     for tensor in tensors:
         tensor.requires_grad_()

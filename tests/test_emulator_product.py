@@ -453,10 +453,8 @@ def launched(op: Op, settings: Settings, inputs: list[torch.Tensor]) -> list[tup
     """The sources and kernels of an op and its gradients, of products alone; nothing is run."""
     found: list[tuple[str, str]] = []
 
-    def noting(
-        source: cuda.Source, device: torch.device, launches: list[cuda.KernelLaunch]
-    ) -> None:
-        found.extend(("".join(source), each.kernel) for each in launches)
+    def noting(launched: cuda.Launched) -> None:
+        found.extend(("".join(launched.source), each.kernel) for each in launched.launches)
 
     with (
         mock.patch.object(cuda, "launch", noting),

@@ -7,12 +7,13 @@ outputs are allocated by torch, so nothing of CuPy's memory is used.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, assert_never, cast
 
 import torch
 
@@ -22,7 +23,29 @@ from opgen.runtime.record import record
 OPTIONS = ("-std=c++17", "--fmad=false")
 """How sources are compiled."""
 
-Argument = int | float
+
+@record
+class Memory:
+    """A pointer: the address of a tensor.
+
+    It is that of an operand of the call, by name, or of memory that the launches share.
+    """
+
+    name: str | None
+    tensor: torch.Tensor
+
+
+@record
+class Number:
+    """A float attribute of the call."""
+
+    name: str
+    value: float
+
+
+Argument = int | Memory | Number
+"""An argument of 64 bits. Where it comes from is told, so that a call like another one can be
+launched with its own tensors and numbers, see `lookup_launch`."""
 
 Source = tuple[str, ...]
 """A source in parts: long ones that stay the same objects, whose hashes Python keeps, and short
@@ -32,29 +55,47 @@ They are put together when they are compiled, not in every call."""
 
 @record
 class KernelLaunch:
-    """One kernel on a grid: blocks, threads of a block, arguments of 64 bits each.
+    """One kernel on a grid: blocks, threads of a block, arguments.
 
-    `holds` are tensors of its own: they must live until it is launched, for then whoever gets their
-    memory next is behind it on the stream.
+    The tensors among these live until it is launched: whoever gets their memory next is behind it
+    on the stream.
     """
 
     kernel: str
     blocks: tuple[int, int, int]
     threads: tuple[int, int, int]
     arguments: tuple[Argument, ...]
-    holds: tuple[torch.Tensor, ...] = ()
+
+
+@record
+class Launched:
+    """What a call is compiled from, and its launches in order.
+
+    `copies` are inputs that were copied for it, in the layout that its kernels take.
+    """
+
+    source: Source
+    device: torch.device
+    launches: Sequence[KernelLaunch]
+    copies: Mapping[str, torch.Tensor]
 
 
 class CudaError(RuntimeError):
     """CUDA kernels cannot be compiled or loaded on this machine."""
 
 
+class _Function(Protocol):
+    ptr: int
+
+
 class _Kernel(Protocol):
+    kernel: _Function
+
     def __call__(
         self,
         grid: tuple[int, ...],
         block: tuple[int, ...],
-        arguments: tuple[Argument, ...],
+        arguments: tuple[int | float, ...],
         *,
         stream: object,
     ) -> None: ...
@@ -160,7 +201,11 @@ def _loaded(cupy: _CuPy, source: str, device: int) -> _Module:
             source, OPTIONS, architecture, "kernels.cu"
         )
         found = _kept(code.encode() if isinstance(code, str) else code, key)
-    return cupy.RawModule(path=str(found))
+    module = cupy.RawModule(path=str(found))
+    # It stays loaded until the process has ended: its functions are known outside of Python, and
+    # when Python unloads what is left, CuPy is gone already and complains.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
+    return module
 
 
 def _kept(code: bytes, key: str) -> Path:
@@ -180,11 +225,32 @@ class _Stream:
         self.ptr = ptr
 
 
-def launch(source: Source, device: torch.device, launches: Sequence[KernelLaunch]) -> None:
-    """Launch kernels of a source in order. CudaError without CuPy."""
-    index = torch.cuda.current_device() if device.index is None else device.index
+def launch(launched: Launched) -> None:
+    """Launch kernels on the current stream of a device. CudaError without CuPy."""
+    index = _index(launched.device)
     with torch.cuda.device(index):
         stream = _Stream(torch.cuda.current_stream(index).cuda_stream)
-        for each in launches:
-            kernel = _kernel(source, each.kernel, index)
-            kernel(each.blocks, each.threads, each.arguments, stream=stream)
+        for each in launched.launches:
+            kernel = _kernel(launched.source, each.kernel, index)
+            kernel(each.blocks, each.threads, tuple(map(_value, each.arguments)), stream=stream)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _value(argument: Argument) -> int | float:
+    match argument:
+        case Memory(tensor=tensor):
+            return tensor.data_ptr()
+        case Number(value=value):
+            return value
+        case int(value):
+            return value
+        case unexpected:
+            assert_never(unexpected)
+
+
+def function(source: Source, name: str, device: torch.device) -> int:
+    """The driver's handle of a kernel that was launched before; it stays valid."""
+    return _kernel(source, name, _index(device)).kernel.ptr

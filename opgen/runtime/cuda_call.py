@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +20,7 @@ from opgen.runtime import (
     prelude,
     special,
 )
-from opgen.runtime.cuda import Argument, KernelLaunch, Source
+from opgen.runtime.cuda import Argument, KernelLaunch, Launched, Memory, Number, Source
 from opgen.runtime.description import CudaKernels, Launch, Product
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def launches(
     operands: Mapping[str, torch.Tensor],
     numbers: Mapping[str, float],
     fault: torch.Tensor | None,
-) -> tuple[Source, torch.device, list[KernelLaunch]]:
-    """The source, the device and the launches of a call, in order.
+) -> Launched:
+    """The source and the launches of a call.
 
     `fault` is where kernels record an index that is checked at run time and was outside.
     """
@@ -59,8 +59,8 @@ def launches(
     shared = (cuda_tiles.SOURCE,) if made.products else ()
     bindings = _bindings(types.shared, types.real, tuple(types.integers.items()))
     head = (prelude.cuda(narrow, made.whole), bindings, *shared)
-    source = (*head, *made.macros, kernels.source, *made.products)
-    return source, call.device, made.holding_copies()
+    source: Source = (*head, *made.macros, kernels.source, *made.products)
+    return Launched(source, call.device, made.found, made.copies)
 
 
 @dataclass
@@ -80,13 +80,6 @@ class _Launches:
     products: list[str] = field(default_factory=list)
     copies: dict[str, torch.Tensor] = field(default_factory=dict)
     whole: bool = True
-
-    def holding_copies(self) -> list[KernelLaunch]:
-        """All launches, which keep the memory of copies."""
-        if not self.copies:
-            return self.found
-        held = self.copies.values()
-        return [replace(each, holds=(*each.holds, *held)) for each in self.found]
 
     def define(self, macro: str, value: int) -> None:
         """Let a name stand for a number in what is compiled."""
@@ -202,14 +195,15 @@ class _Launches:
         """The tensors of a kernel with their strides, its integers and its numbers."""
         found: list[Argument] = []
         for name in launch.tensors:
-            found += [self.tensors[name].data_ptr(), *self.tensors[name].stride()]
+            tensor = self.tensors[name]
+            found += [Memory(name, tensor), *tensor.stride()]
         found += [self.call.shapes.integers[name] for name in launch.integers]
-        found += [self.numbers[name] for name in launch.numbers]
+        found += [Number(name, self.numbers[name]) for name in launch.numbers]
         return found
 
-    def last(self, launch: Launch) -> tuple[int, ...]:
+    def last(self, launch: Launch) -> tuple[Argument, ...]:
         """Where a kernel records a fault, if it may."""
-        return () if self.fault is None or not launch.faults else (self.fault.data_ptr(),)
+        return () if self.fault is None or not launch.faults else (Memory(None, self.fault),)
 
 
 def _walked(
@@ -252,14 +246,13 @@ def _product(
 ) -> list[KernelLaunch]:
     """The launches of a product of matrices: its tiles, and the sum of what blocks leave."""
     partial = cuda_product.partial_sums(plan, call.types.real, call.device)
-    arguments += (0 if partial is None else partial.data_ptr(), plan.splits)
-    held = () if partial is None else (partial,)
-    tiles = KernelLaunch(kernel, plan.blocks, (plan.threads, 1, 1), arguments, held)
+    arguments += (0 if partial is None else Memory(None, partial), plan.splits)
+    tiles = KernelLaunch(kernel, plan.blocks, (plan.threads, 1, 1), arguments)
     if partial is None:
         return [tiles]
     blocks = min(-(-plan.cells // cuda_product.SUM_THREADS), cuda_grid.MOST_BLOCKS[0])
     threads = (cuda_product.SUM_THREADS, 1, 1)
-    return [tiles, KernelLaunch(f"{kernel}_sum", (blocks, 1, 1), threads, arguments, held)]
+    return [tiles, KernelLaunch(f"{kernel}_sum", (blocks, 1, 1), threads, arguments)]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -290,10 +283,10 @@ class _Sums:
             return
         parts = self.parts(math.prod(axes[:cells]), found.splits)
         given = self.given(found.magic, found.share, found.splits, parts)
-        yield KernelLaunch(kernel, found.blocks, found.threads, given, (parts,))
+        yield KernelLaunch(kernel, found.blocks, found.threads, given)
         if found.splits > 1:
             given = self.given(found.magic, 0, found.splits, parts)
-            yield KernelLaunch(kernel, found.total_blocks, found.total_threads, given, (parts,))
+            yield KernelLaunch(kernel, found.total_blocks, found.total_threads, given)
 
     def serial(
         self, axes: Sequence[int], turns: tuple[int, ...], cells: int
@@ -310,10 +303,10 @@ class _Sums:
         self.grids += [grid, total]
         kernel, parts = self.launch.kernel, self.parts(math.prod(axes) * cells, splits)
         given = self.given(grid.magic, share, splits, parts)
-        yield KernelLaunch(kernel, grid.blocks, grid.threads, given, (parts,))
+        yield KernelLaunch(kernel, grid.blocks, grid.threads, given)
         if splits > 1:
             given = self.given(total.magic, 0, splits, parts)
-            yield KernelLaunch(kernel, total.blocks, total.threads, given, (parts,))
+            yield KernelLaunch(kernel, total.blocks, total.threads, given)
 
     def parts(self, cells: int, splits: int) -> torch.Tensor:
         """Memory for the parts of the sums of cells; none where there is one part."""

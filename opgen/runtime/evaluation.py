@@ -163,7 +163,12 @@ class Known(Protocol):
     """Where calls are entered that were checked and succeeded, to be looked up next time."""
 
     def enter(self, call: Call, outputs: Outputs, operands: Operands) -> None:
-        """One that kernels computed."""
+        """One that C kernels computed."""
+
+    def enter_launched(
+        self, call: Call, outputs: Outputs, operands: Operands, launched: cuda.Launched
+    ) -> None:
+        """One that CUDA kernels computed."""
 
     def enter_library(self, call: Call, plan: Plan | Multiplication, output: torch.Tensor) -> None:
         """One that PyTorch's library computed."""
@@ -175,7 +180,7 @@ def evaluate(
     values: Sequence[Numbers],
     known: Known | None = None,
 ) -> Outputs:
-    """The outputs of a call; raises what is wrong with it. `known` hears of success on the CPU."""
+    """The outputs of a call; raises what is wrong with it. `known` hears of success."""
     plan, call = library_call.known(operation, tensors, values), None
     if plan is None:
         call = prepare(operation, tensors, values)
@@ -191,7 +196,7 @@ def evaluate(
 
 
 def computed(call: Call, known: Known | None = None) -> Outputs:
-    """The outputs of a checked call, by kernels of its op. `known` hears of success on the CPU."""
+    """The outputs of a checked call, by kernels of its op. `known` hears of success."""
     operation = call.operation
     outputs = empty_outputs(call)
     places = tuple(
@@ -199,13 +204,14 @@ def computed(call: Call, known: Known | None = None) -> Outputs:
         for tensor, output in zip(outputs, operation.outputs, strict=True)
     )
     operands = operands_of(call, places)
-    if call.device.type == "cpu":
-        ran_kernels = run_on_cpu(call, operands)
-        is_direct = all(map(operator.is_, places, outputs))
-        if ran_kernels and is_direct and known is not None:
+    is_direct = all(map(operator.is_, places, outputs))
+    if cuda.computes(call.device):
+        launched = run_on_cuda(call, operands)
+        if is_direct and known is not None and not operation.faults:
+            known.enter_launched(call, outputs, operands, launched)
+    elif call.device.type == "cpu":
+        if run_on_cpu(call, operands) and is_direct and known is not None:
             known.enter(call, outputs, operands)
-    elif call.device.type == "cuda":
-        run_on_cuda(call, operands)
     else:
         raise RuntimeError(f"{operation.name}: there are no kernels for device {call.device}")
     for output, place in zip(outputs, places, strict=True):
@@ -351,8 +357,8 @@ class Compiled:
         return fault[0], fault[1], fault[2]
 
 
-def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> bool:
-    """Launch the CUDA kernels; True, for it stands in for `run_on_cpu` in tests."""
+def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> cuda.Launched:
+    """Launch the CUDA kernels; gives what was launched."""
     from opgen.runtime import cuda_call  # an eighth of the time of importing a module
 
     operation, device = call.operation, call.device
@@ -364,13 +370,14 @@ def run_on_cuda(call: Call, operands: Mapping[str, torch.Tensor]) -> bool:
         )
     fault = torch.zeros(3, dtype=torch.int64, device=device) if operation.faults else None
     try:
-        cuda.launch(*cuda_call.launches(call, operands, _numbers(call), fault))
+        launched = cuda_call.launches(call, operands, _numbers(call), fault)
+        cuda.launch(launched)
     except cuda.CudaError as error:
         raise cuda.CudaError(f"{operation.name}: {error}") from error
     if fault is not None:
         number, index, extent = fault.tolist()
         _raise_fault(operation, (number, index, extent))
-    return True
+    return launched
 
 
 def _raise_fault(operation: Operation, fault: tuple[int, int, int]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import lookup_convolution, lookup_product
+from opgen.runtime import lookup_convolution, lookup_launch, lookup_product
 from opgen.runtime.evaluation import Call, compiled
 from opgen.runtime.library_product import Multiplication
 from opgen.runtime.lookup_library import LOCK, Table, define
@@ -22,6 +22,7 @@ from opgen.runtime.record import record
 from opgen.runtime.schema import flatten
 
 if TYPE_CHECKING:
+    from opgen.runtime.cuda import Launched
     from opgen.runtime.library_plan import Plan
     from opgen.runtime.lookup_casts_source import Cast
     from opgen.runtime.operation import Operation
@@ -86,6 +87,22 @@ class Twin:
         """Let the next call like this one be looked up, if it is of a kind that can be."""
         self._enter(call, call.tensors, outputs, outputs, operands, ())
 
+    def enter_launched(
+        self,
+        call: Call,
+        outputs: Sequence[torch.Tensor],
+        operands: dict[str, torch.Tensor],
+        launched: Launched,
+    ) -> None:
+        """The same for a call that CUDA kernels computed."""
+        if _have_too_many_dims((*call.tensors, *outputs)):
+            return
+        program = lookup_launch.program(call, outputs, operands, launched)
+        if program is not None and self.table.library.launches():
+            words, workspace = program
+            numbers = flatten(call.values)
+            self.table.enter(call.tensors, numbers, outputs, None, words, (), workspace)
+
     def enter_cast(
         self,
         call: Call,
@@ -110,8 +127,7 @@ class Twin:
         operands: dict[str, torch.Tensor],
         cast: Sequence[int],
     ) -> bool:
-        ranks = [x.dim() for x in (*call.tensors, *outputs) if x is not None]
-        if max(ranks, default=0) > MAX_RANK or len(operands) > 4 * MAX_TENSORS:
+        if _have_too_many_dims((*call.tensors, *outputs)) or len(operands) > 4 * MAX_TENSORS:
             return False
         layout = _layout(call, parts, operands)
         if layout is None:
@@ -137,6 +153,11 @@ class Twin:
             integers = lookup_convolution.forward(plan, call.tensors)
         if integers is not None and is_connected:
             self.table.enter(call.tensors, flatten(call.values), (output,), None, integers)
+
+
+def _have_too_many_dims(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether there is no room for one of them in a key."""
+    return any(x is not None and x.dim() > MAX_RANK for x in tensors)
 
 
 def _layout(

@@ -190,8 +190,13 @@ def _backward_by_twin(operation: Operation, in_general: Callable[..., Any]) -> C
     is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
     is_plain, answer = lookup_caller.is_plain, lookup_library.ask_python()
 
-    def find(shapes: tuple[Shape, ...], numbers: tuple[Number, ...]) -> Callable[..., Any]:
-        steps = plan(operation, (True,), shapes, numbers, is_last=True, on_cpu=True)
+    def find(
+        shapes: tuple[Shape, ...], numbers: tuple[Number, ...], on_gpu: Shape | None
+    ) -> Callable[..., Any]:
+        on_cpu = on_gpu is None
+        steps = plan(
+            operation, (True,), shapes, numbers, is_last=True, on_gpu=on_gpu, on_cpu=on_cpu
+        )
         is_direct = len(steps) == 1 and steps[0].sources == (-1,) and not steps[0].floats
         twin = steps[0].twin if is_direct else None
         return _asks_python if twin is None else twin
@@ -199,14 +204,16 @@ def _backward_by_twin(operation: Operation, in_general: Callable[..., Any]) -> C
     def backward(ctx: Any, cotangent: Any) -> Any:
         shapes, numbers, kept = ctx.call
         is_quick = not kept and not is_grad_enabled() and not is_compiling() and is_plain()
-        if is_quick and type(cotangent) is torch.Tensor and cotangent.is_cpu:
-            key = shapes, numbers
-            twin = twins.get(key)
+        if is_quick and type(cotangent) is torch.Tensor:
+            on_cpu = cotangent.is_cpu
+            key = shapes, numbers, on_cpu
+            twin = twins.get(key) if on_cpu or cotangent.is_cuda else _asks_python
             if twin is None:
                 if len(twins) >= _MOST:
                     twins.clear()
-                twin = twins[key] = find(shapes, numbers)
-            result = twin(autograd.without_repeats(cotangent, ()))
+                on_gpu = None if on_cpu else cotangent.shape
+                twin = twins[key] = find(shapes, numbers, on_gpu)
+            result = twin(autograd.without_repeats(cotangent, ()) if on_cpu else cotangent)
             if result is not answer:
                 return None, None, result
         return in_general(ctx, cotangent)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from opgen.runtime import build, checks, kept_memory
+from opgen.runtime import build, checks, kept_memory, lookup_launch_source
 from opgen.runtime.lookup_table import (
     CONVOLUTIONS,
     FUNCTIONS,
@@ -94,11 +94,15 @@ class _Library:
     has_convolutions: bool
     has_products: bool
 
+    def launches(self) -> bool:
+        """Whether it can launch CUDA kernels; it is connected to CUDA when that is asked first."""
+        with LOCK:
+            return _connected_to_cuda(self.loaded)
+
 
 @functools.cache
-def _libtorch() -> ctypes.CDLL:
+def _libtorch(name: str = "libtorch_cpu") -> ctypes.CDLL:
     suffix = {"darwin": "dylib"}.get(sys.platform, "so")
-    name = "libtorch_cpu"
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"{name}.{suffix}"))
 
 
@@ -148,10 +152,7 @@ def _built(block: int, dtypes: Mapping[torch.dtype, int]) -> ctypes.CDLL:
 
 def _dtypes() -> dict[torch.dtype, int]:
     """The numbers of LibTorch for element types."""
-    return {
-        dtype: int(getattr(_libtorch(), f"aoti_torch_dtype_{str(dtype).split('.')[1]}")())
-        for dtype in checks.DTYPES
-    }
+    return {dtype: dtype_number(dtype) for dtype in checks.DTYPES}
 
 
 @functools.cache
@@ -195,7 +196,7 @@ def _connected(block: int) -> _Library | None:
     library.opgen_new_table.argtypes = []
     library.opgen_register.argtypes = [
         *(ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64),
-        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32),
     ]
     # More than one copy of this runtime may be in a process, each with its own answer.
     name = f"{_ANSWER}_{block}_{id(library):x}"
@@ -204,9 +205,42 @@ def _connected(block: int) -> _Library | None:
     if library.opgen_register_answer(NAMESPACE.encode(), name.encode(), _ABI) != 0:
         return None
     elsewhere(lambda: getattr(getattr(torch.ops, NAMESPACE), name)(ask_python()))
+    library.opgen_connect_launches.restype = None
+    library.opgen_connect_launches.argtypes = [ctypes.c_void_p]
     _LOADED.append(library)
     library.opgen_suspend(_suspended)
     return _Library(library, dtypes, has_convolutions, has_products)
+
+
+def cuda_functions() -> list[ctypes.c_void_p]:
+    """The functions that launch kernels; OSError or AttributeError where there are none."""
+    names = {
+        _libtorch(): lookup_launch_source.RUNTIME,
+        _libtorch("libtorch_cuda"): lookup_launch_source.CUDA_RUNTIME,
+        ctypes.CDLL("libcuda.so.1"): (lookup_launch_source.DRIVER,),
+    }
+    return [
+        ctypes.cast(getattr(library, each), ctypes.c_void_p)
+        for library, functions in names.items()
+        for each in functions
+    ]
+
+
+_CONNECTED_TO_CUDA: dict[int, bool] = {}
+
+
+def _connected_to_cuda(library: ctypes.CDLL) -> bool:
+    """Connect a library to what launches kernels, if that was not done before."""
+    found = _CONNECTED_TO_CUDA.get(library._handle)
+    if found is None:
+        try:
+            functions = cuda_functions()
+            library.opgen_connect_launches((ctypes.c_void_p * len(functions))(*functions))
+            found = True
+        except (OSError, AttributeError):
+            found = False
+        _CONNECTED_TO_CUDA[library._handle] = found
+    return found
 
 
 def _of_first_block() -> ctypes.CDLL:
@@ -218,6 +252,16 @@ def _of_first_block() -> ctypes.CDLL:
 def ask_python() -> torch.Tensor:
     """What a twin returns for a call that it has not seen: always the same tensor."""
     return _ASK_PYTHON
+
+
+def dtype_number(dtype: torch.dtype) -> int:
+    """LibTorch's number of an element type."""
+    return int(getattr(_libtorch(), f"aoti_torch_dtype_{str(dtype).split('.')[1]}")())
+
+
+def device_type(device: torch.device) -> int:
+    """LibTorch's number of a kind of device."""
+    return int(getattr(_libtorch(), f"aoti_torch_device_type_{device.type}")())
 
 
 def is_available() -> bool:
@@ -260,10 +304,10 @@ class Table:
     ) -> None:
         """Let calls like one with these outputs be looked up.
 
-        Without a kernel, integers say which convolution it is, see `lookup_convolution`; `cast`
+        Without a kernel, integers say what is computed, see `lookup_table`; `cast`
         are those of a `lookup_casts_source.Cast`.
         """
-        key = [word for x in tensors for word in self._described(x)]
+        key = [word for x in tensors for word in self._described(x, _place_of)]
         key += [number for number in numbers if not isinstance(number, float)]
         results = [word for x in outputs for word in self._described(x)]
         self.library.loaded.opgen_enter(
@@ -280,11 +324,21 @@ class Table:
             len(constants),
         )
 
-    def _described(self, tensor: torch.Tensor | None) -> list[int]:
+    def _described(
+        self, tensor: torch.Tensor | None, place_of: Callable[[torch.Tensor], int] = lambda _: 0
+    ) -> list[int]:
         if tensor is None:
             return [-1]
-        shape, strides = tensor.shape, tensor.stride()
-        return [self.library.dtypes[tensor.dtype], tensor.dim(), *shape, *strides]
+        dtype = self.library.dtypes[tensor.dtype] | place_of(tensor)
+        return [dtype, tensor.dim(), *tensor.shape, *tensor.stride()]
+
+
+def _place_of(tensor: torch.Tensor) -> int:
+    """What a key says of where a CUDA tensor lies, as in `lookup_launch_source`."""
+    if not tensor.is_cuda:
+        return 0
+    rest = tensor.data_ptr() % lookup_launch_source.WIDEST_ACCESS
+    return (tensor.get_device() + 1) << 8 | rest << 32
 
 
 def _array(words: Sequence[int]) -> tuple[Any, int]:
@@ -331,7 +385,8 @@ def define(
     for key in ("CompositeExplicitAutograd", *_UNSEEN):
         _LIBRARY.impl(name, lambda *_: answers, key)
     names = NAMESPACE.encode(), name.encode()
-    about = _array(words)[0], table.address, int(is_cast)
+    on_cuda = torch.version.cuda is not None
+    about = _array(words)[0], table.address, int(is_cast), int(on_cuda)
     if library.loaded.opgen_register(slot, *names, _ABI, *about) != 0:
         return None
     call: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name).default._op

@@ -9,7 +9,8 @@ integers only share a table.
 
 An entry may also stand for a convolution of LibTorch, or a product of matrices: it has no kernel,
 and its integers say which one (`lookup_convolution`, `lookup_product`). What Python does around one
-costs more than it seems to: the library has left none of it in the caches.
+costs more than it seems to: the library has left none of it in the caches. Or it stands for
+launches of CUDA kernels (`lookup_launch`).
 
 Entries are never changed or removed, so threads read them without a lock. Functions of LibTorch
 are given as addresses: the library is compiled without any header or library of PyTorch.
@@ -21,6 +22,7 @@ from opgen.runtime import (
     kept_memory_source,
     lookup_casts_source,
     lookup_convolution_source,
+    lookup_launch_source,
     lookup_product_source,
 )
 from opgen.runtime.lookup_convolution_source import AS_BEFORE, PLAIN_CODE
@@ -274,7 +276,7 @@ static Tensor tensor_of(Value value, int is_optional)
 }
 
 /* A boxed kernel of the dispatcher: it owns the arguments on the stack and leaves the results. */
-static void call(const Op *op, Value *stack)
+static inline void call(const Op *op, Value *stack, int on_cuda)
 {
     const Signature *signature = &op->signature;
     Tensor inputs[MAX_TENSORS], outputs[MAX_TENSORS];
@@ -295,14 +297,18 @@ static void call(const Op *op, Value *stack)
         } else {
             Tensor tensor = tensor_of(value, kind == 1);
             inputs[tensors++] = tensor;
+            const int64_t first = words;
             if (!tensor) key[words++] = -1;
             else if (known) known = describe(tensor, key, &words);
+            if (tensor && known && on_cuda) key[first] |= place_of(tensor);
         }
     }
     Entry *entry = known && !suspended ? find(op->table, key, words) : NULL;
     const int done = entry && (entry->kernel ?
         run(entry, inputs, outputs, signature->outputs, numbers) :
         *entry->integers == PRODUCT ? multiply(entry, inputs, outputs) :
+        *entry->integers == LAUNCH ?
+            launch(entry, inputs, outputs, signature->outputs, numbers) :
         convolve(entry, inputs, outputs, signature->outputs));
     for (int64_t i = 0; i < tensors; i++)
         if (inputs[i]) delete_tensor(inputs[i]);
@@ -353,15 +359,17 @@ int32_t opgen_register_answer(const char *space, const char *name, uint64_t vers
     return register_kernel(space, name, "CPU", set_answer, version);
 }
 
-/* Where the op `is_cast`, autocast is to cast its tensors, on any device. */
+/* Where the op `is_cast`, autocast is to cast its tensors, on any device. Calls of CUDA tensors are
+   looked up where there may be some. */
 int32_t opgen_register(
     int64_t slot, const char *space, const char *name, uint64_t version,
-    const Signature *signature, Table *table, int32_t is_cast)
+    const Signature *signature, Table *table, int32_t is_cast, int32_t on_cuda)
 {
     ops[slot].signature = *signature;
     ops[slot].table = table;
     if (is_cast && register_kernel(space, name, "AutocastCPU", refusals[slot], version)) return 1;
     if (is_cast && register_kernel(space, name, "AutocastCUDA", refusals[slot], version)) return 1;
+    if (on_cuda && register_kernel(space, name, "CUDA", kernels_on_cuda[slot], version)) return 1;
     return register_kernel(space, name, "CPU", kernels[slot], version);
 }
 
@@ -390,16 +398,19 @@ def source(block: int, owner: str, bytes_type: int) -> str:
     )
     kernels = "".join(
         f"static void call_{at}(Value *stack, uint64_t a, uint64_t r)"
-        f" {{ (void)a, (void)r, call(&ops[{at}], stack); }}\n"
+        f" {{ (void)a, (void)r, call(&ops[{at}], stack, 0); }}\n"
+        f"static void call_on_cuda_{at}(Value *stack, uint64_t a, uint64_t r)"
+        f" {{ (void)a, (void)r, call(&ops[{at}], stack, 1); }}\n"
         f"static void refuse_{at}(Value *stack, uint64_t a, uint64_t r)"
         f" {{ (void)a, (void)r, refuse(&ops[{at}], stack); }}\n"
         for at in range(SLOTS)
     )
-    listed = _array("kernels", "call") + _array("refusals", "refuse")
+    names = {"kernels": "call", "kernels_on_cuda": "call_on_cuda", "refusals": "refuse"}
+    listed = "".join(_array(name, function) for name, function in names.items())
     table = _TABLE.replace("CAST\n", lookup_casts_source.declaration())
     before = f"{_CONNECTION}{PLAIN_CODE}{kept_memory_source.SOURCE}{table}{AS_BEFORE}"
-    products = lookup_product_source.source()
-    after = f"{PLAIN_CODE}{products}{_CALLS}{kernels}{listed}{_REGISTRATION}"
+    others = lookup_product_source.source() + lookup_launch_source.source()
+    after = f"{PLAIN_CODE}{others}{_CALLS}{kernels}{listed}{_REGISTRATION}"
     loops = lookup_convolution_source.source() + lookup_casts_source.SOURCE
     return f"{head}{before}{loops}{after}"
 

@@ -18,6 +18,7 @@ from opgen.runtime.record import record
 from opgen.runtime.schema import NAMESPACE, schema, unflatten
 
 if TYPE_CHECKING:
+    from opgen.runtime.cuda import Launched
     from opgen.runtime.evaluation import Call
     from opgen.runtime.library_plan import Plan
     from opgen.runtime.library_product import Multiplication
@@ -63,7 +64,7 @@ def _define(name: str, operation: Operation) -> None:
     def current() -> Operation:
         return _OPERATIONS[name]
 
-    def cpu_kernel(*arguments: Any) -> Any:
+    def looked_up(*arguments: Any) -> Any:
         if not lookup_library.is_suspended() and lookup_library.build_meanwhile():
             tensors, values = _split(current(), arguments)
             return _result(evaluate(current(), tensors, values, _Later(name)))
@@ -83,8 +84,8 @@ def _define(name: str, operation: Operation) -> None:
         tensors, values = _split(current(), arguments)
         return _result(empty_outputs(prepare(current(), tensors, values)))
 
-    _LIBRARY.impl(name, cpu_kernel, "CPU")
-    _LIBRARY.impl(name, kernel, "CUDA")
+    _LIBRARY.impl(name, looked_up, "CPU")
+    _LIBRARY.impl(name, looked_up, "CUDA")
     if all(declared.default is not None for declared in operation.inputs):
         # A call without tensors has no device to be dispatched on.
         _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
@@ -111,6 +112,18 @@ class _Later:
         found = twin(self.name)
         if found is not None:
             found.enter(call, outputs, operands)
+
+    def enter_launched(
+        self,
+        call: Call,
+        outputs: Sequence[torch.Tensor],
+        operands: dict[str, torch.Tensor],
+        launched: Launched,
+    ) -> None:
+        """See `lookup.Twin`."""
+        found = twin(self.name)
+        if found is not None:
+            found.enter_launched(call, outputs, operands, launched)
 
     def enter_library(self, call: Call, plan: Plan | Multiplication, output: torch.Tensor) -> None:
         """See `lookup.Twin`."""

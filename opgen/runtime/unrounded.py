@@ -42,6 +42,7 @@ from opgen.runtime.special import NotMadeError
 from opgen.runtime.toolchain import NoCompilerError, find_compiler
 
 if TYPE_CHECKING:
+    from opgen.runtime.cuda import Launched
     from opgen.runtime.evaluation import Call
     from opgen.runtime.library_plan import Plan
     from opgen.runtime.library_product import Multiplication
@@ -118,6 +119,17 @@ class _Kernels:
         """See `lookup.Twin`, which is made when there is something to enter."""
         if self.twin is not None:
             self.twin.enter(call, outputs, operands)
+
+    def enter_launched(
+        self,
+        call: Call,
+        outputs: Sequence[torch.Tensor],
+        operands: dict[str, torch.Tensor],
+        launched: Launched,
+    ) -> None:
+        """See `lookup.Twin`."""
+        if self.twin is not None:
+            self.twin.enter_launched(call, outputs, operands, launched)
 
     def enter_library(self, call: Call, plan: Plan | Multiplication, output: torch.Tensor) -> None:
         """See `lookup.Twin`."""

@@ -40,12 +40,14 @@ from opgen.testing.cuda_on_cpu.arguments import (
     pointer,
 )
 from opgen.testing.cuda_on_cpu.kernel import Kernel, Module
-from opgen.testing.cuda_on_cpu.launch import Order, Run
+from opgen.testing.cuda_on_cpu.launch import Order, Run, Size
 from opgen.testing.cuda_on_cpu.report import KernelError, Report
 
 _FAULT = "fault"
 """The parameter of kernels that check indices: three integers that say which was outside."""
 _FAULT_BYTES = 24
+ROOM = 2**20
+"""What kernels may access of a tensor whose size is not known, in bytes."""
 
 
 _Patch = tuple[ModuleType, str, object]
@@ -81,6 +83,8 @@ class Emulation:
     order: Order = "forward"
     trace: bool = False
     reports: list[Report] = field(default_factory=list)
+    functions: dict[int, _Function] = field(default_factory=dict)
+    """Kernels by the numbers that stand for the driver's handles."""
 
     @property
     def kernels(self) -> set[str]:
@@ -139,14 +143,16 @@ def emulated(
 def _watched(running: list[_Call]) -> list[_Patch]:
     """Functions of the runtime that tell the call at hand what memory launches work on."""
 
-    def run(call: evaluation.Call, operands: Mapping[str, torch.Tensor]) -> bool:
+    run_on_cuda = evaluation.run_on_cuda
+
+    def run(call: evaluation.Call, operands: Mapping[str, torch.Tensor]) -> cuda.Launched:
         running.append(_Call.of(call, operands))
         try:
-            done = evaluation.run_on_cuda(call, operands)
+            launched = run_on_cuda(call, operands)
             running[-1].check_written()
         finally:
             running.pop()
-        return done
+        return launched
 
     def empty_parts(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         found = torch.empty(count, dtype=dtype, device=device)
@@ -177,7 +183,7 @@ def _watched(running: list[_Call]) -> list[_Patch]:
         return found
 
     return [
-        (evaluation, "run_on_cpu", run),
+        (evaluation, "run_on_cuda", run),
         (cuda_call, "empty_parts", empty_parts),
         (cuda_operands, "copies", copies),
         (cuda_product, "partial_sums", workspace),
@@ -226,6 +232,36 @@ class _Function:
 
     def __init__(self, kernel: Kernel, emulation: Emulation, running: list[_Call]) -> None:
         self._kernel, self._emulation, self._running = kernel, emulation, running
+        self.ptr = len(emulation.functions) + 1
+        emulation.functions[self.ptr] = self
+
+    @property
+    def kernel(self) -> _Function:
+        """As of CuPy's kernels: what has the handle."""
+        return self
+
+    def launch(self, grid: Size, block: Size, pointers: Sequence[int]) -> None:
+        """As the driver does it: arguments are where these point, 64 bits each.
+
+        Nothing says how large their tensors are: up to `ROOM` bytes of each may be accessed, as far
+        as there is no other one.
+        """
+        words = [ctypes.c_int64.from_address(each).value for each in pointers]
+        parameters = self._kernel.parameters
+        addresses = [w for w, p in zip(words, parameters, strict=True) if p.role is not Role.VALUE]
+        bound = []
+        for parameter, word, at in zip(parameters, words, pointers, strict=True):
+            if parameter.role is Role.VALUE:
+                value = ctypes.c_double.from_address(at).value if parameter.code == "d" else word
+                bound.append(Bound(parameter, packed(parameter.name, parameter, value), None))
+            else:
+                room = min([ROOM, *(each - word for each in addresses if each > word)])
+                memory = Memory(parameter.name, word, word, room, parameter.bytes, None)
+                bound.append(Bound(parameter, pointer(word), memory))
+        run = Run(order=self._emulation.order, trace=self._emulation.trace)
+        report = self._kernel.launch(grid, block, bound, 0, run)
+        self._emulation.reports.append(report)
+        report.raise_if_errors()
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:

@@ -1,0 +1,160 @@
+"""Launches of CUDA kernels as the table of `lookup_table` takes them: integers.
+
+A call that is made in Python first finds which kernels there are, on what grids and with what
+arguments, which takes ten times as long as PyTorch needs for an op. All of it depends on shapes,
+strides, types, the device, and on how tensors are aligned: a call like it has the same launches,
+with addresses and numbers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, assert_never
+
+import torch
+
+from opgen.runtime import cuda, lookup_library, special
+from opgen.runtime.cuda import Launched, Memory, Number
+from opgen.runtime.lookup_launch_source import (
+    CONSTANT,
+    COPY,
+    INPUT,
+    LAUNCH,
+    MAX_ARGUMENTS,
+    MAX_COPIES,
+    NUMBER,
+    OUTPUT,
+    WORKSPACE,
+    Program,
+)
+
+if TYPE_CHECKING:
+    from opgen.runtime.evaluation import Call
+
+_PIECE: Final = 512
+"""Pieces of the workspace begin at multiples of so many bytes, as PyTorch's own tensors do: kernels
+were compiled for what these are aligned to."""
+
+_KEPT: Final[list[torch.Tensor]] = []
+"""What stands for absent inputs, by its address: it is never freed."""
+
+
+def program(
+    call: Call,
+    outputs: Sequence[torch.Tensor],
+    operands: Mapping[str, torch.Tensor],
+    launched: Launched,
+) -> tuple[list[int], int] | None:
+    """The integers of an entry, and the bytes of its workspace; None for what Python prepares."""
+    if any(len(each.arguments) > MAX_ARGUMENTS for each in launched.launches):
+        return None
+    copies = _copies(call, operands, launched.copies)
+    if copies is None or len(copies) > MAX_COPIES:
+        return None
+    origins = _Origins(call, outputs, list(launched.copies))
+    launches: list[int] = []
+    for each in launched.launches:
+        handle = cuda.function(launched.source, each.kernel, launched.device)
+        launches += [handle, *each.blocks, *each.threads, len(each.arguments)]
+        for argument in each.arguments:
+            origin = origins.of(argument)
+            if origin is None:
+                return None
+            launches += origin
+    device = launched.device
+    about = Program(
+        kind=LAUNCH,
+        device_type=lookup_library.device_type(device),
+        device_index=torch.cuda.current_device() if device.index is None else device.index,
+        copies=len(copies),
+        launches=len(launched.launches),
+    )
+    _KEPT.extend(origins.kept)
+    return [*about, *(word for copy in copies for word in copy), *launches], origins.workspace
+
+
+def _copies(
+    call: Call, operands: Mapping[str, torch.Tensor], copies: Mapping[str, torch.Tensor]
+) -> list[list[int]] | None:
+    """How inputs are copied: which one, then the type, rank, sizes and strides of its copy."""
+    if not copies:
+        return []
+    results = (operands[output.name] for output in call.operation.outputs)
+    images = special.Images((*call.tensors, *results))
+    orders = special.cuda_of(call.operation, call.shapes.integers, images).orders
+    names = [each.name for each in call.operation.inputs]
+    found = []
+    for name, copy in copies.items():
+        at = names.index(name)
+        given = call.tensors[at]
+        if given is None or given.dim() != copy.dim() or not _is_plain(given):
+            return None
+        strides = [0] * copy.dim()
+        for dim, stride in zip(orders.get(name, range(copy.dim())), copy.stride(), strict=True):
+            strides[dim] = stride
+        dtype = lookup_library.dtype_number(given.dtype)
+        found.append([at, dtype, given.dim(), *given.shape, *strides])
+    return found
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its numbers are those in memory."""
+    return not tensor.is_neg() and not tensor.is_conj()
+
+
+class _Origins:
+    """Where the arguments of launches come from, and what memory they need."""
+
+    def __init__(self, call: Call, outputs: Sequence[torch.Tensor], copied: Sequence[str]) -> None:
+        self.inputs = {each.name: at for at, each in enumerate(call.operation.inputs)}
+        self.tensors = call.tensors
+        self.outputs = {each.data_ptr(): at for at, each in enumerate(outputs) if each.numel()}
+        self.copied = copied
+        floats = [each.name for each in call.operation.attributes if each.type == "float"]
+        self.numbers = {name: at for at, name in enumerate(floats)}
+        self.places: dict[int, int] = {}
+        """Of memory that only the launches know, by its address."""
+        self.workspace = 0
+        self.kept: list[torch.Tensor] = []
+
+    def of(self, argument: cuda.Argument) -> list[int] | None:
+        """The origin of an argument; None if the next call could not have it from there."""
+        match argument:
+            case Memory(name=name, tensor=tensor):
+                return self._memory(name, tensor)
+            case Number(name=name):
+                return [NUMBER, self.numbers[name]]
+            case int(value):
+                return [CONSTANT, value]
+            case unexpected:
+                assert_never(unexpected)
+
+    def _memory(self, name: str | None, tensor: torch.Tensor) -> list[int] | None:
+        address = tensor.data_ptr()
+        if name in self.inputs:
+            return self._input(name, tensor)
+        if address in self.outputs:
+            return [OUTPUT, self.outputs[address]]
+        if not tensor.numel():
+            return [CONSTANT, 0]
+        if address not in self.places:
+            self.places[address] = self.workspace
+            size = tensor.element_size() * _span(tensor)
+            self.workspace += -(-size // _PIECE) * _PIECE
+        return [WORKSPACE, self.places[address]]
+
+    def _input(self, name: str, tensor: torch.Tensor) -> list[int] | None:
+        if name in self.copied:
+            return [COPY, self.copied.index(name)]
+        at = self.inputs[name]
+        given = self.tensors[at]
+        if given is None:
+            self.kept.append(tensor)
+            return [CONSTANT, tensor.data_ptr()]
+        return [INPUT, at] if given.data_ptr() == tensor.data_ptr() else None
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """How many elements the memory of a tensor has."""
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in strides)

@@ -1,0 +1,292 @@
+"""Calls of CUDA kernels that were seen before: launched by the table, with tensors of their own.
+
+Without a GPU: the table is given a driver that runs kernels in the emulator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+import opgen
+from opgen.runtime import (
+    lookup_launch,
+    lookup_launch_source,
+    lookup_library,
+    special,
+)
+from opgen.testing.cuda_on_cpu.emulated import Emulation, emulated
+
+SPEC = """
+op scale(x: float[N,M]; factor = 2.0, twist = 3) -> y[N,M], total[N]
+  y[n,m] = factor * twist * x[n,m]
+  total[n] = sum(m) x[N-1-n,m]
+
+op shift(x[...,C,W]; step = 1) -> y[...,W]
+  where step >= 0
+  y[...,w] = sum(c) x[...,c, w - c*step ?0]
+
+op biased(x[N,M], bias[M] = 0.0) -> y[N,M]
+  y[n,m] = 2*x[n,m] + bias[m]
+
+op depthwise(x[N,C,H,W], weight[C,R,S]) -> y[N,C,H,W]
+  y[n,c,h,w] = sum(r,s) x[n,c, h+r-1 ?0, w+s-1 ?0] * weight[c,r,s]
+
+op pick(x[N], id: int[K]) -> y[K]
+  y[k] = x[id[k]]
+"""
+
+_Launch = ctypes.CFUNCTYPE(
+    ctypes.c_int32,
+    *(ctypes.c_void_p, *(ctypes.c_uint32,) * 7),
+    *(ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p),
+)
+_Make = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+_Delete = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
+_STREAM, _GUARD = 1234, 77
+
+
+@dataclass
+class Driver:
+    """What takes the place of CUDA's driver and runtime: kernels run in the emulator."""
+
+    emulation: Emulation
+    launched: list[int] = field(default_factory=list)
+    """Handles of the kernels that the table launched."""
+    guards: list[int] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+    fails_at: int = -1
+    """The launch that fails."""
+    functions: list[object] = field(default_factory=list)
+
+    def addresses(self) -> list[ctypes.c_void_p]:
+        """What the library is connected to."""
+        libtorch = lookup_library._libtorch()
+        own = [getattr(libtorch, each) for each in lookup_launch_source.RUNTIME]
+        self.functions = [
+            *own,
+            _Make(self._guard),
+            _Delete(self._release),
+            _Make(self._stream),
+            _Launch(self._launch),
+        ]
+        return [ctypes.cast(each, ctypes.c_void_p) for each in self.functions]  # type: ignore[arg-type]
+
+    def _guard(self, index: int, found: ctypes._Pointer[ctypes.c_void_p]) -> int:
+        self.guards.append(index)
+        found[0] = _GUARD
+        return 0
+
+    def _release(self, guard: int) -> int:
+        assert guard == _GUARD
+        self.guards.append(-1)
+        return 0
+
+    def _stream(self, index: int, found: ctypes._Pointer[ctypes.c_void_p]) -> int:
+        found[0] = _STREAM
+        return 0
+
+    def _launch(self, handle: int, *rest: int) -> int:
+        *sizes, shared, stream, pointers, extra = rest
+        try:
+            if len(self.launched) == self.fails_at:
+                return 1
+            assert (shared, stream, extra) == (0, _STREAM, None)
+            function = self.emulation.functions[handle]
+            count = len(function._kernel.parameters)
+            given = [pointers[at] for at in range(count)]  # type: ignore[index]
+            grid, block = (sizes[0], sizes[1], sizes[2]), (sizes[3], sizes[4], sizes[5])
+            function.launch(grid, block, given)
+            self.launched.append(handle)
+        except BaseException as error:
+            self.errors.append(error)
+            return 1
+        return 0
+
+
+@contextlib.contextmanager
+def driven() -> Iterator[Driver]:
+    """CPU tensors run CUDA kernels in the emulator, launched by the table where it knows a call."""
+    with emulated() as emulation:
+        driver = Driver(emulation)
+        with (
+            mock.patch.object(lookup_library, "cuda_functions", driver.addresses),
+            mock.patch.dict(lookup_library._CONNECTED_TO_CUDA, clear=True),
+        ):
+            lookup_library._suspend(False)
+            yield driver
+            lookup_library._suspend(True)
+    assert not driver.errors, driver.errors
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    with driven() as found:
+        yield found
+
+
+Ops = Callable[[str], Callable[..., torch.Tensor]]
+_modules = itertools.count()
+
+
+@pytest.fixture
+def ops() -> Ops:
+    """Ops of this test alone: what tables know of them is of no use to others."""
+    suffix = f"_{next(_modules)}"
+    module = opgen.compile(re.sub(r"^op (\w+)", rf"op \1{suffix}", SPEC, flags=re.MULTILINE))
+    return lambda name: getattr(module, name + suffix)
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randint(-8, 9, shape).float()
+
+
+def known(driver: Driver, call: Callable[[], object]) -> int:
+    """How many kernels the table launched for a call."""
+    before = len(driver.launched)
+    call()
+    return len(driver.launched) - before
+
+
+# ---------------------------------------------------------------------------- numbers
+def test_outputs_and_numbers(driver: Driver, ops: Ops) -> None:
+    """Two outputs, of other tensors and another float each time; an integer is another call."""
+    scale = ops("scale")
+    assert known(driver, lambda: scale(drawn(5, 6))) == 0
+    for factor in (0.5, -3.0):
+        x = drawn(5, 6)
+        y, total = scale(x, factor=factor)
+        assert y.equal(factor * 3 * x)
+        assert total.equal(x.flip(0).sum(1))
+    assert len(driver.launched) == 4
+    assert known(driver, lambda: scale(drawn(5, 6), twist=4)) == 0
+    assert driver.guards == [0, -1] * 2
+
+
+def test_batches_and_rows_apart(driver: Driver, ops: Ops) -> None:
+    """Dims of a batch, and rows with gaps; other strides are other calls."""
+    shift = ops("shift")
+    for _ in range(3):
+        x = drawn(2, 3, 4, 16)[..., ::2]
+        y = shift(x, step=1)
+        wanted = sum(torch.nn.functional.pad(x[:, :, c], (c, 0))[..., :8] for c in range(4))
+        assert y.equal(wanted)
+    assert len(driver.launched) == 2
+    assert known(driver, lambda: shift(drawn(2, 3, 4, 8), step=1)) == 0
+
+
+def test_what_is_absent(driver: Driver, ops: Ops) -> None:
+    """What stands for it stays where it is."""
+    biased = ops("biased")
+    for _ in range(3):
+        x, bias = drawn(4, 8), drawn(8)
+        assert biased(x).equal(2 * x)
+        assert biased(x, bias).equal(2 * x + bias)
+    assert len(driver.launched) == 4
+
+
+def test_copies_of_filters(driver: Driver, ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images in channels-last format: a filter is copied in every call, in gradients too."""
+    copied: list[str] = []
+    program = lookup_launch.program
+
+    def noting(*given: Any) -> Any:
+        copied.extend(given[-1].copies)
+        return program(*given)
+
+    monkeypatch.setattr(lookup_launch, "program", noting)
+    monkeypatch.setattr(special, "LARGE", 1)
+    depthwise = ops("depthwise")
+    for _ in range(4):
+        x = drawn(2, 16, 12, 16).contiguous(memory_format=torch.channels_last).requires_grad_()
+        weight = drawn(16, 3, 3).requires_grad_()
+        y = depthwise(x, weight)
+        wanted = torch.nn.functional.conv2d(x, weight[:, None], padding=1, groups=16)
+        assert y.equal(wanted) and y.stride() == wanted.stride()
+        flowing = drawn(*y.shape).contiguous(memory_format=torch.channels_last)
+        ours = torch.autograd.grad(y, (x, weight), flowing)
+        theirs = torch.autograd.grad(wanted, (x, weight), flowing)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.equal(other)
+    assert "weight" in copied
+    assert len(driver.launched) >= 3 + 2 * 2
+
+
+def test_nothing_to_compute(driver: Driver, ops: Ops) -> None:
+    scale = ops("scale")
+    for _ in range(2):
+        y, total = scale(drawn(3, 0))
+        assert y.shape == (3, 0)
+        assert total.equal(torch.zeros(3))
+
+
+def test_one_tensor_twice(driver: Driver, ops: Ops) -> None:
+    """In the call that is entered both are one tensor, in the next one they are two."""
+    depthwise = ops("depthwise")
+    same = drawn(3, 3, 3)
+    depthwise(same[None].contiguous(), same)
+    x, weight = drawn(1, 3, 3, 3), drawn(3, 3, 3)
+    wanted = torch.nn.functional.conv2d(x, weight[:, None], padding=1, groups=3)
+    assert depthwise(x, weight).equal(wanted)
+    assert driver.launched
+
+
+# ---------------------------------------------------------------------------- what is not known
+def test_checked_indices_are_never_looked_up(driver: Driver, ops: Ops) -> None:
+    pick = ops("pick")
+    for _ in range(3):
+        assert pick(drawn(5), torch.tensor([0, 4])).shape == (2,)
+    assert not driver.launched
+
+
+def test_a_launch_that_fails_is_made_again(driver: Driver, ops: Ops) -> None:
+    """By Python, which says what is wrong; here nothing is."""
+    scale = ops("scale")
+    scale(drawn(2, 3))
+    driver.fails_at = 1
+    x = drawn(2, 3)
+    y, total = scale(x)
+    assert y.equal(6 * x) and total.equal(x.flip(0).sum(1))
+    assert len(driver.launched) == 1
+    assert driver.guards == [0, -1] * 2  # the op of the dispatcher tries the same once more
+
+
+def test_tensors_of_two_places_have_two_keys() -> None:
+    """How far a tensor is aligned decides which accesses a kernel has."""
+
+    class Placed:
+        is_cuda = True
+
+        def __init__(self, device: int, address: int) -> None:
+            self.device, self.address = device, address
+
+        def get_device(self) -> int:
+            return self.device
+
+        def data_ptr(self) -> int:
+            return self.address
+
+    places = [(0, 0), (0, 4), (0, 8), (1, 0), (1, 4)]
+    found = [lookup_library._place_of(Placed(*each)) for each in places]  # type: ignore[arg-type]
+    assert len(set(found)) == len(places)
+    assert found[0] == lookup_library._place_of(Placed(0, 4096))  # type: ignore[arg-type]
+    assert all(each > max(range(256)) for each in found)
+
+
+def test_more_arguments_than_there_is_room_for(
+    driver: Driver, ops: Ops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup_launch, "MAX_ARGUMENTS", 3)
+    scale = ops("scale")
+    for _ in range(3):
+        scale(drawn(2, 2))
+    assert not driver.launched
