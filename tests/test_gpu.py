@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 
 import gpu_child
 import opgen
-from catalogue import CATALOGUE, Entry
-from opgen.runtime import cuda
+from catalogue import CATALOGUE, Case, Entry
+from opgen.runtime import cuda, lookup_library, registration
 from opgen.testing.calls import Call
 from opgen.testing.cuda_on_cpu.emulated import emulated
 from test_emulator_specs import SETTINGS, Setting, check, chosen, spec_named
@@ -76,11 +76,21 @@ def entry(name: str) -> Entry:
 @settings(max_examples=3, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_against_pytorch(name: str, device: str, data: st.DataObject) -> None:
-    """In double precision, forward, backward and twice backward."""
+    """In double precision, forward, backward and twice backward.
+
+    Then for other numbers: on a GPU the table launches what it has seen.
+    """
     subject = entry(name)
-    assert subject.torch_equivalent is not None
     case = data.draw(subject.cases)
-    numbers = subject.make_inputs(case, data.draw(st.integers(0, 2**16)))
+    first = data.draw(st.integers(0, 2**16))
+    for seed in range(first, first + (3 if device == "cuda" else 1)):
+        compare(subject, case, seed, device)
+
+
+def compare(subject: Entry, case: Case, seed: int, device: str) -> None:
+    """An op on a device with PyTorch's own ones on the CPU, gradients too."""
+    assert subject.torch_equivalent is not None
+    numbers = subject.make_inputs(case, seed)
     tensors = {key: torch.from_numpy(np.array(value)) for key, value in numbers.items()}
     inputs = leaves(subject, tensors)
     moved = {key: value.to(device) for key, value in tensors.items()}
@@ -114,6 +124,86 @@ def test_types_and_layouts(name: str, dtype: str, layout: str, device: str) -> N
         call = Call(chosen(op, setting), dtype, (layout,) * len(op.inputs), 1, device=device)
         with on(device):
             check(op, operation, call)
+
+
+# ---------------------------------------------------------------------------- calls seen before
+SEEN: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
+    "shift": (lambda x: spec("shift_sum").shift_sum(x, step=2), ((2, 8, 24, 64),)),
+    "shuffle": (lambda x: spec("depth_to_space").depth_to_space(x, r=2), ((2, 16, 24, 32),)),
+    "depthwise": (
+        lambda x, w: spec("conv").conv2d(x, w, padding=1, groups=16),
+        ((4, 16, 24, 32), (16, 1, 3, 3)),
+    ),
+    "dense": (
+        lambda x, w: spec("conv").conv2d(x, w, padding=1),
+        ((2, 16, 12, 16), (24, 16, 3, 3)),
+    ),
+    "pool": (lambda x: spec("pool").avg_pool2d(x, kernel_size=3, stride=2), ((2, 6, 25, 31),)),
+}
+
+
+def spec(stem: str) -> ModuleType:
+    return module(str(Path(__file__).parent.parent / "specs" / f"{stem}.op"))
+
+
+def arranged(shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> torch.Tensor:
+    """Numbers that all types have, in a layout."""
+    given = torch.randint(-4, 5, shape, device="cuda").to(dtype)
+    match layout:
+        case "transposed":
+            return given.transpose(-1, -2).contiguous().transpose(-1, -2)
+        case "sliced":  # rows begin at no multiple of an access
+            return torch.nn.functional.pad(given, (1, 2))[..., 1:-2]
+        case "channels_last":
+            return given.contiguous(memory_format=torch.channels_last)
+    return given
+
+
+@gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", SEEN)
+def test_calls_seen_before(name: str, dtype: str, layout: str) -> None:
+    """Bit by bit what Python launches, forward and backward, for other numbers each time."""
+    op, shapes = SEEN[name]
+    for _ in range(3):
+        tensors = [arranged(shape, getattr(torch, dtype), layout) for shape in shapes]
+        found = gradients(op, tensors)
+        with lookup_library.suspended():
+            wanted = gradients(op, tensors)
+        for mine, other in zip(found, wanted, strict=True):
+            assert mine.equal(other) and mine.stride() == other.stride()
+
+
+def gradients(
+    op: Callable[..., torch.Tensor], tensors: list[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """The result of an op, and its gradients for a cotangent in the result's layout."""
+    given = [tensor.detach().requires_grad_() for tensor in tensors]
+    result = op(*given)
+    flowing = torch.full_like(result, 2.0)
+    return (result.detach(), *torch.autograd.grad(result, given, flowing))
+
+
+@gpu
+def test_that_they_are_looked_up() -> None:
+    """Not on another device, nor for tensors that are aligned otherwise, until they were seen."""
+    scale = ops().scale
+    twin = registration.twin(ops()._scale.registered_name)
+    assert twin is not None
+
+    def is_known(x: torch.Tensor) -> bool:
+        return lookup_library.is_answered(twin.call(x, 2.0))
+
+    memory = torch.ones(4 * 64 + 4, device="cuda")
+    whole, apart = memory[:256].view(4, 64), memory[1:257].view(4, 64)
+    scale(whole)
+    assert is_known(whole)
+    assert not is_known(apart)
+    scale(apart)
+    assert is_known(apart)
+    y, total = twin.call(torch.full_like(whole, 3.0), -1.0)
+    assert (y == -3).all() and (total == 192).all()
 
 
 # ---------------------------------------------------------------------------- launches

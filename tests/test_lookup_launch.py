@@ -120,7 +120,7 @@ def driven() -> Iterator[Driver]:
         driver = Driver(emulation)
         with (
             mock.patch.object(lookup_library, "cuda_functions", driver.addresses),
-            mock.patch.dict(lookup_library._CONNECTED_TO_CUDA, clear=True),
+            mock.patch.object(lookup_library, "_CUDA", []),
         ):
             lookup_library._suspend(False)
             yield driver

@@ -32,20 +32,25 @@ def kernel(
     return cast_and_call
 
 
-def eager(operation: Operation, function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a function of an op's arguments computes on the CPU under autocast.
+def eager(
+    operation: Operation, function: Callable[..., Any], device_type: str
+) -> Callable[..., Any]:
+    """What a function of an op's arguments computes on a device under autocast.
 
     The same casts as `kernel` makes, without the dispatcher: `function` finds autocast off. It is
     for plain tensors, and where no mode or transform is active.
     """
 
+    # PyTorch keeps the memory of CUDA tensors itself.
+    cast = kept_memory.cast if device_type == "cpu" else torch.Tensor.to
+
     def call(*arguments: Any) -> Any:
-        given = _cast(operation.inputs, arguments, "cpu", kept_memory.cast)
-        torch.set_autocast_enabled("cpu", False)
+        given = _cast(operation.inputs, arguments, device_type, cast)
+        torch.set_autocast_enabled(device_type, False)
         try:
             return function(*given)
         finally:
-            torch.set_autocast_enabled("cpu", True)
+            torch.set_autocast_enabled(device_type, True)
 
     return call
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import lookup_convolution, lookup_launch, lookup_product
+from opgen.runtime import lookup_convolution, lookup_launch, lookup_library, lookup_product
 from opgen.runtime.evaluation import Call, compiled
 from opgen.runtime.library_product import Multiplication
 from opgen.runtime.lookup_library import LOCK, Table, define
@@ -98,7 +98,7 @@ class Twin:
         if _have_too_many_dims((*call.tensors, *outputs)):
             return
         program = lookup_launch.program(call, outputs, operands, launched)
-        if program is not None and self.table.library.launches():
+        if program is not None and lookup_library.launches():
             words, workspace = program
             numbers = flatten(call.values)
             self.table.enter(call.tensors, numbers, outputs, None, words, (), workspace)

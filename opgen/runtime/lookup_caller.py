@@ -6,7 +6,6 @@ Where nothing but plain tensors and autograd is in play, a call goes to the twin
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -114,14 +113,14 @@ def public_caller(operation: Operation, ways: Ways) -> Callable[..., Any]:
         torch.nn.Parameter,
         is_suspended,
         torch.is_autocast_enabled,
-        functools.partial(autocast.eager, operation),
+        lambda call: [autocast.eager(operation, call, device) for device in ("cpu", "cuda")],
         ways.unrounded,
     )
 
 
 _CALLER = """
 def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
-         Parameter, suspended, cpu_autocast, cast, unrounded):
+         Parameter, suspended, autocasts, cast, unrounded):
     in_full, overload, record, find_twin = ways.in_full, ways.overload, ways.record, ways.twin
     transforms, modes = compat.transforms_are_active, compat.dispatch_modes
     function_modes, forward_ad = compat.function_modes_are_active, compat.forward_ad
@@ -132,13 +131,18 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
     library = ways.library
 
     def aside(numbers, {parameters}):
-        if tracing() or suspended() or not cpu_autocast("cpu"):
+        if tracing() or suspended():
             return in_full({parameters})
+        on_cpu, on_cuda = autocasts("cpu"), autocasts("cuda")
         for tensor in ({listed}):
-            if tensor is not None and not tensor.is_cpu:
-                return in_full({parameters})
-        result = unrounded(numbers, ({listed}))
-        return under_autocast({parameters}) if result is None else result
+            if tensor is not None:
+                on_cpu, on_cuda = on_cpu and tensor.is_cpu, on_cuda and tensor.is_cuda
+        if on_cuda:
+            return cuda_cast({parameters})
+        result = unrounded(numbers, ({listed})) if on_cpu else None
+        if result is not None:
+            return result
+        return cpu_cast({parameters}) if on_cpu else in_full({parameters})
 
     def first(integers, numbers, {parameters}):
         if autocast():
@@ -175,7 +179,7 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
                 return aside(({numbers}), {parameters}){library}
         return in_full({parameters})
 
-    under_autocast = cast(call)
+    cpu_cast, cuda_cast = cast(call)
     return call
 """
 

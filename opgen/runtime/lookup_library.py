@@ -94,11 +94,6 @@ class _Library:
     has_convolutions: bool
     has_products: bool
 
-    def launches(self) -> bool:
-        """Whether it can launch CUDA kernels; it is connected to CUDA when that is asked first."""
-        with LOCK:
-            return _connected_to_cuda(self.loaded)
-
 
 @functools.cache
 def _libtorch(name: str = "libtorch_cpu") -> ctypes.CDLL:
@@ -208,6 +203,7 @@ def _connected(block: int) -> _Library | None:
     library.opgen_connect_launches.restype = None
     library.opgen_connect_launches.argtypes = [ctypes.c_void_p]
     _LOADED.append(library)
+    _connect_to_cuda(library)
     library.opgen_suspend(_suspended)
     return _Library(library, dtypes, has_convolutions, has_products)
 
@@ -226,21 +222,26 @@ def cuda_functions() -> list[ctypes.c_void_p]:
     ]
 
 
-_CONNECTED_TO_CUDA: dict[int, bool] = {}
+_CUDA: list[list[ctypes.c_void_p]] = []
+"""These functions, if there are any, once they were asked for."""
 
 
-def _connected_to_cuda(library: ctypes.CDLL) -> bool:
-    """Connect a library to what launches kernels, if that was not done before."""
-    found = _CONNECTED_TO_CUDA.get(library._handle)
-    if found is None:
-        try:
-            functions = cuda_functions()
-            library.opgen_connect_launches((ctypes.c_void_p * len(functions))(*functions))
-            found = True
-        except (OSError, AttributeError):
-            found = False
-        _CONNECTED_TO_CUDA[library._handle] = found
-    return found
+def launches() -> bool:
+    """Whether calls can launch CUDA kernels; libraries are connected when that is asked first."""
+    with LOCK:
+        if not _CUDA:
+            functions = []
+            with contextlib.suppress(OSError, AttributeError):
+                functions = cuda_functions()
+            _CUDA.append(functions)
+            for library in _LOADED:
+                _connect_to_cuda(library)
+        return bool(_CUDA[0])
+
+
+def _connect_to_cuda(library: ctypes.CDLL) -> None:
+    for functions in filter(None, _CUDA):
+        library.opgen_connect_launches((ctypes.c_void_p * len(functions))(*functions))
 
 
 def _of_first_block() -> ctypes.CDLL:
