@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import subprocess
@@ -28,6 +29,7 @@ def describe(device: torch.device) -> dict[str, str | int]:
     if device.type == "cuda":
         found["cuda"] = str(torch.version.cuda)
         found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        found["cupy"] = str(importlib.import_module("cupy").__version__)
     return found
 
 

@@ -24,7 +24,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     rows.add_argument("--rows", default="", metavar="PATTERN", help="those whose name has this")
     rows.add_argument("--list", action="store_true", help="print their names")
     rows.add_argument("--quick", action="store_true", help="some of them, within two minutes")
-    rows.add_argument("--compile", metavar="PATTERN", help="rows in which torch.compile takes part")
+    rows.add_argument(
+        "--compile",
+        action="append",
+        metavar="PATTERN",
+        help="rows in which torch.compile takes part",
+    )
     rows.add_argument("--tiny", action="store_true", help="try the runner: times mean nothing")
     rows.add_argument("--apart", action="store_true", help="each in a process of its own")
     mine = parser.add_argument_group("an op of your own")

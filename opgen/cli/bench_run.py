@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
             return 0
         plan = _plan(options, rows)
         _look_at_files(options)
-        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        started, measured_on = time.strftime("%Y-%m-%d %H:%M:%S"), machine.describe(plan.device)
         measured = measure_alone if options.apart else measure
         growths, outcomes = (
             _grown(plan, measured, console)
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
             else ([], _measured(plan, measured, console))
         )
         about = {"started": started, "command": _command(sys.argv[1:])}
-        found = document(outcomes, machine.describe(plan.device), about, growths)
+        found = document(outcomes, measured_on, about, growths)
         _write(options, found)
     except BenchError as error:
         errors().print(f"opgen: {error}")
@@ -147,7 +147,7 @@ def _plan(options: argparse.Namespace, rows: Sequence[Row]) -> Plan:
             raise BenchError("--threads must be at least 1")
         torch.set_num_threads(options.threads)
     if options.compile is not None:
-        compiled = frozenset(row.name for row in chosen(rows, options.compile))
+        compiled = frozenset(row.name for each in options.compile for row in chosen(rows, each))
     elif options.tiny:
         compiled = frozenset()
     elif options.quick:
