@@ -206,6 +206,22 @@ def test_that_they_are_looked_up() -> None:
     assert (y == -3).all() and (total == 192).all()
 
 
+@gpu
+def test_autocast() -> None:
+    """As casts by hand, each time; gradients come back in the type of their input."""
+    x = torch.randint(-4, 5, (2, 16, 24, 32), device="cuda").float().requires_grad_()
+    shuffle = spec("depth_to_space").depth_to_space
+    for dtype in (torch.bfloat16, torch.float16):
+        for _ in range(3):
+            with torch.autocast("cuda", dtype):
+                y = shuffle(x, r=2)
+            assert y.dtype is dtype and y.equal(shuffle(x.detach().to(dtype), r=2))
+            flowing = torch.randint_like(y, 5)
+            (found,) = torch.autograd.grad(y, x, flowing)
+            assert found.dtype is torch.float32
+            assert found.equal(torch.nn.functional.pixel_unshuffle(flowing, 2).float())
+
+
 # ---------------------------------------------------------------------------- launches
 SPEC = """
 op scale(x: float[N,M]; factor = 2.0) -> y[N,M], total[N]
