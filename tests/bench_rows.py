@@ -33,3 +33,9 @@ def with_ratio(result: Result, median: float, low: float, high: float) -> Result
     """The result with another ratio to its only contender."""
     ratio = statistics.Ratio(median, low, high)
     return dataclasses.replace(result, ratios=dict.fromkeys(result.ratios, ratio), noisy=False)
+
+
+def to_tf32(x: Tensor, *, rounded: bool = True) -> Tensor:
+    """Numbers with 10 bits of fraction, rounded or cut off: devices do both."""
+    bits = x.contiguous().view(torch.int32) + (0x1000 if rounded else 0)
+    return (bits & ~0x1FFF).view(torch.float32)

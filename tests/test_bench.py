@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench_rows import CPU, double, small, with_ratio
+from bench_rows import CPU, double, small, to_tf32, with_ratio
 from opgen.__main__ import main
-from opgen.bench import agreement, limits, report, timing, trace
+from opgen.bench import limits, report, timing, trace
 from opgen.bench.calls import OPGEN, calls_of
 from opgen.bench.faults import BenchError, DisagreementError
-from opgen.bench.measure import Result, measure
+from opgen.bench.measure import Result, contenders_of, measure
 from opgen.bench.precision import in_tf32, tf32
 from opgen.bench.row import Contender, Direction, Row, Workload
 from opgen.bench.rows import QUICKLY_COMPILED, every_row, pyinn
@@ -30,36 +29,28 @@ ROWS = {row.name: row for row in every_row()}
 
 
 # ---------------------------------------------------------------------------- agreement
-def test_what_rounding_explains_passes() -> None:
-    generator = torch.Generator().manual_seed(0)
-    a = torch.randn(64, 4096, generator=generator)
-    b = torch.randn(4096, 64, generator=generator)
-    exact = (a.double() @ b.double()).float()
-    in_chunks = sum(a[:, k : k + 7] @ b[k : k + 7] for k in range(0, 4096, 7))
-    assert isinstance(in_chunks, Tensor)
-    agreement.check("chunks", [in_chunks], [exact], points=64 * 64 * 4096)
+@pytest.mark.parametrize("direction", Direction, ids=lambda d: d.value)
+def test_contenders_that_round_factors_are_measured(direction: Direction) -> None:
+    """Each is held to what it says of itself."""
+    rounding = Contender("rounding", lambda x: to_tf32(x) * 2, lambda g, x: (to_tf32(g) * 2,))
+    precise = dataclasses.replace(rounding, precision=torch.float16)
+    assert "rounding" in measure(small(double, precise), direction, CPU, budget=0).times
+    with pytest.raises(DisagreementError, match="rounding"):
+        measure(small(double, rounding), direction, CPU, budget=0)
 
 
-def test_what_rounding_does_not_explain_is_refused() -> None:
-    """Negative controls: a wrong factor, one wrong cell, a NaN, a wrong shape."""
-    x = torch.arange(1.0, 13.0).view(3, 4)
-    wrong = x.clone()
-    wrong[1, 2] += 1e-3
-    for other, message in (
-        (x * 1.0001, r"at \[2, 3\], opgen's is 12"),
-        (wrong, r"is 7\.00\d* at \[1, 2\], opgen's is 7; rounding explains"),
-        (x.where(x != 5, math.nan), "nan"),
-        (x[:, :3], r"shape \[3, 3\], opgen's has \[3, 4\]"),
-    ):
-        with pytest.raises(DisagreementError, match=message):
-            agreement.check("other", [other], [x], points=12)
-
-
-def test_sixteen_bits_are_held_to_their_own_precision() -> None:
-    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    agreement.check("rounded", [x.bfloat16()], [x], points=1000)
-    with pytest.raises(DisagreementError):
-        agreement.check("wrong", [(x * 1.2).bfloat16()], [x], points=1000)
+def test_bent_gradients_are_not_compared_in_tf32() -> None:
+    row = ROWS["EDSR-like net [1,3,180,320]"]
+    workload = row.make(row.tiny, CPU)
+    gpu = torch.device("cuda")
+    found = {each.name: each.directions for each in contenders_of(workload, gpu)}
+    assert found == {
+        "F.pixel_shuffle": set(Direction),
+        "F.pixel_shuffle, TF32": {Direction.FORWARD},
+    }
+    assert "TF32" in row.omitted[0]
+    straight = dataclasses.replace(workload, bent=False)
+    assert all(each.directions == set(Direction) for each in contenders_of(straight, gpu))
 
 
 # ---------------------------------------------------------------------------- limits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -113,7 +113,7 @@ def measure(
             calls[COMPILED] = _compiled_call(workload, contenders[0], direction)
         except Exception as error:  # whatever its compilers raise: the others are still measured
             failed[COMPILED] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    _check_agreement(workload, calls, expected)
+    _check_agreement(workload, contenders, calls, expected)
     moved = limits.traffic(*_operands(workload, direction, expected))
     del expected
     dispatched = workload.combined or runs_contraction(in_full)
@@ -162,13 +162,18 @@ def _compiled_call(workload: Workload, opgen: Contender, direction: Direction) -
 
 
 def _check_agreement(
-    workload: Workload, calls: Mapping[str, _Call], expected: tuple[Tensor, ...]
+    workload: Workload,
+    contenders: Sequence[Contender],
+    calls: Mapping[str, _Call],
+    expected: tuple[Tensor, ...],
 ) -> None:
     """Call all contenders; DisagreementError where one computes something else than opgen."""
     points = workload.points * workload.mixing
+    factors = {each.name: each.precision for each in contenders}
+    about = points, workload.depth, workload.autocast
     for name, call in calls.items():
         if name != OPGEN:
-            agreement.check(name, call(), expected, points, workload.depth, workload.autocast)
+            agreement.check(name, call(), expected, *about, factors.get(name))
 
 
 def _multiplying(workload: Workload, direction: Direction, device: torch.device) -> float:
@@ -180,10 +185,20 @@ def _multiplying(workload: Workload, direction: Direction, device: torch.device)
 
 
 def contenders_of(workload: Workload, device: torch.device) -> list[Contender]:
-    """Those of a row on a device: a GPU multiplies matrices in TF32 too."""
+    """Those of a row on a device: a GPU multiplies matrices in TF32 too.
+
+    Bent gradients in TF32 cannot be told from wrong ones.
+    """
     found = list(workload.contenders)
     if device.type == "cuda" and workload.contraction:
         found += [in_tf32(contender) for contender in workload.contenders]
+    if workload.bent:
+        forward = frozenset({Direction.FORWARD})
+        rounding = (each.precision is not None for each in found)
+        found = [
+            replace(each, directions=each.directions & forward) if is_rounding else each
+            for each, is_rounding in zip(found, rounding, strict=True)
+        ]
     return found
 
 

@@ -37,7 +37,7 @@ class Contender:
     settings: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """Switches of PyTorch that hold while it runs, such as oneDNN off."""
     precision: torch.dtype | None = None
-    """A type whose precision it keeps between its ops, if that is less than that of its inputs."""
+    """A type in whose precision it multiplies, if that is less than that of its inputs."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,9 @@ class Workload:
     linear: bool = False
     """Whether gradients read the cotangent alone, not the inputs."""
     autocast: torch.dtype | None = None
+    bent: bool = False
+    """Whether gradients jump where a number crosses 0, as those of a net with ReLUs do. A number
+    near 0 that is rounded to the other side changes whole terms of them, not their last bits."""
 
     def multiplications(self, direction: Direction) -> int:
         """How many there are: forward one for each point, backward one for each of its factors.

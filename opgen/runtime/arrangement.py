@@ -41,6 +41,13 @@ class Arrangement:
         return tuple(itertools.chain.from_iterable(self.order))
 
     @property
+    def keeps_order(self) -> bool:
+        """Whether parts stand in the order that the tensor has them in, but for single ones."""
+        split = self.split
+        kept = [part for part in self.moved if split[part] != 1]
+        return kept == sorted(kept)
+
+    @property
     def shape(self) -> Shape:
         """The shape with the other dims."""
         split = self.split

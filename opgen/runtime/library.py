@@ -4,7 +4,8 @@ An op is known to be a convolution by its index maps (`opgen.passes.convolution`
 channels in a group the sum is a product of large matrices, for which oneDNN has kernels of many
 years' work; with few, the generated ones are faster. `library_plan` works out how it is asked, and
 `library_call` asks it. Between these, where blocks of the library would be half empty, are opgen's
-own tiles, which take part here as if they were the library's (`convolution_tiles`).
+own tiles, which take part here as if they were the library's (`convolution_tiles`). For GPUs there
+is a rule of their own (`library_cuda`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import compat, convolution_tiles, special
+from opgen.runtime import compat, convolution_tiles, cuda, library_cuda, special
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.description import LONGEST_ROW
 from opgen.runtime.record import record, replaced
@@ -147,6 +148,11 @@ class Case:
         return self.weight[1] * (self.weight[0] // self.groups)
 
     @property
+    def work(self) -> int:
+        """How many multiplications there are."""
+        return math.prod(self.result) * math.prod(self.weight[1:])
+
+    @property
     def is_wide(self) -> bool:
         """Whether single channels go through windows so large that other formats are worth a copy.
 
@@ -253,11 +259,12 @@ def case_of(call: Call) -> Case | None:
     dtype = next((tensor.dtype for tensor in call.tensors if tensor is not None), None)
     if names is None or geometry is None or dtype not in _LEAST_CHANNELS:
         return None
-    if call.device.type != "cpu" or not compat.library_has_convolutions:
+    on_gpu = cuda.computes(call.device)
+    if not on_gpu and (call.device.type != "cpu" or not compat.library_has_convolutions):
         return None
     if names.bias is not None and has_other_default(call, names.bias):
         return None
-    if dtype == torch.float16 and not compat.library_has_float16():
+    if dtype == torch.float16 and not on_gpu and not compat.library_has_float16():
         return None  # it would go cell by cell
     declared = zip(call.operation.inputs, call.tensors, strict=True)
     shapes: dict[str, Sizes] = {each.name: t.shape for each, t in declared if t is not None}
@@ -270,6 +277,9 @@ def case_of(call: Call) -> Case | None:
     case = Case(groups, stride, padding, dilation, result, image, weight, format_)
     if not case.is_library_form:
         return None
+    if on_gpu:
+        about = library_cuda.settings(), _copied(call, names)
+        return case if library_cuda.takes_convolution(case, dtype, names, *about) else None
     if names.target == names.weight and dtype.itemsize == _HALF and max(dilation) > 1:
         return None  # the library reads memory that nobody wrote, of rows of more than 30 pixels
     if case.channels < _least_channels(case, dtype, names):
@@ -277,6 +287,24 @@ def case_of(call: Call) -> Case | None:
     if case.is_of_planes and names.target != names.weight and _goes_over_planes(call):
         return None
     return case
+
+
+def _copied(call: Call, names: Convolution) -> int:
+    """How many elements of image and result are copied, since they do not lie as the library takes
+    them; it finds no other order for filters, which are small."""
+    count, arranged = 0, arrangements(call)
+    for declared, tensor in zip(call.operation.inputs, call.tensors, strict=True):
+        if tensor is None or declared.name not in (names.image, names.result):
+            continue
+        own = arranged.get(declared.name)
+        seen = tensor if own is None else own.viewed(tensor)
+        format_ = call.format_of(0 if seen is None else seen.dim())
+        if seen is None or not seen.is_contiguous(memory_format=format_):
+            count += tensor.numel()
+    target = arranged.get(names.target)
+    if target is not None and names.target != names.weight and not target.keeps_order:
+        count += math.prod(target.shape)
+    return count
 
 
 def has_other_default(call: Call, name: str) -> bool:

@@ -7,18 +7,26 @@ plan is kept for them, and a call like an earlier one looks it up and asks the l
 A library multiplies the zeros of padding with whatever stands beside them, where an op of opgen has
 no term: 0*inf would be NaN. So what is multiplied with zeros must be finite, or the library's
 result is not used. Besides the padding, 16-bit channels that are odd in number have such zeros
-(`library.meets_neighbours`).
+(`library.meets_neighbours`). On a GPU numbers are not looked at (`library_cuda`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import compat, convolution_tiles, library, library_product, library_strips
+from opgen.runtime import (
+    compat,
+    convolution_tiles,
+    cuda,
+    library,
+    library_cuda,
+    library_product,
+    library_strips,
+)
 from opgen.runtime.library import Case
 from opgen.runtime.library_gradients import by_pieces, gradients, is_channels_last, unread
 from opgen.runtime.library_plan import Key, Plan, Tensors, own_tiles
@@ -131,6 +139,8 @@ def is_asked(call: Call) -> bool:
 
 def _plan(call: Call) -> Plan | Multiplication | None:
     case = library.case_of(call)
+    if cuda.computes(call.device) and call.operation.convolution is not None:
+        return None if case is None else Plan.of(case, call)
     if case is None:
         return library_product.planned(call)
     match library_product.instead_of_convolution(call):
@@ -155,11 +165,18 @@ def planned(call: Call) -> Plan | Multiplication | None:
 
 
 def key_of(tensors: Tensors, numbers: tuple[Number, ...]) -> Key:
-    """All of a call that its checks and the rule look at."""
-    given = [
-        None if each is None else (each.shape, each.stride(), each.dtype, each.device)
-        for each in tensors
-    ]
+    """All of a call that its checks and the rule look at, settings included."""
+    given: list[Hashable] = []
+    on_gpu = False
+    for each in tensors:
+        if each is None:
+            given.append(None)
+        else:
+            device = each.device
+            given.append((each.shape, each.stride(), each.dtype, device))
+            on_gpu = on_gpu or cuda.computes(device)
+    if on_gpu:
+        return numbers, library_cuda.settings(), *given
     return numbers, *given
 
 
@@ -177,7 +194,7 @@ def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
     result, image, weight, bias = plan.operands(tensors)
     found = None
     if image is not None and weight is not None:
-        if (plan.checks_source or any(case.padding)) and not _is_finite(weight):
+        if (plan.checks_source or any(case.padding)) and not _is_right(plan, weight):
             return None
         if plan.checks_source and not _is_finite(image):
             return None
@@ -194,7 +211,7 @@ def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
             return convolution_tiles.computed(*own) if is_right else None
         if plan.checks_source and not _is_finite(result):
             return None
-        found = _image(case, result, weight, bias, plan.is_forward)
+        found = _image(plan, result, weight, bias)
     elif result is not None and image is not None:
         found = _weight(plan, result, image)
     return None if found is None else plan.output(found)
@@ -214,7 +231,7 @@ def _both(
     cotangent = image_tensors[for_image.result.at]
     if cotangent is None or weight is None or image is None or for_image.bias is not None:
         return None
-    if not _is_finite(weight):
+    if not _is_right(for_image, weight):
         return None
     if for_image.strips is not None and for_weight.strips is not None:
         found = library_strips.gradients(for_image.strips, cotangent, image, weight)
@@ -239,7 +256,7 @@ def _both(
 
 def _finished(for_image: Plan, for_weight: Plan, found: Pair) -> Pair | None:
     """Both gradients as those of the ops; None where zeros may have met what is not finite."""
-    if meets_zeros(for_weight, found[1].dtype) and not _is_finite(found[1]):
+    if meets_zeros(for_weight, found[1].dtype) and not _is_right(for_weight, found[1]):
         return None
     return for_image.output(found[0]), for_weight.output(found[1])
 
@@ -248,27 +265,32 @@ def _result(
     case: Case, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     none = [0] * len(case.stride)
-    return torch.convolution(
+    return _uncast(
         image, weight, bias, case.stride, case.padding, case.dilation, False, none, case.groups
     )
 
 
 def _image(
-    case: Case,
-    result: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    is_forward: bool,
+    plan: Plan, result: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor | None:
     """By the library's transposed convolution, or as its gradient: it tells them apart as well."""
-    if not _is_finite(weight):
+    if not _is_right(plan, weight):
         return None
-    if is_forward:
+    case = plan.case
+    if plan.is_forward:
         more = case.output_padding
         geometry = (case.stride, case.padding, case.dilation, True, more, case.groups)
-        return torch.convolution(result, weight, bias, *geometry)
+        return _uncast(result, weight, bias, *geometry)
     assert bias is None
     return gradients(case, result, unread(case.image, result), weight, (True, False))[0]
+
+
+def _uncast(image: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """`torch.convolution` in the types of its tensors: what is to be cast was, on the way here."""
+    if image.is_cuda and compat.autocast_is_active():
+        with compat.without_autocast("cuda"):
+            return torch.convolution(image, *rest)
+    return torch.convolution(image, *rest)
 
 
 def _weight(plan: Plan, result: torch.Tensor, image: torch.Tensor) -> torch.Tensor | None:
@@ -277,7 +299,7 @@ def _weight(plan: Plan, result: torch.Tensor, image: torch.Tensor) -> torch.Tens
     else:
         wanted = unread(plan.case.weight, result)
         found = gradients(plan.case, result, image, wanted, (False, True))[1]
-    if found is None or (meets_zeros(plan, found.dtype) and not _is_finite(found)):
+    if found is None or (meets_zeros(plan, found.dtype) and not _is_right(plan, found)):
         return None
     return found
 
@@ -290,6 +312,14 @@ def meets_zeros(plan: Plan, dtype: torch.dtype) -> bool:
     which the library fills up pixels that it multiplies some at a time.
     """
     return any(plan.case.padding) or plan.tiles is not None or dtype != torch.float32
+
+
+def _is_right(plan: Plan, tensor: torch.Tensor) -> bool:
+    """Whether zeros that met the numbers of a tensor, or made them, were right to leave out.
+
+    A GPU is not asked: who asks waits for all that it has to do.
+    """
+    return plan.on_gpu or _is_finite(tensor)
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import convolution_tiles, library, library_repeats, library_strips
+from opgen.runtime import convolution_tiles, cuda, library, library_repeats, library_strips
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.convolution_tiles import Tiles
 from opgen.runtime.layout import FORMATS
 from opgen.runtime.library import Case, Sizes
 from opgen.runtime.library_strips import Strips
-from opgen.runtime.record import record
+from opgen.runtime.record import record, replaced
 
 if TYPE_CHECKING:
     from opgen.runtime.description import Convolution
@@ -76,20 +76,26 @@ class Plan:
     """Whether what is convolved, and the weight, must be finite, see `library.meets_neighbours`."""
     shape: Sizes
     """That of the output."""
+    on_gpu: bool
+    """Whether it is the library of a GPU. Of one no numbers are looked at, see `library_cuda`."""
 
     @staticmethod
     def of(case: Case, call: Call) -> Plan:
         """The plan for calls like this one."""
         names = call.operation.convolution
         assert names is not None
-        dtype = next(tensor.dtype for tensor in call.tensors if tensor is not None)
-        is_public = call.operation.is_public
         own = library.arrangements(call)
         arranged = _as_stored(case, names, own)
-        tiles = None if arranged else convolution_tiles.tiles_of(case, call)
-        repeats = 1
-        if tiles is None:
-            repeats = library_repeats.repeats(case, dtype, names, is_public=is_public)
+        plain = Plan._plain(case, call, own, arranged)
+        return plain if plain.on_gpu else plain._on_cpu(call, arranged)
+
+    @staticmethod
+    def _plain(
+        case: Case, call: Call, own: dict[str, Arrangement], arranged: dict[str, Arrangement]
+    ) -> Plan:
+        """The plan of which nothing is the CPU's alone, for these arrangements."""
+        names = call.operation.convolution
+        assert names is not None
         places = {each.name: at for at, each in enumerate(call.operation.inputs)}
 
         def operand(name: str | None) -> Operand | None:
@@ -105,25 +111,46 @@ class Plan:
             return Operand(places[name], arrangement, format_)
 
         (shape,) = call.shapes.outputs
-        is_many = names.target == names.result and case.is_many and tiles is None
-        is_copied = case.is_wide or is_many
-        restored = arranged.get(names.target)
-        strips = None
+        return Plan(
+            case=case,
+            result=operand(names.result),
+            image=operand(names.image),
+            weight=operand(names.weight),
+            bias=operand(names.bias),
+            is_forward=call.operation.is_public,
+            restored=arranged.get(names.target),
+            strides=torch.empty(shape, device="meta", memory_format=case.format).stride(),
+            geometry=case.geometry,
+            is_copied=False,
+            is_uneven=False,
+            repeats=1,
+            strips=None,
+            tiles=None,
+            checks_source=False,
+            shape=shape,
+            on_gpu=cuda.computes(call.device),
+        )
+
+    def _on_cpu(self, call: Call, arranged: dict[str, Arrangement]) -> Plan:
+        """The same with what is faster on a CPU."""
+        case, names, is_public = self.case, call.operation.convolution, self.is_forward
+        assert names is not None
+        dtype = next(tensor.dtype for tensor in call.tensors if tensor is not None)
+        tiles = None if arranged else convolution_tiles.tiles_of(case, call)
+        repeats = 1
+        if tiles is None:
+            repeats = library_repeats.repeats(case, dtype, names, is_public=is_public)
         is_result = names.target == names.result
+        is_copied = case.is_wide or (is_result and case.is_many and tiles is None)
+        strips = None
         # Sums of several calls are those of float32.
         is_sum = not is_public and dtype == torch.float32 and not case.is_uneven
         is_whole = is_copied or tiles is not None or names.image in arranged
         if repeats == 1 and not is_whole and (is_result or is_sum):
             strips = library_strips.strips(case, arranged.get(names.result), dtype)
-        return Plan(
+        return replaced(
+            self,
             case=case.repeated(repeats),
-            result=operand(names.result),
-            image=operand(names.image),
-            weight=operand(names.weight),
-            bias=operand(names.bias),
-            is_forward=is_public,
-            restored=restored,
-            strides=torch.empty(shape, device="meta", memory_format=case.format).stride(),
             geometry=case.repeated(repeats).geometry,
             is_copied=is_copied,
             is_uneven=case.is_uneven,
@@ -133,7 +160,6 @@ class Plan:
             checks_source=tiles is None
             and repeats == 1
             and library.meets_neighbours(case, dtype, names),
-            shape=shape,
         )
 
     def operands(self, tensors: Tensors) -> list[torch.Tensor | None]:
@@ -145,7 +171,11 @@ class Plan:
     def filters(self, tensors: Tensors) -> torch.Tensor | None:
         """The weight as the library takes it."""
         found = None if self.weight is None else self.weight.of(tensors)
-        return None if found is None else with_own_strides(found)
+        if found is None:
+            return None
+        if self.on_gpu and self.case.format == torch.contiguous_format:
+            return found.contiguous()  # images would be copied to a filter in channels-last format
+        return with_own_strides(found)
 
     def images(self, tensors: Tensors) -> torch.Tensor | None:
         """The image as the library takes it."""
@@ -209,7 +239,7 @@ def with_own_strides(tensor: torch.Tensor) -> torch.Tensor:
     row of taps, and an image for the gradient of a filter of one tap.
     """
     format_ = FORMATS.get(tensor.dim())
-    if format_ is None or tensor.is_contiguous():
+    if format_ is None or 1 not in tensor.shape or tensor.is_contiguous():
         return tensor
     if not tensor.is_contiguous(memory_format=format_):
         return tensor

@@ -4,7 +4,7 @@ An op is known to be one by its index maps (`opgen.passes.matrix_product`). Gene
 columns that lie side by side for their vectors, and keep several rows of sums; or they take the
 terms, where these lie side by side in both factors. What the library does better are short sums of
 the latter kind, rows of columns that fill no vectors, factors that no near cache holds, and 16-bit
-numbers, which it multiplies in pairs.
+numbers, which it multiplies in pairs. For GPUs there is a rule of their own (`library_cuda`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import compat, library
+from opgen.runtime import compat, cuda, library, library_cuda
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.description import Shape
 from opgen.runtime.record import record
@@ -156,15 +156,18 @@ class Multiplication:
         """How many elements are copied, of factors and the result that are no matrices."""
         factors = [each for each in (self.left, self.right) if each.viewed(tensors) is None]
         count = sum(math.prod(each.arrangement.shape) for each in factors)
-        moved, split = self.restored.moved, self.restored.split
-        kept = [part for part in moved if split[part] != 1]
-        return count if kept == sorted(kept) else count + math.prod(self.found)
+        return count if self.restored.keeps_order else count + math.prod(self.found)
 
 
 def planned(call: Call) -> Multiplication | None:
     """How the library computes calls like this one; None where generated kernels are faster."""
     plan = _plan(call)
-    return plan if plan is not None and _is_worth(plan, call.tensors) else None
+    if plan is None:
+        return None
+    if cuda.computes(call.device):
+        about = library_cuda.settings(), plan.copied(call.tensors)
+        return plan if library_cuda.takes_product(plan, *about) else None
+    return plan if _is_worth(plan, call.tensors) else None
 
 
 def instead_of_convolution(call: Call) -> Multiplication | Ways | None:
@@ -198,7 +201,8 @@ def instead_of_convolution(call: Call) -> Multiplication | Ways | None:
 def _plan(call: Call) -> Multiplication | None:
     """How the library would compute a call; None where it cannot."""
     names, (shape,) = call.operation.product, call.shapes.outputs[:1]
-    if names is None or call.device.type != "cpu":
+    on_gpu = cuda.computes(call.device)
+    if names is None or not (on_gpu or call.device.type == "cpu"):
         return None
     places = {each.name: at for at, each in enumerate(call.operation.inputs)}
     factors = [call.tensors[places[name]] for name in (names.left, names.right)]
@@ -207,7 +211,7 @@ def _plan(call: Call) -> Multiplication | None:
     if names.bias is not None and library.has_other_default(call, names.bias):
         return None
     dtype = next(each.dtype for each in factors if each is not None)
-    if dtype == torch.float16 and not compat.library_has_float16():
+    if dtype == torch.float16 and not on_gpu and not compat.library_has_float16():
         return None
     of_target, of_left, of_right, *of_bias = (
         Arrangement(parts, order)
@@ -228,7 +232,7 @@ def multiply(plan: Multiplication, tensors: Tensors) -> torch.Tensor:
     left, right = (each.for_all(tensors, plan.found[0]) for each in (plan.left, plan.right))
     bias = None if plan.bias is None else plan.bias.of(tensors)
     if compat.autocast_is_active():  # what is to be cast was, on the way to this op
-        with compat.without_autocast("cpu"):
+        with compat.without_autocast(left.device.type):
             found = _product(left, right, bias)
     else:
         found = _product(left, right, bias)

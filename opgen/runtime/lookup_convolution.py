@@ -41,7 +41,7 @@ class _Checks(NamedTuple):
 def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
     """A convolution, or a transposed one, of tensors as they are; None for what Python prepares."""
     source = plan.image or plan.result
-    if source is None or plan.weight is None or plan.strips is not None:
+    if source is None or plan.weight is None or plan.strips is not None or plan.on_gpu:
         return None
     moves = [] if _is_direct(plan) else _moves(plan, tensors)
     if moves is None:
@@ -85,6 +85,8 @@ def gradients(
     if views is None or for_image.is_forward:
         return None
     if for_image.strips is not None and for_weight.strips is not None:
+        return None
+    if for_image.on_gpu:
         return None
     if for_image.geometry != for_weight.geometry or for_image.bias is not None:
         return None

@@ -51,7 +51,9 @@ def both_gradients(first: Operation, second: Operation) -> Both | None:
         if not is_first:
             one, ones, other, others = other, others, one, ones
         given = (one[cotangent], other[image], one[weight])
-        if lookup_library.is_suspended() or one[cotangent] is not other[also]:
+        flowing = one[cotangent]
+        on_gpu = flowing is not None and flowing.is_cuda  # of which nothing is entered
+        if on_gpu or lookup_library.is_suspended() or flowing is not other[also]:
             pair = in_order(one, ones, other, others)
         else:
             pair = op(*given, *ones, *others)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import lookup_moves
+from opgen.runtime import cuda, lookup_moves
 from opgen.runtime.lookup_product_source import PRODUCT, Multiplied
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ def words(
     plan: Multiplication, tensors: Sequence[torch.Tensor | None], output: torch.Tensor
 ) -> list[int] | None:
     """How a call is computed; None for what Python prepares."""
+    if cuda.computes(output.device):
+        return None
     given = [each for each in (plan.left, plan.right, plan.bias) if each is not None]
     moves: list[int] = []
     for factor in given:

@@ -27,7 +27,7 @@ from opgen.runtime import (
     cuda_operands,
     cuda_product,
     evaluation,
-    library,
+    library_cuda,
     lookup_library,
 )
 from opgen.testing.cuda_on_cpu.arguments import (
@@ -125,7 +125,7 @@ def emulated(
             (cuda, "computes", lambda device: True),
             (torch.cuda, "current_stream", lambda index: stream),
             (cuda, "_loaded", lambda cupy, source, device: cupy.RawModule(code=source)),
-            (library, "case_of", lambda call: None),
+            (library_cuda, "settings", lambda: None),
             (cuda_grid, "THREADS", threads),
             (cuda_grid, "MOST_BLOCKS", most_blocks),
             (cuda_grid, "LEAST_THREADS", 1),

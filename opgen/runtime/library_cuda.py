@@ -1,0 +1,159 @@
+"""What PyTorch's libraries for GPUs compute faster than opgen's own tiles: cuDNN and cuBLAS.
+
+An op is known to be a convolution or a product by its index maps, as on the CPU (`library`,
+`library_product`). Of these the large ones go there: tiles of opgen compute any product of an op,
+but those of the libraries are made for one device after another. Whether a call goes depends on
+sizes, types and settings of PyTorch, never on numbers: to look at one, the processor would have to
+wait for the GPU, and a CUDA graph that is captured could not. So what the libraries do with numbers
+that are not finite shows: they multiply the zeros of padding, where an op has no term, and cuDNN
+adds and subtracts pixels before it multiplies (Winograd's algorithm, or Fourier's). Both make NaN
+of cells that an op would not: as in `F.conv2d`, what is not finite spreads, and never becomes a
+finite number. `$OPGEN_CUDA_LIBRARY=0` keeps all calls with opgen's kernels.
+
+All figures are those of one H100 with PyTorch 2.11, cuDNN 9.19 and CUDA 13.0, 2026-11-26, in
+seconds of the device, as replays of a graph take them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from opgen.runtime.record import record
+
+if TYPE_CHECKING:
+    from opgen.runtime.description import Convolution
+    from opgen.runtime.library import Case
+    from opgen.runtime.library_product import Multiplication
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Types of which some calls go there. float64 was not measured."""
+
+_MOST_DIMS = 2
+"""Dims of images that were measured. PyTorch gives cuDNN rows as images of one row."""
+
+_LEAST_SIDE = 10
+"""The fewest channels and results of a convolution in one group. From 10 to 10, 3x3, contiguous,
+cuDNN takes 329 microseconds for 512 images of 50 by 50 where opgen's tiles take 1841, and 682 for
+both gradients where they take 2687: tiles of 64 results are mostly empty. From 256 to 256 ten
+layers on 8 images of 28 by 28 take 2450 (428 in TF32) and 4273, their gradients 3190 and 8775."""
+
+_LEAST_TERMS = 90
+"""The fewest terms of a sum: those of 10 channels and 3x3 taps are the fewest measured."""
+
+_LEAST_SIDE_OF_GROUPS = 64
+"""The same of each of several groups. With 64 ten layers as above take 945 and 1849, their
+gradients 1612 and 3392; with 16, on 8 images of 56 by 56, one layer takes 179 and 177, its
+gradients 418 and 308; with 8 these are 189 and 94, 485 and 164."""
+
+_LEAST_SIDE_OF_GROUPS_IN_TF32 = 16
+"""The same in TF32, which tiles of opgen take for other settings than cuDNN does: with 16 the layer
+takes 83, its gradients 283; with 8 these are 81 and 206."""
+
+_LEAST_SIDE_OF_HALVES = 64
+"""The same of numbers of 16 bits, in one group and several. These were not measured. Tiles of opgen
+then take a third of an instruction for each multiplication, nearly all for copies to the tile
+(`cuda_product`), a quarter of what they take in float32; cuDNN takes a sixth even in TF32."""
+
+_LEAST_WORK, _LEAST_WORK_OF_GRADIENTS = 2**22, 2**23
+"""From how many multiplications on a convolution, and its gradients, are the library's. With 10
+channels and two images of 50 by 50, 4.5 million, it takes 6.8 microseconds and opgen's tiles 20.1,
+but 31.6 for the gradients where they take 27.1."""
+
+_LEAST_SIDE_OF_PRODUCT = 64
+"""The fewest rows, columns and terms of a product. Products alone were not measured; a convolution
+of so many channels in a group is one with nine times the terms."""
+
+_WORTH_COPIES = 256
+"""How many multiplications there are to be for each element that is copied, because no view of a
+tensor is an image or a matrix. Of those layers cuDNN does 15 in a picosecond, opgen's tiles 9, and
+an element is copied in 2.8: that is paid for by 64 of them, or by 256 where cuDNN is ahead by less.
+"""
+
+_VARIABLE = "OPGEN_CUDA_LIBRARY"
+
+
+@record
+class Settings:
+    """What of PyTorch's settings the choice depends on."""
+
+    has_convolutions: bool
+    """Whether cuDNN is there and on: without it PyTorch unfolds images, which takes longer."""
+    tf32: bool
+    """Whether cuDNN multiplies numbers of 32 bits in TF32,"""
+    tf32_of_products: bool
+    """and whether tiles of opgen, and cuBLAS, do."""
+
+
+def settings() -> Settings | None:
+    """Those at hand; None where no call is to go to a library."""
+    if not _is_wanted():
+        return None
+    cudnn = cast(Any, torch.backends.cudnn)
+    return _settings(
+        _has_cudnn() and cudnn.enabled,
+        cudnn.conv.fp32_precision == "tf32",
+        torch.backends.cuda.matmul.fp32_precision == "tf32",
+    )
+
+
+_settings = functools.cache(Settings)
+"""One object for the same settings: they are looked up in every call."""
+
+
+@functools.cache
+def _has_cudnn() -> bool:
+    return bool(cast(Any, torch.backends.cudnn).is_available())
+
+
+@functools.cache
+def _is_wanted() -> bool:
+    """Whether calls may go to a library; RuntimeError if the variable is neither 0 nor 1."""
+    chosen = os.environ.get(_VARIABLE, "1")
+    if chosen not in ("0", "1"):
+        raise RuntimeError(f"${_VARIABLE} must be 0 or 1, got {chosen!r}")
+    return chosen == "1"
+
+
+def takes_convolution(
+    case: Case, dtype: torch.dtype, names: Convolution, found: Settings | None, copied: int
+) -> bool:
+    """Whether cuDNN is faster; `copied` elements are in an order that it does not take.
+
+    Channels that meet one another in no group of several, as those of a depthwise convolution, stay
+    with opgen's kernels: these take a fifth to a half of the time for windows of 3 by 3.
+    """
+    if found is None or not found.has_convolutions or dtype not in _DTYPES:
+        return False
+    if len(case.stride) > _MOST_DIMS:
+        return False
+    is_gradient = names.target != names.result
+    least_work = _LEAST_WORK_OF_GRADIENTS if is_gradient else _LEAST_WORK
+    if case.work < max(least_work, _WORTH_COPIES * copied):
+        return False
+    if math.prod(case.weight[1:]) < _LEAST_TERMS:
+        return False
+    side = min(case.weight[1], case.weight[0] // case.groups)
+    if dtype != torch.float32:
+        return side >= _LEAST_SIDE_OF_HALVES
+    if found.tf32:
+        return side >= (_LEAST_SIDE if case.groups == 1 else _LEAST_SIDE_OF_GROUPS_IN_TF32)
+    if found.tf32_of_products:
+        return False  # opgen's tiles have tensor cores then, and cuDNN has not
+    if case.format != torch.contiguous_format and not is_gradient:
+        # A net of 64 channels takes 2018 microseconds and 1958, on larger images 30.4 ms and 28.7.
+        return False
+    return side >= (_LEAST_SIDE if case.groups == 1 else _LEAST_SIDE_OF_GROUPS)
+
+
+def takes_product(plan: Multiplication, found: Settings | None, copied: int) -> bool:
+    """Whether cuBLAS is faster; `copied` elements are in an order that it does not take."""
+    if found is None or plan.dtype not in _DTYPES:
+        return False
+    if plan.work < max(_LEAST_WORK, _WORTH_COPIES * copied):
+        return False
+    return min(*plan.found[-2:], plan.terms) >= _LEAST_SIDE_OF_PRODUCT

@@ -1,0 +1,403 @@
+"""What goes to PyTorch's libraries on a GPU is computed as opgen would.
+
+Tensors of the CPU take the way of those of a GPU, up to PyTorch's own ops; some on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opgen
+from catalogue import SPECS
+from library_cuda_specs import (
+    BLOCKS,
+    BRAIN,
+    CONVOLUTION,
+    FLOAT,
+    HALF,
+    IEEE,
+    LAST,
+    LINE,
+    PLAIN,
+    PRODUCT,
+    TF32,
+    ops,
+    whole_numbers,
+)
+from opgen.runtime import (
+    cuda,
+    library_call,
+    library_cuda,
+    library_product,
+    lookup_autograd,
+    lookup_library,
+)
+from opgen.testing.cuda_on_cpu.emulated import emulated
+
+
+@pytest.fixture
+def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of large tensors take the way of a GPU, with TF32 set; no number may be looked at."""
+
+    def looked_at(_: Tensor) -> bool:
+        raise AssertionError("a number was looked at")
+
+    monkeypatch.setattr(cuda, "computes", lambda _: True)
+    monkeypatch.setattr(library_cuda, "settings", lambda: TF32)
+    monkeypatch.setattr(library_call, "_is_finite", looked_at)
+
+
+@pytest.fixture
+def asked(as_on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return listening(monkeypatch)
+
+
+def listening(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ways to the library that are taken from now on."""
+    heard: list[str] = []
+    ways = ((library_call, "convolve"), (library_call, "_both"), (library_product, "multiply"))
+    for module, name in ways:
+        original = getattr(module, name)
+
+        def call(*given: Any, original: Any = original, name: str = name) -> Any:
+            result = original(*given)
+            if result is not None:
+                heard.append(name)
+            return result
+
+        monkeypatch.setattr(module, name, call)
+    return heard
+
+
+@pytest.fixture
+def without_twins() -> Iterator[None]:
+    """Calls that kernels computed once are not looked up without asking again."""
+    with lookup_library.suspended():
+        yield
+
+
+@pytest.fixture
+def without_least_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small calls go there too."""
+    for name in ("_LEAST_WORK", "_LEAST_WORK_OF_GRADIENTS", "_WORTH_COPIES"):
+        monkeypatch.setattr(library_cuda, name, 0)
+
+
+# ---------------------------------------------------------------------------- results
+def equal(ours: Tensor, theirs: Tensor, precision: float) -> None:
+    """The same numbers, but for so much of the largest one."""
+    scale = float(theirs.detach().abs().max()) if theirs.numel() else 0.0
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=precision * scale)
+
+
+def same(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...], precision: float = 0.0) -> None:
+    """The same numbers, gradients, and gradients of these."""
+    equal(ours, theirs, precision)
+    flowing = whole_numbers(*ours.shape, dtype=ours.dtype).to(ours.device).requires_grad_()
+    of_ours, of_theirs = (
+        torch.autograd.grad(each, inputs, flowing, create_graph=True) for each in (ours, theirs)
+    )
+    for one, other in zip(of_ours, of_theirs, strict=True):
+        equal(one, other, precision)
+    onwards = [whole_numbers(*each.shape, dtype=each.dtype).to(each.device) for each in of_ours]
+    second = [
+        torch.autograd.grad(each, (*inputs, flowing), onwards, allow_unused=True)
+        for each in (of_ours, of_theirs)
+    ]
+    for one, other in zip(*second, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            equal(one, other, precision)
+
+
+@pytest.mark.usefixtures("without_least_work")
+@pytest.mark.parametrize("dtype", [FLOAT, BRAIN])
+@pytest.mark.parametrize("format_", [PLAIN, LAST])
+@pytest.mark.parametrize(
+    ("groups", "stride", "padding", "dilation"),
+    [(1, 1, (1, 1), 1), (1, 2, (0, 1), 1), (2, 1, (1, 2), 2), (3, 3, (2, 0), 1)],
+)
+def test_results(
+    groups: int,
+    stride: int,
+    padding: tuple[int, int],
+    dilation: int,
+    format_: Any,
+    dtype: torch.dtype,
+    asked: list[str],
+) -> None:
+    side = 64 if dtype != FLOAT else 16
+    x = whole_numbers(2, groups * side, 9, 7, dtype=dtype, format_=format_).requires_grad_()
+    w = whole_numbers(groups * side, side, 3, 2, dtype=dtype).requires_grad_()
+    bias = whole_numbers(groups * side, dtype=dtype).requires_grad_()
+    if dtype != FLOAT:  # sums of which 8 bits hold all
+        with torch.no_grad():
+            w[torch.rand(w.shape) < 0.97] = 0
+    ours = ops(CONVOLUTION).conv_on_gpu(x, w, bias, g=groups, s=stride, p=padding, d=dilation)
+    assert asked == ["convolve"]
+    assert ours.is_contiguous(memory_format=format_)
+    theirs = F.conv2d(x, w, bias, stride, padding, dilation, groups)
+    if dtype == FLOAT:
+        same(ours, theirs, (x, w, bias))
+        assert asked.count("convolve") + 2 * asked.count("_both") >= 5
+    else:
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("without_least_work")
+@pytest.mark.parametrize("format_", [PLAIN, LAST])
+def test_results_that_are_in_another_order(format_: Any, asked: list[str]) -> None:
+    x = whole_numbers(2, 12, 8, 6, format_=format_).requires_grad_()
+    w = whole_numbers(40, 12, 3, 3).requires_grad_()
+    ours = ops(BLOCKS).blocks_on_gpu(x, w)
+    assert asked == ["convolve"]
+    same(ours, F.pixel_shuffle(F.conv2d(x, w), 2), (x, w))
+
+
+@pytest.mark.usefixtures("without_least_work")
+def test_rows(asked: list[str]) -> None:
+    x, w = whole_numbers(2, 32, 11).requires_grad_(), whole_numbers(16, 32, 3).requires_grad_()
+    ours = ops(LINE).line_on_gpu(x, w)
+    assert asked == ["convolve"]
+    same(ours, F.conv1d(x, w, padding=1), (x, w))
+
+
+@pytest.mark.usefixtures("without_least_work", "as_on_gpu")
+@pytest.mark.parametrize("format_", [PLAIN, LAST])
+def test_transposed_convolutions(format_: Any, asked: list[str]) -> None:
+    module = opgen.load(SPECS / "conv_transpose.op")
+    x = whole_numbers(2, 32, 5, 6, format_=format_).requires_grad_()
+    w = whole_numbers(32, 24, 3, 3).requires_grad_()
+    ours = module.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1)
+    assert asked == ["convolve"]
+    same(ours, F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1), (x, w))
+
+
+def test_both_gradients_are_one_call(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[Any] = []
+    gradients = library_call.gradients
+
+    def noted(*given: Any) -> Any:
+        wanted.append(given[-1])
+        return gradients(*given)
+
+    monkeypatch.setattr(library_call, "gradients", noted)
+    x = whole_numbers(4, 32, 32, 32).requires_grad_()
+    w = whole_numbers(32, 32, 3, 3).requires_grad_()
+    for _ in range(3):
+        del asked[:], wanted[:]
+        x.grad = w.grad = None
+        ours = ops(CONVOLUTION).conv_on_gpu(x, w, p=1)
+        ours.backward(torch.ones_like(ours))
+    assert asked == ["convolve", "_both"]
+    assert wanted == [(True, True)]
+    theirs = torch.autograd.grad(F.conv2d(x, w, padding=1).sum(), (x, w))
+    for found, expected in zip((x.grad, w.grad), theirs, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("without_twins")
+def test_gradients_one_by_one(asked: list[str]) -> None:
+    """A backward pass that nothing differentiates again, where no pair is looked up."""
+    x = whole_numbers(4, 32, 32, 32).requires_grad_()
+    w = whole_numbers(32, 32, 3, 3).requires_grad_()
+    ours = ops(CONVOLUTION).conv_on_gpu(x, w, p=1)
+    found = torch.autograd.grad(ours, (x, w), torch.ones_like(ours))
+    assert asked == ["convolve"] * 3
+    theirs = torch.autograd.grad(F.conv2d(x, w, padding=1).sum(), (x, w))
+    for one, other in zip(found, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 64])
+def test_steps_of_a_backward_pass_on_a_gpu(groups: int) -> None:
+    """Each gradient has its op, and these know each other; of single channels one kernel has both.
+
+    So it is of convolutions alone whose gradients a library may compute.
+    """
+    operation = ops(CONVOLUTION).FAMILY.operations["conv_on_gpu"]
+    shapes = ((8, 64, 28, 28), (64, 64 // groups, 3, 3), None)
+    steps = lookup_autograd.plan(
+        *(operation, (True, True, False), shapes, (groups, 1, 1, 1, 1)),
+        is_last=True,
+        on_gpu=(8, 64, 28, 28),
+    )
+    if groups == 64:
+        assert [each.together for each in steps] == [(0, 1)]
+    else:
+        assert [each.at for each in steps] == [0, 1]
+        assert steps[0].beside is not None and steps[0].beside[0] is steps[1]
+
+
+def test_filters_in_another_format_do_not_copy_images(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch brings images into channels-last format if the filter is in it."""
+    given: list[Tensor] = []
+    convolution = torch.convolution
+
+    def noted(image: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        given.append(weight)
+        return convolution(image, weight, *rest)
+
+    monkeypatch.setattr(torch, "convolution", noted)
+    x, w = whole_numbers(4, 32, 32, 32), whole_numbers(32, 32, 3, 3, format_=LAST)
+    ours = ops(CONVOLUTION).conv_on_gpu(x, w)
+    assert [each.is_contiguous() for each in given] == [True]
+    torch.testing.assert_close(ours, F.conv2d(x, w), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("without_twins")
+def test_filters_that_are_not_finite(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a convolution that multiplies zeros; without the library there are none."""
+    convolution = torch.convolution
+
+    def multiplying_zeros(image: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        bias, stride, (p, q), *others = rest
+        return convolution(F.pad(image, (q, q, p, p)), weight, bias, stride, (0, 0), *others)
+
+    monkeypatch.setattr(torch, "convolution", multiplying_zeros)
+    x, w = 1 + whole_numbers(4, 32, 32, 32).abs(), whole_numbers(32, 32, 3, 3)
+    w[0, 0, 0, 0] = torch.inf
+    ours = ops(CONVOLUTION).conv_on_gpu(x, w, p=1)
+    assert asked == ["convolve"]
+    monkeypatch.setattr(library_cuda, "settings", lambda: None)
+    own = ops(CONVOLUTION).conv_on_gpu(x, w, p=1)
+    assert asked == ["convolve"]
+    assert not own.isnan().any()
+    border = torch.zeros_like(ours, dtype=torch.bool)
+    border[:, 0, 0, :] = border[:, 0, :, 0] = True
+    assert (ours.isnan() == border).all()
+    torch.testing.assert_close(ours[~border], own[~border], rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("without_twins")
+def test_settings_decide_call_by_call(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call like an earlier one, with other settings."""
+    x, w = whole_numbers(4, 64, 32, 32), whole_numbers(64, 16, 3, 3)
+    for settings, expected in ((TF32, 1), (IEEE, 0), (TF32, 1), (None, 0)):
+        del asked[:]
+        monkeypatch.setattr(library_cuda, "settings", lambda each=settings: each)
+        ours = ops(CONVOLUTION).conv_on_gpu(x, w, g=4)
+        assert len(asked) == expected
+        torch.testing.assert_close(ours, F.conv2d(x, w, groups=4), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products(has_bias: bool, asked: list[str]) -> None:
+    a = whole_numbers(16, 64, 64).requires_grad_()
+    b = whole_numbers(16, 64, 80).requires_grad_()
+    c = whole_numbers(80).requires_grad_()
+    given = (a, b, c) if has_bias else (a, b)
+    ours = ops(PRODUCT).product_on_gpu(*given)
+    assert asked == ["multiply"]
+    same(ours, a @ b + c if has_bias else a @ b, given)
+    assert asked.count("multiply") >= 3
+
+
+def test_autocast_does_not_cast_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs it casts what `torch.convolution` takes."""
+    key, excluded = torch._C.DispatchKey.AutocastCUDA, []
+
+    def noted(*_: Any) -> str:
+        excluded.append(torch._C._dispatch_tls_is_dispatch_key_excluded(key))
+        return "result"
+
+    monkeypatch.setattr(torch, "convolution", noted)
+    image: Any = SimpleNamespace(is_cuda=True)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        torch.convolution(image)
+        assert library_call._uncast(image, None) == "result"
+        torch.convolution(image)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert excluded == [False, True, False]
+
+
+def test_the_emulator_runs_kernels(asked: list[str]) -> None:
+    """Also of calls like those that a library computed."""
+    x, w = whole_numbers(1, 16, 34, 34), whole_numbers(32, 16, 3, 3)
+    ours = ops(CONVOLUTION).conv_on_gpu(x, w)
+    assert asked == ["convolve"]
+    with emulated() as launches:
+        again = ops(CONVOLUTION).conv_on_gpu(x, w)
+    assert launches.kernels and asked == ["convolve"]
+    torch.testing.assert_close(again, ours, rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------------------- on a GPU
+gpu = pytest.mark.gpu
+CLOSE = 2e-3  # Winograd's algorithm has fractions, which TF32 rounds
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return listening(monkeypatch)
+
+
+@gpu
+def test_a_captured_graph_and_no_synchronisation(on_gpu: list[str]) -> None:
+    x = whole_numbers(8, 64, 28, 28).cuda().requires_grad_()
+    w = whole_numbers(64, 64, 3, 3).cuda().requires_grad_()
+    flowing = whole_numbers(8, 64, 28, 28).cuda()
+
+    def step() -> tuple[Tensor, ...]:
+        result = ops(CONVOLUTION).conv_on_gpu(x, w, p=1)
+        return (result, *torch.autograd.grad(result, (x, w), flowing))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        del on_gpu[:]
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert on_gpu == ["convolve", "_both"]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    with torch.no_grad():
+        for tensor in (x, w, flowing):
+            tensor.copy_(whole_numbers(*tensor.shape))
+    graph.replay()
+    theirs = F.conv2d(x, w, padding=1)
+    for ours, expected in zip(
+        found, (theirs, *torch.autograd.grad(theirs, (x, w), flowing)), strict=True
+    ):
+        equal(ours, expected, CLOSE)
+
+
+@gpu
+@pytest.mark.parametrize("format_", [PLAIN, LAST])
+@pytest.mark.parametrize("dtype", [FLOAT, HALF, BRAIN])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_results_on_a_gpu(groups: int, dtype: torch.dtype, format_: Any, on_gpu: list[str]) -> None:
+    x = whole_numbers(8, 128, 28, 28, dtype=dtype, format_=format_).cuda().requires_grad_()
+    w = whole_numbers(128, 128 // groups, 3, 3, dtype=dtype).cuda().requires_grad_()
+    ours = ops(CONVOLUTION).conv_on_gpu(x, w, g=groups, p=1)
+    assert on_gpu == ["convolve"]
+    assert ours.is_contiguous(memory_format=format_)
+    theirs = F.conv2d(x, w, padding=1, groups=groups)
+    same(ours, theirs, (x, w), CLOSE if dtype == FLOAT else 2e-2)
+
+
+@gpu
+def test_products_on_a_gpu(on_gpu: list[str]) -> None:
+    a = whole_numbers(16, 64, 64).cuda().requires_grad_()
+    b = whole_numbers(16, 64, 80).cuda().requires_grad_()
+    ours = ops(PRODUCT).product_on_gpu(a, b)
+    assert on_gpu == ["multiply"]
+    same(ours, a @ b, (a, b))
