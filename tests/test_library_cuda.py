@@ -33,9 +33,11 @@ from library_cuda_specs import (
 )
 from opgen.runtime import (
     cuda,
+    evaluation,
     library_call,
     library_cuda,
     library_product,
+    lookup,
     lookup_autograd,
     lookup_library,
 )
@@ -50,6 +52,8 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a number was looked at")
 
     monkeypatch.setattr(cuda, "computes", lambda _: True)
+    monkeypatch.setattr(evaluation, "run_on_cuda", evaluation.run_on_cpu)
+    monkeypatch.setattr(lookup.Twin, "enter_launched", lambda *_: None)
     monkeypatch.setattr(library_cuda, "settings", lambda: TF32)
     monkeypatch.setattr(library_call, "_is_finite", looked_at)
 
@@ -322,8 +326,12 @@ def test_autocast_does_not_cast_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert excluded == [False, True, False]
 
 
-def test_the_emulator_runs_kernels(asked: list[str]) -> None:
+_RUN_ON_CUDA = evaluation.run_on_cuda
+
+
+def test_the_emulator_runs_kernels(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of calls like those that a library computed."""
+    monkeypatch.setattr(evaluation, "run_on_cuda", _RUN_ON_CUDA)
     x, w = whole_numbers(1, 16, 34, 34), whole_numbers(32, 16, 3, 3)
     ours = ops(CONVOLUTION).conv_on_gpu(x, w)
     assert asked == ["convolve"]
