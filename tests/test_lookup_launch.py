@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,12 +20,14 @@ import torch
 
 import opgen
 from opgen.runtime import (
+    cuda,
+    cuda_grid,
     lookup_launch,
     lookup_launch_source,
     lookup_library,
     special,
 )
-from opgen.testing.cuda_on_cpu.emulated import Emulation, emulated
+from opgen.testing.cuda_on_cpu.emulated import Emulation, Products, emulated
 
 SPEC = """
 op scale(x: float[N,M]; factor = 2.0, twist = 3) -> y[N,M], total[N]
@@ -238,6 +241,76 @@ def test_one_tensor_twice(driver: Driver, ops: Ops) -> None:
     wanted = torch.nn.functional.conv2d(x, weight[:, None], padding=1, groups=3)
     assert depthwise(x, weight).equal(wanted)
     assert driver.launched
+
+
+# ---------------------------------------------------------------------------- constants
+CALLS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
+    "parts of sums": (
+        "shift_sum",
+        lambda m, y, mask: m.shift_sum_pinv(y, mask, C=4, step=2),
+        ((2, 1, 4, 22), (1, 1, 4, 16)),
+    ),
+    "a filter": (
+        "conv",
+        lambda m, x, w: m.conv2d(x, w, padding=1, groups=4),
+        ((2, 4, 12, 16), (4, 1, 3, 3)),
+    ),
+    "a product": (
+        "conv",
+        lambda m, x, w: m.conv2d(x, w, padding=1),
+        ((1, 64, 8, 8), (64, 64, 3, 3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_constants_are_those_of_any_call_like_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No address is among them: what one call has in memory is elsewhere in another."""
+    monkeypatch.setattr(cuda_grid, "_FEWEST_ROUNDS", 1)  # several blocks share a sum
+    monkeypatch.setattr(cuda_grid, "_FEWEST_TERMS", 1)
+    stem, call, shapes = CALLS[name]
+    module = opgen.load(Path(__file__).parent.parent / "specs" / f"{stem}.op")
+    kept: list[object] = []
+    found = []
+    for _ in range(2):
+        launches: list[cuda.KernelLaunch] = []
+        with emulated(products=Products.ALWAYS), noted(launches):
+            tensors = [drawn(*shape).requires_grad_() for shape in shapes]
+            result = call(module, *tensors)
+            result.backward(torch.ones_like(result))
+        kept += [tensors, result, launches]
+        found.append([[each.kernel, *map(constant, each.arguments)] for each in launches])
+    assert found[0] == found[1]
+    given = [each for launch in launches for each in launch.arguments]
+    assert any(isinstance(each, cuda.Memory) and not named(each) for each in given)
+
+
+def named(memory: cuda.Memory) -> bool:
+    """Whether it is an operand, or nothing at all."""
+    return memory.name is not None or memory.tensor.numel() == 0
+
+
+@contextlib.contextmanager
+def noted(launches: list[cuda.KernelLaunch]) -> Iterator[None]:
+    """Within it, what is launched is written down."""
+    real = cuda.launch
+
+    def noting(launched: cuda.Launched) -> None:
+        launches.extend(launched.launches)
+        real(launched)
+
+    with mock.patch.object(cuda, "launch", noting):
+        yield
+
+
+def constant(argument: cuda.Argument) -> object:
+    """An argument that a table has, or the name of what it has not."""
+    match argument:
+        case cuda.Memory(name=name) | cuda.Number(name=name):
+            return name
+    return argument
 
 
 # ---------------------------------------------------------------------------- what is not known

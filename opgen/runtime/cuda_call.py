@@ -321,7 +321,7 @@ class _Sums:
     ) -> tuple[Argument, ...]:
         """All arguments."""
         before, behind = self.arguments
-        return (*before, *magic, share, splits, parts.data_ptr(), *behind)
+        return (*before, *magic, share, splits, Memory(None, parts), *behind)
 
 
 def empty_parts(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
