@@ -25,7 +25,7 @@ from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
 from opgen.emit.statements import Emitter
 from opgen.ir import loops
-from opgen.ir.loops import Accumulate, For, Kernel, Lanes, Node, Row, Start, Store, walk
+from opgen.ir.loops import WARP, Accumulate, For, Kernel, Lanes, Node, Row, Start, Store, walk
 from opgen.ir.map_loops import symbols_of
 from opgen.ir.notation import Reducer
 from opgen.ir.primitives import Level
@@ -61,6 +61,11 @@ class CudaStatements(Emitter):
             if row.last in symbols_of(*_without_rows(self.kernel)):
                 names[row.last] = self.scope.fresh(row.last)
                 self.write(f"const {INDEX} {names[row.last]} = {first} + {count} - 1;")
+            if row.around is not None:
+                begin, end = row.around
+                names[begin], names[end] = map(self.scope.fresh, row.around)
+                self.write(f"const {INDEX} {names[begin]} = ({part} & -{WARP}) * {count};")
+                self.write(f"const {INDEX} {names[end]} = {names[begin]} + {WARP} * {count} - 1;")
             self.members[row.axis.name] = self.scope.fresh("lane" if count == "LANES" else "row")
             stretch = Stretch(row.axis.name, row.axis.extent, self.members[row.axis.name], count)
             self.printer = replace(self.printer, stretches=(*self.printer.stretches, stretch))

@@ -44,6 +44,7 @@ from opgen.passes.cuda_addends import added_first
 from opgen.passes.cuda_sums import summed
 from opgen.passes.cuda_teams import team_sum
 from opgen.passes.cuda_tiles import copies_across, tiled
+from opgen.passes.cuda_warps import in_warps
 from opgen.passes.jam import copies_along, jammed
 from opgen.passes.lane_choice import Choice, Way, choose
 from opgen.passes.lane_passes import together
@@ -151,7 +152,7 @@ def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:
         others = tuple(axis for axis in whole.axes if axis.name != name)
         return replace(whole, axes=(*others, last))
     axes = tuple(each for each in kernel.axes if each is not axis)
-    return added_first(tiled(replace(kernel, axes=axes, row=row, body=body)))
+    return in_warps(added_first(tiled(replace(kernel, axes=axes, row=row, body=body))))
 
 
 def _simplified(body: tuple[Node, ...], facts: Facts) -> tuple[Node, ...]:

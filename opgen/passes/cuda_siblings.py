@@ -221,7 +221,7 @@ def _cell(kernel: Kernel) -> tuple[Node, ...] | None:
                 return None
     nodes = tuple(walk(body))
     stores = [node for node in nodes if isinstance(node, Store)]
-    ends = {name for row in kernel.stretched for name in (row.first, row.last)}
+    ends = {end for row in kernel.stretched for end in (row.first, row.last, *(row.around or ()))}
     is_simple = all(isinstance(node, Start | Accumulate | If | Store) for node in nodes)
     if not is_simple or len(stores) != 1 or stores[0] not in body or kernel.also:
         return None
