@@ -73,8 +73,12 @@ def with_siblings(program: Program) -> Program:
 def _first_joined(
     program: Program, kernels: Sequence[Kernel], at: int
 ) -> tuple[int, Kernel] | None:
-    """Another kernel that the sums of this one can have beside them, and both as one."""
-    for other in range(len(kernels)):
+    """Another kernel that the sums of this one can have beside them, and both as one.
+
+    Other sums come first: a thread that also has cells of a tensor takes few rows of them.
+    """
+    are_cells = [box_sum(kernel, program.integers) is None for kernel in kernels]
+    for other in sorted(range(len(kernels)), key=are_cells.__getitem__):
         if other != at and _are_independent(program, kernels, at, other):
             joined = _joined(program, kernels[at], kernels[other])
             if joined is not None:
