@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ from opgen.bench.row import Contender, Direction, Row, Workload
 from opgen.bench.rows import QUICKLY_COMPILED, every_row, pyinn
 from opgen.bench.rows.nets import forward as net
 from opgen.bench.run import Omitted, Plan, Refused, chosen, run, run_again, run_closely
-from opgen.testing.cuda_on_cpu import RawKernel
+from opgen.testing.cuda_on_cpu import RawKernel, virtual
 from opgen.testing.references import references_path
 
 ROWS = {row.name: row for row in every_row()}
@@ -426,3 +427,28 @@ def test_kernels_of_pyinn() -> None:
     found = torch.autograd.grad(ours, (x, weight), cotangent)
     torch.testing.assert_close(found, torch.autograd.grad(theirs, (x, weight), cotangent))
     assert reports == ["forward", "to_image", "to_filter"]
+
+
+def test_products_of_pyinn_beyond_32_bits() -> None:
+    """3.1e9 of them at 31x31 taps of 1024 images of 20x20: all lie where they belong."""
+    sources: dict[str, str] = {}
+
+    def noted(source: str, name: str, cells: int, tensors: tuple[torch.Tensor, ...]) -> None:
+        sources[name] = source
+
+    image = torch.empty(8, 1024, 20, 20, device="meta", requires_grad=True)
+    weight = torch.empty(1024, 1, 31, 31, device="meta", requires_grad=True)
+    pyinn.depthwise(image, weight, padding=15, run=noted).sum().backward()
+
+    x, cotangent = (virtual(image.shape, np.float32) for _ in range(2))
+    x[-1, -1], cotangent[-1, -1] = 2, 3
+    products = virtual((*weight.shape, 8, 20, 20), np.float32)
+    blocks = products.size // pyinn.THREADS
+    # The first block whose cells are beyond 31 bits, and the last one.
+    sample = (2**31 // pyinn.THREADS, blocks - 1)
+    kernel = RawKernel(sources["to_filter"], "to_filter")
+    report = kernel((blocks,), (pyinn.THREADS,), (x, cotangent, products), blocks=sample)
+    report.raise_if_errors()
+    expected = np.zeros((20, 20), np.float32)
+    expected[:5, :5] = 6  # the last tap looks 15 rows and columns further
+    np.testing.assert_array_equal(products[-1, 0, -1, -1, -1], expected)

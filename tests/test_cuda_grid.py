@@ -136,3 +136,10 @@ def test_a_point_is_decoded_where_there_are_more_axes_than_dimensions() -> None:
     assert "const index_t a = outer - d * A;" in text
     assert "EACH(y, c, C) {" in text
     assert "EACH(x, b, B) {" in text
+
+
+def test_many_totals_leave_no_room_for_rows() -> None:
+    """49 sums of 64 bits, beside which two rows of their window would not stay in registers."""
+    assert cuda_grid.most_rows(1, totals=49) == cuda_grid.MOST_ROWS
+    assert cuda_grid.most_rows(2, totals=2 * 25) == cuda_grid.MOST_ROWS // 4
+    assert cuda_grid.most_rows(2, totals=2 * 49) == 1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from opgen.algebra.condition import Condition
 from opgen.algebra.poly import ZERO, Poly, symbol
 from opgen.emit.cuda_interior import interior
 from opgen.emit.cuda_known import Known, known_elements
@@ -25,7 +26,7 @@ from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
 from opgen.emit.statements import Emitter
 from opgen.ir import loops
-from opgen.ir.loops import Accumulate, For, Kernel, Lanes, Node, Row, Start, Store, walk
+from opgen.ir.loops import WARP, Accumulate, For, Kernel, Lanes, Node, Row, Start, Store, walk
 from opgen.ir.map_loops import symbols_of
 from opgen.ir.notation import Reducer
 from opgen.ir.primitives import Level
@@ -61,6 +62,11 @@ class CudaStatements(Emitter):
             if row.last in symbols_of(*_without_rows(self.kernel)):
                 names[row.last] = self.scope.fresh(row.last)
                 self.write(f"const {INDEX} {names[row.last]} = {first} + {count} - 1;")
+            if row.around is not None:
+                begin, end = row.around
+                names[begin], names[end] = map(self.scope.fresh, row.around)
+                self.write(f"const {INDEX} {names[begin]} = ({part} & -{WARP}) * {count};")
+                self.write(f"const {INDEX} {names[end]} = {names[begin]} + {WARP} * {count} - 1;")
             self.members[row.axis.name] = self.scope.fresh("lane" if count == "LANES" else "row")
             stretch = Stretch(row.axis.name, row.axis.extent, self.members[row.axis.name], count)
             self.printer = replace(self.printer, stretches=(*self.printer.stretches, stretch))
@@ -130,21 +136,47 @@ class CudaStatements(Emitter):
                 self.arrays.add(start.accumulator)
 
     def load_once(self, load: loops.Load) -> None:
-        """Load what is the same for all cells, if its indices are inside for sure."""
+        """Load what is the same for all cells, if its indices are inside for sure.
+
+        Where that holds but for the last turns of a loop of constant length, it is asked once.
+        """
         printer = self.printer
         operand = next((o for o in printer.program.operands if o.name == load.tensor), None)
         if operand is None:
             return
+        tests: list[str] = []
         for index, extent in zip(load.indices, operand.extents, strict=True):
-            known = index.is_constant and extent.is_constant
-            is_inside = known and 0 <= index.constant < extent.constant
-            if not is_inside and (index, extent) not in printer.bounded:
+            if (index, extent) in printer.bounded:
+                continue
+            last = self.greatest(index)
+            if last is None or not extent.is_constant:
                 return
-        name = self.scope.fresh(f"{load.tensor}_element")
-        self.write(
-            f"const {type_name(operand)} {name} = {printer.cell(load.tensor, load.indices)};"
-        )
+            if last >= extent.constant:
+                tests.append(printer.condition(Condition(extent - 1 - index)).at(Level.EQUALITY))
+        name, kind = self.scope.fresh(f"{load.tensor}_element"), type_name(operand)
+        cell = printer.cell(load.tensor, load.indices)
+        if tests:
+            self.write(f"{kind} {name} = {kind}();")
+            self.write(f"if ({' && '.join(tests)}) {name} = {cell};")
+        else:
+            self.write(f"const {kind} {name} = {cell};")
         printer.registers[load.tensor, load.indices] = name
+
+    def greatest(self, index: Poly) -> int | None:
+        """The greatest value of an index that counts a loop of constant length; None for others.
+
+        It is never less than 0 either. A constant is one, if it is no index from the end.
+        """
+        if index.constant < 0 or index.is_constant:
+            return index.constant if index.constant >= 0 else None
+        for known, extent in self.printer.bounded:
+            name = known.symbol
+            step = None if name is None else index.step_in(name)
+            if name is not None and step is not None and step > 0 and extent.is_constant:
+                at_last = index.substitute({name: extent - 1})
+                if at_last.is_constant:
+                    return at_last.constant
+        return None
 
     def begin_members(self, row: Row) -> CudaStatements:
         """A loop over the values of a stretch; gives the emitter of what is inside."""

@@ -20,7 +20,7 @@ from typing import Final, assert_never
 
 from opgen.algebra.poly import Atom, Kind, Monomial, Poly, poly, symbol
 from opgen.ir.loop_parts import visit
-from opgen.ir.loops import Define, For, If, Kernel, Lanes, Node, Program
+from opgen.ir.loops import WARP, Define, For, If, Kernel, Lanes, Node, Program
 
 Magnitudes = Mapping[str, Poly]
 
@@ -68,6 +68,8 @@ def _kernel(kernel: Kernel, found: _Collected) -> None:
         known[axis.name] = found.add(axis.extent, known)
     for row in kernel.stretched:
         known[row.first] = known[row.last] = known[row.axis.name]
+        for end in row.around or ():
+            known[end] = known[row.axis.name] + WARP * row.width
     # The axes are the digits of one number.
     found.keep(functools.reduce(operator.mul, (known[axis.name] for axis in axes), poly(1)))
     for define in kernel.prologue:

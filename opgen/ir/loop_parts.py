@@ -266,7 +266,7 @@ def uses(kernel: Kernel) -> Uses:
             faults.append(value.fault)
 
     for row in kernel.stretched:
-        local |= {row.axis.name, row.first, row.last}
+        local |= {row.axis.name, row.first, row.last, *(row.around or ())}
         on_poly(row.axis.extent)
     for axis in kernel.axes:
         on_poly(axis.extent)

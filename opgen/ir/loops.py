@@ -200,6 +200,11 @@ class Axis:
     extent: Poly
 
 
+WARP = 32
+"""Threads of a GPU that run at once: so many neighbouring stretches of a row, the first of them a
+multiple of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """An axis that parallel points share out in stretches of at most `width` consecutive values.
@@ -208,6 +213,7 @@ class Row:
     than `least` values, unless the axis has: the last one has more than `width` instead. The
     points of a stretch along the `within` innermost axes come before those of the next stretch.
     Of a kernel without axes, up to `joined` neighbouring stretches may run as if they were one.
+    `around` are the names of the ends of all stretches of a warp, of which this is one.
     """
 
     axis: Axis
@@ -217,6 +223,7 @@ class Row:
     least: int = 1
     within: int = 0
     joined: int = 1
+    around: tuple[str, str] | None = None
 
     @property
     def stretches(self) -> Poly:

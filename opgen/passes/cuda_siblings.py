@@ -73,8 +73,12 @@ def with_siblings(program: Program) -> Program:
 def _first_joined(
     program: Program, kernels: Sequence[Kernel], at: int
 ) -> tuple[int, Kernel] | None:
-    """Another kernel that the sums of this one can have beside them, and both as one."""
-    for other in range(len(kernels)):
+    """Another kernel that the sums of this one can have beside them, and both as one.
+
+    Other sums come first: a thread that also has cells of a tensor takes few rows of them.
+    """
+    are_cells = [box_sum(kernel, program.integers) is None for kernel in kernels]
+    for other in sorted(range(len(kernels)), key=are_cells.__getitem__):
         if other != at and _are_independent(program, kernels, at, other):
             joined = _joined(program, kernels[at], kernels[other])
             if joined is not None:
@@ -221,7 +225,7 @@ def _cell(kernel: Kernel) -> tuple[Node, ...] | None:
                 return None
     nodes = tuple(walk(body))
     stores = [node for node in nodes if isinstance(node, Store)]
-    ends = {name for row in kernel.stretched for name in (row.first, row.last)}
+    ends = {end for row in kernel.stretched for end in (row.first, row.last, *(row.around or ()))}
     is_simple = all(isinstance(node, Start | Accumulate | If | Store) for node in nodes)
     if not is_simple or len(stores) != 1 or stores[0] not in body or kernel.also:
         return None

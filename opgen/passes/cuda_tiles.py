@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from opgen.algebra.condition import Condition
+from opgen.algebra.facts import Facts
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
@@ -31,6 +33,7 @@ from opgen.ir.loops import (
 )
 from opgen.ir.names import fresh_name
 from opgen.passes.jam import Copies, copy_at, residues
+from opgen.passes.lane_bounds import least_over
 from opgen.passes.lane_passes import together
 
 ROWS: Final = 8
@@ -38,6 +41,9 @@ ROWS: Final = 8
 
 _MOST_COPIES: Final = 9
 """The most copies of a body for all axes together: those of a window of 3 by 3."""
+
+_LONGEST_SHORT: Final = 16
+"""The most values of a short axis, such as one over the taps of a window."""
 
 _ALL_SHARED: Final = 4
 _SOME_SHARED: Final = 2
@@ -83,28 +89,37 @@ def _is_added(body: tuple[Node, ...], axis: Axis, kernel: Kernel) -> bool:
     return any(axis.name in row.symbols and not others.isdisjoint(row.symbols) for row in rows)
 
 
-def tiled(kernel: Kernel) -> Kernel:
-    """A kernel that has a row, with groups of rows along another axis where that can be done."""
+def tiled(kernel: Kernel, facts: Facts) -> Kernel:
+    """A kernel that has a row, with groups of rows along another axis where that can be done.
+
+    `facts` hold for every cell.
+    """
     row = kernel.row
     if row is None:
         return kernel
-    candidates = [axis for axis in kernel.axes if not axis.extent.is_constant]
+    candidates = [axis for axis in kernel.axes if not _is_short(axis)]
     scored = [(_score(kernel, row, axis), at) for at, axis in enumerate(candidates)]
     for _, at in sorted(scored, reverse=True):
-        body = _inside_lanes(kernel.body, candidates[at].name)
+        group = _group(kernel, row, candidates[at])
+        body = _inside_lanes(kernel.body, group, facts)
         if body is not None:
-            return _grouped(kernel, row, candidates[at], together(body, row.axis.name))
+            axes = tuple(each for each in kernel.axes if each is not group.axis)
+            body = _with_rows(together(body, row.axis.name), group)
+            return replace(kernel, axes=axes, group=group, body=body)
     return kernel
 
 
-def _grouped(kernel: Kernel, row: Row, axis: Axis, body: tuple[Node, ...]) -> Kernel:
+def _is_short(axis: Axis) -> bool:
+    """Whether an axis has too few values to be shared out; those of a wide window are many."""
+    return axis.extent.is_constant and axis.extent.constant <= _LONGEST_SHORT
+
+
+def _group(kernel: Kernel, row: Row, axis: Axis) -> Row:
     taken = {each.name for each in kernel.axes} | {define.name for define in kernel.prologue}
-    taken |= {node.name for node in walk(body) if isinstance(node, Define | For)}
+    taken |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
     taken |= {row.axis.name, row.first, row.last}
     first, last = (fresh_name(f"{axis.name}_{end}", taken) for end in ("first", "last"))
-    group = Row(axis, first, last, ROWS)
-    axes = tuple(each for each in kernel.axes if each is not axis)
-    return replace(kernel, axes=axes, group=group, body=_with_rows(body, group))
+    return Row(axis, first, last, ROWS)
 
 
 # ---------------------------------------------------------------------------- which axis
@@ -132,8 +147,9 @@ def _is_next(load: Load, other: Load, name: str) -> bool:
 
 
 # ---------------------------------------------------------------------------- the body
-def _inside_lanes(body: Sequence[Node], name: str) -> tuple[Node, ...] | None:
+def _inside_lanes(body: Sequence[Node], group: Row, facts: Facts) -> tuple[Node, ...] | None:
     """The body with every condition on the axis inside of lanes; None where more depends on it."""
+    name = group.axis.name
     out: list[Node] = []
     for node in body:
         match node:
@@ -141,13 +157,14 @@ def _inside_lanes(body: Sequence[Node], name: str) -> tuple[Node, ...] | None:
                 if any(name in bound.symbols for bound in (*node.lower, *node.upper)):
                     return None
                 out.append(node)
-            case For(lower=lower, upper=upper):
-                inner = _inside_lanes(node.body, name)
-                if inner is None or _depend((*lower, *upper), name):
+            case For():
+                inner = _inside_lanes(node.body, group, facts)
+                loop = None if inner is None else _for_all_rows(node, inner, group, facts)
+                if loop is None:
                     return None
-                out.append(replace(node, body=inner))
+                out.append(loop)
             case If(conditions=conditions, test=test):
-                inner = _inside_lanes(node.body, name)
+                inner = _inside_lanes(node.body, group, facts)
                 if inner is None or not node.body:
                     return None
                 if _depend([each.value for each in conditions], name):
@@ -161,6 +178,40 @@ def _inside_lanes(body: Sequence[Node], name: str) -> tuple[Node, ...] | None:
             case _:
                 return None
     return tuple(out)
+
+
+def _for_all_rows(loop: For, body: tuple[Node, ...], group: Row, facts: Facts) -> For | None:
+    """The loop over all values that some row of a group needs; None where these might be many.
+
+    Such is the loop over the rows of a window, which near the ends of an image are fewer. Every row
+    asks for its own values.
+    """
+    name, here = group.axis.name, symbol(loop.name)
+    lower = [_end(bound, group, group.first, group.last, facts) for bound in loop.lower]
+    upper = [_end(bound, group, group.last, group.first, facts) for bound in loop.upper]
+    own = [Condition(here - bound) for bound in loop.lower if name in bound.symbols]
+    own += [Condition(bound - here) for bound in loop.upper if name in bound.symbols]
+    if not own:
+        return replace(loop, body=body)
+    ends = [each for each in (*lower, *upper) if each is not None]
+    is_fixed = [any(name not in e.symbols for e in each) for each in (loop.lower, loop.upper)]
+    if len(ends) < len(lower) + len(upper) or not all(is_fixed):
+        return None
+    inner = tuple(_guarded(If(tuple(own), ()), body))
+    return replace(
+        loop, lower=tuple(ends[: len(lower)]), upper=tuple(ends[len(lower) :]), body=inner
+    )
+
+
+def _end(bound: Poly, group: Row, first: str, last: str, facts: Facts) -> Poly | None:
+    """The least of a bound over the rows of a group, which begins and ends with these.
+
+    None where it is no plain one: every row would divide, in every turn, to ask for its own.
+    """
+    name = group.axis.name
+    if name in bound.symbols and bound.step_in(name) is None:
+        return None
+    return least_over(bound, name, first, last, facts)
 
 
 def _depend(values: Sequence[Poly], name: str) -> bool:

@@ -174,7 +174,8 @@ class _Launches:
         assert launch.rows is not None
         macro, values = launch.rows
         registers = cuda_grid.registers(self.call.types.wide)
-        most = cuda_grid.most_rows(registers, siblings=bool(launch.also))
+        totals = 0 if launch.sums is None else launch.sums[2] * registers
+        most = cuda_grid.most_rows(registers, bool(launch.also), totals)
         rows = cuda_grid.rows(axes, lanes * values * registers, most)
         self.define(macro, rows)
         return rows

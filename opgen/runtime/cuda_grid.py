@@ -35,6 +35,9 @@ a row keeps beside its cells, such as weights of its own, takes as much again an
 ROWS_OF_SIBLINGS = 2
 """The most rows of a thread that computes several tensors, if a number is one register: with 128 of
 them two blocks fit on a multiprocessor."""
+_MOST_TOTALS = 64
+"""The most registers with totals beside which a thread has several rows: those of 7 by 7 taps in 64
+bits leave no room for their windows."""
 _MOST_ACROSS = 64
 """The most threads of a block in a row of several: what neighbouring rows share is read once."""
 _WARP = 32
@@ -298,8 +301,13 @@ def registers(kind: str) -> int:
     return 2 if kind.endswith("64") else 1
 
 
-def most_rows(registers: int, siblings: bool = False) -> int:
-    """The most rows of a thread for numbers of so many registers, see the limits above."""
+def most_rows(registers: int, siblings: bool = False, totals: int = 0) -> int:
+    """The most rows of a thread for numbers of so many registers, see the limits above.
+
+    `totals` are those of sums that it keeps for all of its rows.
+    """
+    if totals > _MOST_TOTALS:
+        return 1
     return ROWS_OF_SIBLINGS // registers if siblings else MOST_ROWS // registers**2
 
 

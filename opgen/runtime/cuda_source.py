@@ -161,6 +161,11 @@ FUNCTION void load_run(A *run, const A *from, index_t start, index_t step, index
             for (int o = from_o; o < to_o; o++) run[o - BEGIN] = each[o - first];
             continue;
         }
+        if (WHOLE && !CLAMPED && VECTOR > 1 && to_o - from_o > 1) {
+            UNROLL
+            for (int o = from_o; o < to_o; o++) run[o - BEGIN] = A();
+            continue;
+        }
         UNROLL
         for (int o = from_o; o < to_o; o++) {
             if (o >= KNOWN && o < KNOWN_END) {

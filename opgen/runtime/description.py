@@ -236,7 +236,7 @@ LARGEST_WINDOW = 16
 """The largest window that kernels are made for, however small a call is."""
 
 WIDEST_WINDOW = 32
-"""The largest one that kernels for large calls on the CPU are made for."""
+"""The largest one that kernels for large calls are made for."""
 
 LONGEST_ROW = 64
 """The longest row that kernels are made for; a longer one gains nothing by it, but for gradients of

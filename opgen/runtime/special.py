@@ -243,9 +243,10 @@ def cuda_of(operation: Operation, integers: Mapping[str, int], images: Images) -
     special = operation.special
     if special is None or not _most():
         return operation.cuda
-    values, sizes = _split(special, integers, LARGEST_WINDOW)
+    are_large = images.are_large
+    values, sizes = _split(special, integers, WIDEST_WINDOW if are_large else LARGEST_WINDOW)
     factors = sizes[: len(special.factors)]
-    layout = images.layout if images.are_large else None
+    layout = images.layout if are_large else None
     values = (*values, *factors, *(None for _ in special.lengths), layout)
     found = operation.special_cuda.get(values)
     if found is None:

@@ -163,8 +163,9 @@ class _Runner:
         ends = [min(first + row.width, extent) for first in range(0, extent, row.width)]
         if len(ends) > 1 and 0 < extent % row.width < row.least:
             del ends[-2]
+        around = dict(zip(row.around or (), (0, extent - 1), strict=False))
         return [
-            {row.first: first, row.last: end - 1}
+            {row.first: first, row.last: end - 1, **around}
             for first, end in zip((0, *ends), ends, strict=False)
         ]
 

@@ -3,7 +3,7 @@
 The structure is that of `conv2d_depthwise.py` of github.com/szagoruyko/pyinn, which an answer of
 the seed "depthwise separable convolution" names: raw kernels of CuPy with all sizes as constants of
 the source, one thread for one cell of the result, and for the gradient of the filter a buffer of
-every product, which PyTorch sums.
+every product, which PyTorch sums. Only cells beyond 32 bits are counted otherwise than there.
 """
 
 from __future__ import annotations
@@ -21,11 +21,18 @@ Launch = Callable[[str, str, int, tuple[Tensor, ...]], None]
 
 THREADS = 1024
 
+_NARROW = 2**30
+"""The fewest cells that 32 bits are not counted on for: an index goes a whole grid past its cell.
+
+The products of 31x31 taps of [8,1024,20,20] are 3.1e9; pyinn counts them with `int`, which then are
+negative, and its kernel ends in an illegal access.
+"""
+
 _LOOP = """
 extern "C" __global__ void $name($parameters)
 {
-    for (int index = blockIdx.x * blockDim.x + threadIdx.x; index < $cells;
-         index += blockDim.x * gridDim.x) {
+    for ($index index = blockIdx.x * ($index)blockDim.x + threadIdx.x; index < $cells;
+         index += blockDim.x * ($index)gridDim.x) {
 $body
     }
 }
@@ -74,7 +81,10 @@ _FILTER = """
 
 def _source(name: str, parameters: str, cells: int, body: str, **sizes: int) -> str:
     text = Template(body).substitute(sizes).lstrip("\n")
-    return Template(_LOOP).substitute(name=name, parameters=parameters, cells=cells, body=text)
+    index = "int" if cells < _NARROW else "long long"
+    return Template(_LOOP).substitute(
+        name=name, parameters=parameters, cells=cells, index=index, body=text
+    )
 
 
 @functools.lru_cache(maxsize=64)
