@@ -259,11 +259,11 @@ def test_operands_that_are_one_tensor_stay_one() -> None:
 @pytest.mark.parametrize(
     ("small", "large", "step", "copied"),
     [
-        (torch.empty(8, 8).T, torch.empty(64, 64), 1, True),
-        (torch.empty(()).expand(8, 8), torch.empty(64, 64), 1, True),
-        (torch.empty(8, 8), torch.empty(64, 64), 1, False),  # side by side
-        (torch.empty(32, 32).T, torch.empty(64, 64), 1, False),  # not small
-        (torch.empty(8, 8).T, torch.empty(64, 64).T, 1, False),  # others are apart as well
+        (torch.ones(8, 8).T, torch.ones(64, 64), 1, True),
+        (torch.ones(()).expand(8, 8), torch.ones(64, 64), 1, True),
+        (torch.ones(8, 8), torch.ones(64, 64), 1, False),  # side by side
+        (torch.ones(32, 32).T, torch.ones(64, 64), 1, False),  # not small
+        (torch.ones(8, 8).T, torch.ones(64, 64).T, 1, False),  # others are apart as well
     ],
 )
 def test_what_is_copied(small: torch.Tensor, large: torch.Tensor, step: int, copied: bool) -> None:

@@ -253,7 +253,7 @@ CALLS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[tuple[int, ...], 
     "a filter": (
         "conv",
         lambda m, x, w: m.conv2d(x, w, padding=1, groups=4),
-        ((2, 4, 12, 16), (4, 1, 3, 3)),
+        ((4, 4, 64, 64), (4, 1, 3, 3)),
     ),
     "a product": (
         "conv",
