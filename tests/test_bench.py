@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -14,12 +15,12 @@ from torch import Tensor
 
 from bench_rows import CPU, double, small, to_tf32, with_ratio
 from opgen.__main__ import main
-from opgen.bench import limits, report, timing, trace
+from opgen.bench import limits, precision, report, timing, trace
 from opgen.bench.calls import OPGEN, calls_of
 from opgen.bench.faults import BenchError, DisagreementError
-from opgen.bench.measure import Result, contenders_of, measure
-from opgen.bench.precision import in_tf32, tf32
-from opgen.bench.row import Contender, Direction, Row, Workload
+from opgen.bench.measure import Result, measure
+from opgen.bench.precision import tf32
+from opgen.bench.row import Contender, Direction, Row, Shape, Workload
 from opgen.bench.rows import QUICKLY_COMPILED, every_row, pyinn
 from opgen.bench.rows.nets import forward as net
 from opgen.bench.run import Omitted, Plan, Refused, chosen, run, run_again, run_closely
@@ -31,27 +32,31 @@ ROWS = {row.name: row for row in every_row()}
 
 # ---------------------------------------------------------------------------- agreement
 @pytest.mark.parametrize("direction", Direction, ids=lambda d: d.value)
-def test_contenders_that_round_factors_are_measured(direction: Direction) -> None:
-    """Each is held to what it says of itself."""
+def test_factors_in_tf32(direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that is allowed, results of contractions are held to it, and those of no other row."""
     rounding = Contender("rounding", lambda x: to_tf32(x) * 2, lambda g, x: (to_tf32(g) * 2,))
-    precise = dataclasses.replace(rounding, precision=torch.float16)
-    assert "rounding" in measure(small(double, precise), direction, CPU, budget=0).times
     with pytest.raises(DisagreementError, match="rounding"):
         measure(small(double, rounding), direction, CPU, budget=0)
+    monkeypatch.setattr(precision, "of_factors", lambda _: precision.FACTORS)
+    with pytest.raises(DisagreementError, match="rounding"):
+        measure(small(double, rounding), direction, CPU, budget=0)
+    row = small(double, rounding)
+
+    def contraction(shape: Shape, device: torch.device) -> Workload:
+        return dataclasses.replace(row.make(shape, device), contraction=True)
+
+    found = measure(dataclasses.replace(row, make=contraction), direction, CPU, budget=0)
+    assert "rounding" in found.times
 
 
-def test_bent_gradients_are_not_compared_in_tf32() -> None:
+def test_bent_gradients_are_not_compared_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     row = ROWS["EDSR-like net [1,3,180,320]"]
-    workload = row.make(row.tiny, CPU)
-    gpu = torch.device("cuda")
-    found = {each.name: each.directions for each in contenders_of(workload, gpu)}
-    assert found == {
-        "F.pixel_shuffle": set(Direction),
-        "F.pixel_shuffle, TF32": {Direction.FORWARD},
-    }
+    monkeypatch.setattr(precision, "of_factors", lambda _: precision.FACTORS)
+    others = [
+        set(measure(row, each, CPU, shape=row.tiny, budget=0).times) - {OPGEN} for each in Direction
+    ]
+    assert others == [{"F.pixel_shuffle"}, set()]
     assert "TF32" in row.omitted[0]
-    straight = dataclasses.replace(workload, bent=False)
-    assert all(each.directions == set(Direction) for each in contenders_of(straight, gpu))
 
 
 # ---------------------------------------------------------------------------- limits
@@ -216,21 +221,21 @@ def test_shapes_of_a_run() -> None:
 
 
 def test_tf32_is_switched_and_put_back() -> None:
-    seen = []
+    def allowed() -> tuple[bool, bool]:
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
-    def product(x: Tensor) -> Tensor:
-        seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
-        return x
+    before, gpu = allowed(), torch.device("cuda")
+    for wanted in (True, False):
+        with tf32(allowed=wanted):
+            assert allowed() == (wanted, wanted)
+            assert precision.of_factors(gpu) == (precision.FACTORS if wanted else None)
+            assert precision.of_factors(CPU) is None
+        assert allowed() == before
 
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    with tf32(allowed=False):
-        contender = in_tf32(Contender("product", product))
-        with contender.settings():
-            contender.function(torch.ones(1))
-        product(torch.ones(1))
-    assert seen == [(True, True), (False, False)]
-    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
-    assert contender.name == "product, TF32" and contender.precision is torch.float16
+
+def test_tf32_is_for_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--tf32", "--tiny", "--device", "cpu"]) == 2
+    assert "--tf32 is for a GPU" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -246,9 +251,12 @@ def test_specs_of_the_benchmark(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("row", REPRESENTATIVE, ids=lambda row: row.name)
 def test_contenders_of_a_row_agree_on_a_gpu(row: Row) -> None:
-    for direction in row.directions:
-        result = measure(row, direction, torch.device("cuda"), shape=row.tiny, budget=0)
-        assert result.times[OPGEN] > 0 and len(result.times) >= 2
+    for direction, allowed in itertools.product(row.directions, (False, True)):
+        with tf32(allowed=allowed):
+            result = measure(row, direction, torch.device("cuda"), shape=row.tiny, budget=0)
+        is_bent = any("TF32" in each for each in row.omitted)
+        alone = allowed and is_bent and direction is Direction.BACKWARD
+        assert result.times[OPGEN] > 0 and len(result.times) >= (1 if alone else 2)
 
 
 # ---------------------------------------------------------------------------- layout copies

@@ -11,7 +11,7 @@ import torch
 from opgen.bench import statistics
 from opgen.bench.calls import OPGEN
 from opgen.bench.faults import BenchError
-from opgen.bench.measure import Measure, Result, contenders_of, measure
+from opgen.bench.measure import Measure, Result, measure
 from opgen.bench.memory import peak
 from opgen.bench.row import Contender, Direction, Row, Shape
 
@@ -96,7 +96,7 @@ def _peaks(full: Result, device: torch.device, known: Peaks | None) -> dict[str,
     missing = [name for name in names if (full.row.name, name) not in known]
     if missing:
         workload = full.row.make(full.shape, device)
-        contenders = (Contender(OPGEN, workload.opgen), *contenders_of(workload, device))
+        contenders = (Contender(OPGEN, workload.opgen), *workload.contenders)
         for contender in contenders:
             if contender.name in missing:
                 known[full.row.name, contender.name] = peak(contender, workload)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from opgen.bench import agreement, compiler, limits, placement, recycle, statistics, timing
+from opgen.bench import (
+    agreement,
+    compiler,
+    limits,
+    placement,
+    precision,
+    recycle,
+    statistics,
+    timing,
+)
 from opgen.bench.calls import OPGEN, calls_of, result_like, surroundings
-from opgen.bench.precision import in_tf32
 from opgen.bench.row import Contender, Direction, Row, Shape, Workload
 from opgen.bench.statistics import Ratio
 from opgen.bench.trace import COPY_OP, runs_contraction, traced
@@ -95,11 +103,7 @@ def measure(
     torch.manual_seed(0)
     workload = row.make(shape, device)
     contenders = [Contender(OPGEN, workload.opgen)]
-    contenders += [
-        c
-        for c in contenders_of(workload, device)
-        if direction in c.directions and only in (None, c.name)
-    ]
+    contenders += [c for c in _contenders(workload, direction) if only in (None, c.name)]
     calls = calls_of(workload, contenders, direction)
     for _ in range(2 * row.traced):
         calls[OPGEN]()  # first calls go other ways
@@ -108,12 +112,12 @@ def measure(
     with lookup_library.suspended():  # a call that is looked up has no events of the library's ops
         _, in_full = traced(calls[OPGEN])
     failed = {}
-    if compiled and workload.compiled is not None:
+    if compiled and workload.compiled is not None and len(contenders) > 1:
         try:
             calls[COMPILED] = _compiled_call(workload, contenders[0], direction)
         except Exception as error:  # whatever its compilers raise: the others are still measured
             failed[COMPILED] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    _check_agreement(workload, contenders, calls, expected)
+    _check_agreement(workload, calls, expected)
     moved = limits.traffic(*_operands(workload, direction, expected))
     del expected
     dispatched = workload.combined or runs_contraction(in_full)
@@ -162,18 +166,15 @@ def _compiled_call(workload: Workload, opgen: Contender, direction: Direction) -
 
 
 def _check_agreement(
-    workload: Workload,
-    contenders: Sequence[Contender],
-    calls: Mapping[str, _Call],
-    expected: tuple[Tensor, ...],
+    workload: Workload, calls: Mapping[str, _Call], expected: tuple[Tensor, ...]
 ) -> None:
     """Call all contenders; DisagreementError where one computes something else than opgen."""
     points = workload.points * workload.mixing
-    factors = {each.name: each.precision for each in contenders}
+    factors = precision.of_factors(workload.device) if workload.contraction else None
     about = points, workload.depth, workload.autocast
     for name, call in calls.items():
         if name != OPGEN:
-            agreement.check(name, call(), expected, *about, factors.get(name))
+            agreement.check(name, call(), expected, *about, factors)
 
 
 def _multiplying(workload: Workload, direction: Direction, device: torch.device) -> float:
@@ -184,29 +185,19 @@ def _multiplying(workload: Workload, direction: Direction, device: torch.device)
     return workload.multiplications(direction) / rate
 
 
-def contenders_of(workload: Workload, device: torch.device) -> list[Contender]:
-    """Those of a row on a device: a GPU multiplies matrices in TF32 too.
-
-    Bent gradients in TF32 cannot be told from wrong ones.
-    """
-    found = list(workload.contenders)
-    if device.type == "cuda" and workload.contraction:
-        found += [in_tf32(contender) for contender in workload.contenders]
-    if workload.bent:
-        forward = frozenset({Direction.FORWARD})
-        rounding = (each.precision is not None for each in found)
-        found = [
-            replace(each, directions=each.directions & forward) if is_rounding else each
-            for each, is_rounding in zip(found, rounding, strict=True)
-        ]
-    return found
+def _contenders(workload: Workload, direction: Direction) -> list[Contender]:
+    """Those of a direction: bent gradients in TF32 cannot be told from wrong ones."""
+    is_rounded = precision.of_factors(workload.device) is not None
+    if workload.bent and direction is Direction.BACKWARD and is_rounded:
+        return []
+    return [each for each in workload.contenders if direction in each.directions]
 
 
 def recycled(result: Result, device: torch.device, budget: float) -> Result:
     """The same row once more, where freed memory is kept: opgen, its best rival, and `copy_`."""
     torch.manual_seed(0)
     workload = result.row.make(result.shape, device)
-    known = {c.name: c for c in contenders_of(workload, device)}
+    known = {c.name: c for c in workload.contenders}
     contenders = [Contender(OPGEN, workload.opgen)]
     if result.best in known:
         contenders.append(known[result.best])

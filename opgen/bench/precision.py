@@ -1,35 +1,23 @@
-"""Products of float32 numbers on a GPU: in TF32, or not."""
+"""Products of float32 numbers on a GPU: in TF32, or not; opgen's and those of all others alike."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from typing import Final
 
 import torch
 
-from opgen.bench.row import Contender
-
-
-def in_tf32(contender: Contender) -> Contender:
-    """The same with products in TF32, which has the precision of float16 (10 bits of fraction).
-
-    Everything else runs without: cuDNN uses it by default, PyTorch's own products do not.
-    """
-
-    @contextlib.contextmanager
-    def settings() -> Iterator[None]:
-        with contender.settings(), tf32(allowed=True):
-            yield
-
-    return replace(
-        contender, name=f"{contender.name}, TF32", settings=settings, precision=torch.float16
-    )
+FACTORS: Final = torch.float16
+"""A type with the precision of factors in TF32: 10 bits of fraction."""
 
 
 @contextlib.contextmanager
 def tf32(*, allowed: bool) -> Iterator[None]:
-    """TF32 in products and convolutions, or not."""
+    """TF32 in products and convolutions, or not.
+
+    PyTorch's own default is half of it: convolutions are in TF32, products of matrices are not.
+    """
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
     products.allow_tf32 = convolutions.allow_tf32 = allowed
@@ -37,3 +25,8 @@ def tf32(*, allowed: bool) -> Iterator[None]:
         yield
     finally:
         products.allow_tf32, convolutions.allow_tf32 = before
+
+
+def of_factors(device: torch.device) -> torch.dtype | None:
+    """The type in whose precision float32 factors are multiplied; None for float32 itself."""
+    return FACTORS if device.type == "cuda" and torch.backends.cudnn.allow_tf32 else None

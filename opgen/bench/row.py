@@ -36,8 +36,6 @@ class Contender:
     directions: frozenset[Direction] = frozenset(Direction)
     settings: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """Switches of PyTorch that hold while it runs, such as oneDNN off."""
-    precision: torch.dtype | None = None
-    """A type in whose precision it multiplies, if that is less than that of its inputs."""
 
 
 @dataclass(frozen=True)

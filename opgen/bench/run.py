@@ -118,7 +118,6 @@ def run(plan: Plan, measured: Measure = measure) -> Iterator[Outcome]:
     """Measure; the time that is left is shared out evenly among the rows that are left."""
     if plan.device.type == "cuda":
         torch.backends.cudnn.benchmark = True
-        torch.backends.cudnn.allow_tf32 = False  # contenders that use it say so
     end = time.perf_counter() + 60 * plan.minutes * (1 - _AGAIN - plan.for_close_rows - _RECYCLED)
     todo = plan.measurements()
     for at, (row, direction) in enumerate(todo):

@@ -49,6 +49,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--threads", type=int, metavar="N", help="with 1 processor time is measured"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one")
+    parser.add_argument(
+        "--tf32", action="store_true", help="products of float32 in TF32 on a GPU, opgen's too"
+    )
     parser.add_argument("--growth", action="store_true", help="rows at three sizes, and memory")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="write a picture (SVG)")

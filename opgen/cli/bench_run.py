@@ -19,6 +19,7 @@ from opgen.bench.document import Document, document
 from opgen.bench.faults import BenchError
 from opgen.bench.growth import Growth
 from opgen.bench.measure import Measure, Result, measure
+from opgen.bench.precision import tf32
 from opgen.bench.processes import measure_alone
 from opgen.bench.row import Direction, Row
 from opgen.bench.rows import QUICKLY_COMPILED, every_row
@@ -56,11 +57,12 @@ def run(options: argparse.Namespace) -> int:
         _look_at_files(options)
         started, measured_on = time.strftime("%Y-%m-%d %H:%M:%S"), machine.describe(plan.device)
         measured = measure_alone if options.apart else measure
-        growths, outcomes = (
-            _grown(plan, measured, console)
-            if options.growth
-            else ([], _measured(plan, measured, console))
-        )
+        with tf32(allowed=options.tf32):
+            growths, outcomes = (
+                _grown(plan, measured, console)
+                if options.growth
+                else ([], _measured(plan, measured, console))
+            )
         about = {"started": started, "command": _command(sys.argv[1:])}
         found = document(outcomes, measured_on, about, growths)
         _write(options, found)
@@ -142,6 +144,8 @@ def _plan(options: argparse.Namespace, rows: Sequence[Row]) -> Plan:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise BenchError("PyTorch finds no CUDA device here; `opgen doctor` says more")
+    if options.tf32 and (device != "cuda" or options.apart):
+        raise BenchError("--tf32 is for a GPU, and for rows that share one process")
     if options.threads is not None:
         if options.threads < 1:
             raise BenchError("--threads must be at least 1")

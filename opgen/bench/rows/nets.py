@@ -20,8 +20,8 @@ FEATURES = 64
 LAYERS = ((3, 64), (64, 64), (64, 64), (64, 64), (64, 64), (64, 64), (64, 128), (32, 64), (16, 3))
 """Channels in and out of every convolution."""
 _BENT = (
-    "F.pixel_shuffle in TF32, backward, on a GPU: where a number near 0 is rounded to the other "
-    "side, the slope of a leaky ReLU jumps, and gradients differ by a twentieth of the largest",
+    "others, backward, in TF32: where a number near 0 is rounded to the other side, the slope of a "
+    "leaky ReLU jumps, and gradients differ by a twentieth of the largest",
 )
 LAYOUTS = {"": torch.contiguous_format, " channels_last": torch.channels_last}
 
