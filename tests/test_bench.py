@@ -20,7 +20,7 @@ from opgen.bench.calls import OPGEN, calls_of
 from opgen.bench.faults import BenchError, DisagreementError
 from opgen.bench.measure import Result, measure
 from opgen.bench.precision import tf32
-from opgen.bench.row import Contender, Direction, Row, Shape, Workload
+from opgen.bench.row import Contender, Direction, Row, Workload
 from opgen.bench.rows import QUICKLY_COMPILED, every_row, pyinn
 from opgen.bench.rows.nets import forward as net
 from opgen.bench.run import Omitted, Plan, Refused, chosen, run, run_again, run_closely
@@ -33,20 +33,12 @@ ROWS = {row.name: row for row in every_row()}
 # ---------------------------------------------------------------------------- agreement
 @pytest.mark.parametrize("direction", Direction, ids=lambda d: d.value)
 def test_factors_in_tf32(direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where that is allowed, results of contractions are held to it, and those of no other row."""
+    """Results are held to it where it is allowed."""
     rounding = Contender("rounding", lambda x: to_tf32(x) * 2, lambda g, x: (to_tf32(g) * 2,))
     with pytest.raises(DisagreementError, match="rounding"):
         measure(small(double, rounding), direction, CPU, budget=0)
     monkeypatch.setattr(precision, "of_factors", lambda _: precision.FACTORS)
-    with pytest.raises(DisagreementError, match="rounding"):
-        measure(small(double, rounding), direction, CPU, budget=0)
-    row = small(double, rounding)
-
-    def contraction(shape: Shape, device: torch.device) -> Workload:
-        return dataclasses.replace(row.make(shape, device), contraction=True)
-
-    found = measure(dataclasses.replace(row, make=contraction), direction, CPU, budget=0)
-    assert "rounding" in found.times
+    assert "rounding" in measure(small(double, rounding), direction, CPU, budget=0).times
 
 
 def test_bent_gradients_are_not_compared_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
