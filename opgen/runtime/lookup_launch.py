@@ -48,10 +48,11 @@ def program(
     """The integers of an entry, and the bytes of its workspace; None for what Python prepares."""
     if any(len(each.arguments) > MAX_ARGUMENTS for each in launched.launches):
         return None
-    copies = _copies(call, operands, launched.copies)
+    given = _given(call, launched.copies)
+    copies = _copies(call, operands, given)
     if copies is None or len(copies) > MAX_COPIES:
         return None
-    origins = _Origins(call, outputs, list(launched.copies))
+    origins = _Origins(call, outputs, list(given))
     launches: list[int] = []
     for each in launched.launches:
         handle = cuda.function(launched.source, each.kernel, launched.device)
@@ -71,6 +72,13 @@ def program(
     )
     _KEPT.extend(origins.kept)
     return [*about, *(word for copy in copies for word in copy), *launches], origins.workspace
+
+
+def _given(call: Call, copies: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The copies of inputs that are there; what stands for absent ones is copied once for all."""
+    tensors = zip(call.operation.inputs, call.tensors, strict=True)
+    present = {declared.name for declared, tensor in tensors if tensor is not None}
+    return {name: copy for name, copy in copies.items() if name in present}
 
 
 def _copies(
@@ -144,13 +152,13 @@ class _Origins:
         return [WORKSPACE, self.places[address]]
 
     def _input(self, name: str, tensor: torch.Tensor) -> list[int] | None:
-        if name in self.copied:
-            return [COPY, self.copied.index(name)]
         at = self.inputs[name]
         given = self.tensors[at]
         if given is None:
             self.kept.append(tensor)
             return [CONSTANT, tensor.data_ptr()]
+        if name in self.copied:
+            return [COPY, self.copied.index(name)]
         return [INPUT, at] if given.data_ptr() == tensor.data_ptr() else None
 
 
