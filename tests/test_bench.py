@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bench_rows import CPU, double, small, to_tf32, with_ratio
 from opgen.__main__ import main
-from opgen.bench import limits, precision, report, timing, trace
+from opgen.bench import limits, precision, replays, report, timing, trace
 from opgen.bench.calls import OPGEN, calls_of
 from opgen.bench.faults import BenchError, DisagreementError
-from opgen.bench.measure import Result, measure
+from opgen.bench.measure import COPY, Result, measure
 from opgen.bench.precision import tf32
 from opgen.bench.row import Contender, Direction, Row, Workload
 from opgen.bench.rows import QUICKLY_COMPILED, every_row, pyinn
@@ -249,6 +249,55 @@ def test_contenders_of_a_row_agree_on_a_gpu(row: Row) -> None:
         is_bent = any("TF32" in each for each in row.omitted)
         alone = allowed and is_bent and direction is Direction.BACKWARD
         assert result.times[OPGEN] > 0 and len(result.times) >= (1 if alone else 2)
+
+
+@pytest.mark.gpu
+def test_replays() -> None:
+    """A GPU alone takes less than a small call from Python, and what waits is not replayed."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x = torch.ones(1000, device="cuda")
+        calls = {"add": lambda: x + 1, "wait": lambda: (x + 1).sum().item()}
+        for call in calls.values():
+            call()
+        seconds = {name: timing.on_gpu(call, 100).seconds for name, call in calls.items()}
+        found = replays.device_times(calls, seconds, 0.1, ())
+        assert set(found) == {"add"}
+        assert 0 < found["add"] < seconds["add"]
+        row = ROWS["depth_to_space r=2 CRD [8,64,180,320] float32"]
+        result = measure(row, Direction.BACKWARD, torch.device("cuda"), shape=row.tiny, budget=0)
+        assert {OPGEN, COPY, "F.pixel_shuffle"} <= set(result.device)
+
+
+def test_what_is_replayed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short calls are several in a graph, and their time is that of one."""
+    made: dict[str, int] = {}
+
+    class Graph:
+        def __init__(self, count: int, seconds: float) -> None:
+            self.seconds = count * seconds
+
+        def replay(self) -> None:
+            clock[0] += self.seconds
+
+    def captured(call: timing.Call, count: int) -> Graph | None:
+        name = str(call())
+        made[name] = count
+        return None if name == "waits" else Graph(count, {"short": 1e-5, "long": 0.02}[name])
+
+    def on_gpu(call: timing.Call, repeats: int) -> timing.Sample:
+        before = clock[0]
+        for _ in range(repeats):
+            call()
+        return timing.Sample((clock[0] - before) / repeats)
+
+    clock = [0.0]
+    monkeypatch.setattr(replays, "_captured", captured)
+    monkeypatch.setattr(timing, "on_gpu", on_gpu)
+    seconds = {"short": 1e-4, "long": 0.02, "waits": 0.5}
+    calls = {name: (lambda name=name: name) for name in seconds}
+    found = replays.device_times(calls, seconds, 0.01, ())
+    assert found == {"short": pytest.approx(1e-5), "long": pytest.approx(0.02)}
+    assert made["short"] > 1 == made["long"]
 
 
 # ---------------------------------------------------------------------------- layout copies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,7 +14,8 @@ from bench_rows import CPU, double, small
 from opgen.__main__ import main
 from opgen.bench import tables
 from opgen.bench.calls import OPGEN
-from opgen.bench.measure import Result
+from opgen.bench.document import document
+from opgen.bench.measure import COPY, Result, measure
 from opgen.bench.row import Contender, Direction
 from opgen.bench.run import Plan, Refused, run
 from opgen.cli.bench_run import _command
@@ -42,6 +44,27 @@ def test_tables_are_written_between_the_marks(written: Path) -> None:
     assert len(lines) == 2
     columns = next(line for line in text.splitlines() if line.startswith("| row |")).count("|")
     assert {line.count("|") for line in lines} == {columns}
+
+
+def test_times_of_a_gpu_alone(tmp_path: Path) -> None:
+    """A table of their own, where there are some; calls that cannot be replayed are left out."""
+    result = measure(
+        small(double, Contender("sum", lambda x: x + x), Contender("waits", lambda x: x * 2)),
+        *(Direction.FORWARD, CPU),
+        budget=0,
+    )
+    about = {"started": "now", "command": "opgen bench"}
+    device = {OPGEN: 2e-6, "sum": 5e-6, COPY: 1.5e-6}
+    result = replace(result, row=replace(result.row, kind="own"))
+    found = document([replace(result, device=device)], {"device": "one"}, about)
+    path = tmp_path / "GPU.md"
+    path.write_text("\n".join(tables.marks(tables.ROWS)))
+    tables.rewritten(path, tables.ROWS, found)
+    assert (
+        f"| {result.row.name} | forward | 2.0 | 5.0 | sum | 2.50 | 1.5 | 75 % |" in path.read_text()
+    )
+    tables.rewritten(path, tables.ROWS, document([result], {"device": "one"}, about))
+    assert "GPU" not in path.read_text()
 
 
 @pytest.mark.slow  # growth is measured in test_bench_memory, tables are written below

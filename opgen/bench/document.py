@@ -68,6 +68,7 @@ def row(result: Result) -> Document:
         "copy": dict(result.copy),
         "copy_ratio": asdict(result.copy_ratio),
         "recycled": dict(result.recycled),
+        "device": dict(result.device),
         "bytes": result.moved,
         "moves": result.row.moves,
         "rounds": result.rounds,

@@ -15,6 +15,7 @@ from opgen.bench import (
     placement,
     precision,
     recycle,
+    replays,
     statistics,
     timing,
 )
@@ -27,6 +28,8 @@ from opgen.runtime import lookup_library
 COMPILED = "torch.compile"
 COPY = "copy_"
 FRESH_COPY = "empty + copy_"
+_REPLAYED = 0.5
+"""The time of replays, beside that of calls from Python."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Result:
     copies: Mapping[str, int] = field(default_factory=dict)
     """How many copies of tensors as large as the first input PyTorch runs within opgen's form: not
     those of filters; traced rows only."""
+    device: Mapping[str, float] = field(default_factory=dict)
+    """What a GPU alone takes, see `replays`; without calls that it cannot replay."""
     recycled: Mapping[str, float] = field(default_factory=dict)
     """Of rows that only move data: opgen, the best contender, and `copy_`, into memory that is
     there already. Empty where it was not measured."""
@@ -128,7 +133,12 @@ def measure(
         found = timing.in_turn(
             both, timing.clock_of(device), budget, {OPGEN}, {COPY, FRESH_COPY}, held, rounds
         )
-    times = {name: statistics.median(found.seconds(name)) for name in both}
+        times = {name: statistics.median(found.seconds(name)) for name in both}
+        device_times = {}
+        if device.type == "cuda":
+            device_times = replays.device_times(
+                {**calls, COPY: copies.recycled}, times, budget * _REPLAYED, {COPY}
+            )
     return Result(
         row=row,
         shape=shape,
@@ -150,6 +160,7 @@ def measure(
         noisy=found.noisy,
         failed=failed,
         copies=copied if row.traced else {},
+        device=device_times,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import time
@@ -61,6 +60,11 @@ class Plan:
         """The part of the time for rows that are close; a quick run does without."""
         return 0.0 if self.quick or self.tiny else _CLOSE_ROWS
 
+    @property
+    def for_recycled_rows(self) -> float:
+        """The part of the time for outputs recycled, which on a GPU they are in every call."""
+        return _RECYCLED if self.device.type == "cpu" else 0.0
+
     def shape(self, row: Row) -> Shape:
         """The shape that is measured of a row."""
         return row.tiny if self.tiny else row.shape_for(self.device, quick=self.quick)
@@ -118,7 +122,8 @@ def run(plan: Plan, measured: Measure = measure) -> Iterator[Outcome]:
     """Measure; the time that is left is shared out evenly among the rows that are left."""
     if plan.device.type == "cuda":
         torch.backends.cudnn.benchmark = True
-    end = time.perf_counter() + 60 * plan.minutes * (1 - _AGAIN - plan.for_close_rows - _RECYCLED)
+    others = _AGAIN + plan.for_close_rows + plan.for_recycled_rows
+    end = time.perf_counter() + 60 * plan.minutes * (1 - others)
     todo = plan.measurements()
     for at, (row, direction) in enumerate(todo):
         left = end - time.perf_counter()
@@ -211,16 +216,18 @@ def _remeasured(
 
 
 def run_recycled(plan: Plan, outcomes: Sequence[Outcome]) -> Iterator[Result]:
-    """The rows that only move data, once more, with outputs recycled; BenchError if none can be."""
+    """The rows that only move data, once more, with outputs recycled; BenchError if none can be.
+
+    On a GPU PyTorch's own allocator does so, and there is nothing more to measure.
+    """
     moving = [o for o in outcomes if isinstance(o, Result) and o.row.moves]
-    end = time.perf_counter() + 60 * plan.minutes * _RECYCLED
+    end = time.perf_counter() + 60 * plan.minutes * plan.for_recycled_rows
     for at, result in enumerate(moving):
         left = end - time.perf_counter()
         if left <= 0:
             return
         budget = 0 if plan.tiny else min(_MOST, _TIMED * left / (len(moving) - at))
-        on_cpu = plan.device.type == "cpu"  # on a GPU PyTorch's allocator keeps what is freed
-        with recycle.freed_memory_kept() if on_cpu else contextlib.nullcontext():
+        with recycle.freed_memory_kept():
             found = recycled(result, plan.device, budget)
             gc.collect()
         yield found

@@ -90,6 +90,7 @@ def _rows(found: Document) -> Iterator[str]:
         if rows:
             yield from ("", f"### {title}", "")
             yield from _times(rows)
+            yield from _replayed([row for row in rows if OPGEN in row.get("device", {})])
             yield from _recycled([row for row in rows if row["recycled"]])
             yield from _copies([row for row in rows if row["copies"]])
 
@@ -150,6 +151,29 @@ def limited_by(row: Mapping[str, Any]) -> str:
     return "its instructions"
 
 
+def _replayed(rows: list[Document]) -> Iterator[str]:
+    if not rows:
+        return
+    yield from ("", "The GPU alone, as replays of CUDA graphs, in microseconds:", "")
+    yield "| row | | opgen | best other | by | ratio | `copy_` | of its bandwidth |"
+    yield "|---|---|---:|---:|---|---:|---:|---:|"
+    for row in rows:
+        times = row["device"]
+        own, copied = times[OPGEN], times.get(COPY)
+        others = {name: each for name, each in times.items() if name not in (OPGEN, COPY)}
+        best = min(others, key=others.__getitem__, default=None)
+        yield _cells(
+            row["name"],
+            row["direction"],
+            _microseconds(own),
+            "" if best is None else _microseconds(others[best]),
+            best or "",
+            "" if best is None else f"{others[best] / own:.2f}",
+            "" if copied is None else _microseconds(copied),
+            "" if copied is None else f"{100 * copied / own:.0f} %",
+        )
+
+
 def _recycled(rows: list[Document]) -> Iterator[str]:
     if not rows:
         return
@@ -198,6 +222,10 @@ def _bounds(found: Document) -> Iterator[str]:
     yield "|---|---|---:|---:|---:|---:|---:|---:|"
     for row in found[BOUNDS]:
         yield _cells(*row)
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.{1 if seconds < 1e-4 else 0}f}"
 
 
 def _megabytes(size: int) -> str:

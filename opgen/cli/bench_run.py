@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         _look_at_files(options)
         started, measured_on = time.strftime("%Y-%m-%d %H:%M:%S"), machine.describe(plan.device)
         measured = measure_alone if options.apart else measure
-        with tf32(allowed=options.tf32):
+        with tf32(allowed=options.tf32), _stream(plan.device):
             growths, outcomes = (
                 _grown(plan, measured, console)
                 if options.growth
@@ -72,6 +73,13 @@ def run(options: argparse.Namespace) -> int:
     for line in () if options.growth else report.summary(outcomes, plan.compiled):
         console.print(line)
     return 1 if any(isinstance(outcome, Refused) for outcome in outcomes) else 0
+
+
+def _stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """A stream on which calls, and their gradients, can be captured."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 def _look_at_files(options: argparse.Namespace) -> None:

@@ -1,0 +1,57 @@
+"""What a GPU alone takes for calls: replays of CUDA graphs, which the processor only starts.
+
+As called from Python, small ops take what the processor needs to launch them, and a backward pass
+what it takes to come to another thread. Where that waits for nothing, as between large ops or in
+graphs, the time of the device is what counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import torch
+
+from opgen.bench import timing
+
+_SHORT: Final = 1e-3
+"""Calls of less than so many seconds are several in a graph, whose own start would count else."""
+_CALLS: Final = 10
+
+
+def device_times(
+    calls: Mapping[str, timing.Call],
+    seconds: Mapping[str, float],
+    budget: float,
+    references: Collection[str],
+) -> dict[str, float]:
+    """The medians of the calls that can be captured, measured in turn for about `budget` seconds.
+
+    `seconds` are those of each call as it is made from Python. All must have been made before on
+    the current stream, which must not be the default one.
+    """
+    counts = {name: _CALLS if seconds[name] < _SHORT else 1 for name in calls}
+    graphs = {}
+    for name, call in calls.items():
+        graph = _captured(call, counts[name])
+        if graph is not None:
+            graphs[name] = graph
+    replays: dict[str, timing.Call] = {name: graph.replay for name, graph in graphs.items()}
+    if not replays:
+        return {}
+    found = timing.in_turn(replays, timing.on_gpu, budget, references=references)
+    return {name: statistics.median(found.seconds(name)) / counts[name] for name in replays}
+
+
+def _captured(call: timing.Call, count: int) -> torch.cuda.CUDAGraph | None:
+    """So many calls as a graph; None where they do what cannot be captured, as waiting."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            for _ in range(count):
+                call()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    return graph
