@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import opgen
+from opgen.bench.precision import tf32
 from opgen.runtime import (
     cuda,
     cuda_grid,
@@ -43,6 +44,9 @@ op biased(x[N,M], bias[M] = 0.0) -> y[N,M]
 
 op depthwise(x[N,C,H,W], weight[C,R,S], bias[C] = 0) -> y[N,C,H,W]
   y[n,c,h,w] = bias[c] + (sum(r,s) x[n,c, h+r-1 ?0, w+s-1 ?0] * weight[c,r,s])
+
+op product(a[M,K], b[K,N]) -> c[M,N]
+  c[m,n] = sum(k) a[m,k] * b[k,n]
 
 op pick(x[N], id: int[K]) -> y[K]
   y[k] = x[id[k]]
@@ -117,9 +121,9 @@ class Driver:
 
 
 @contextlib.contextmanager
-def driven() -> Iterator[Driver]:
+def driven(products: Products = Products.CHOSEN) -> Iterator[Driver]:
     """CPU tensors run CUDA kernels in the emulator, launched by the table where it knows a call."""
-    with emulated() as emulation:
+    with emulated(products=products) as emulation:
         driver = Driver(emulation)
         with (
             mock.patch.object(lookup_library, "cuda_functions", driver.addresses),
@@ -322,6 +326,18 @@ def test_checked_indices_are_never_looked_up(driver: Driver, ops: Ops) -> None:
     for _ in range(3):
         assert pick(drawn(5), torch.tensor([0, 4])).shape == (2,)
     assert not driver.launched
+
+
+def test_products_in_tf32_are_asked_for_every_time(ops: Ops) -> None:
+    """Where the next one like it may have to be exact."""
+    product = ops("product")
+    with driven(Products.ALWAYS) as driver:
+        for allowed in (True, True, False, False):
+            a, b = drawn(64, 32), drawn(32, 64)
+            with tf32(allowed=allowed):
+                assert product(a, b).equal(a @ b)
+            assert len(driver.launched) == 0 or not allowed
+        assert driver.launched
 
 
 def test_a_launch_that_fails_is_made_again(driver: Driver, ops: Ops) -> None:

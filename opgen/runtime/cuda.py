@@ -71,13 +71,16 @@ class KernelLaunch:
 class Launched:
     """What a call is compiled from, and its launches in order.
 
-    `copies` are inputs that were copied for it, in the layout that its kernels take.
+    `copies` are inputs that were copied for it, in the layout that its kernels take. Calls like it
+    are launched alike where it is `lasting`: by settings of PyTorch, which may be others by then,
+    some are less exact.
     """
 
     source: Source
     device: torch.device
     launches: Sequence[KernelLaunch]
     copies: Mapping[str, torch.Tensor]
+    lasting: bool = True
 
 
 class CudaError(RuntimeError):

@@ -60,7 +60,7 @@ def launches(
     bindings = _bindings(types.shared, types.real, tuple(types.integers.items()))
     head = (prelude.cuda(narrow, made.whole), bindings, *shared)
     source: Source = (*head, *made.macros, kernels.source, *made.products)
-    return Launched(source, call.device, made.found, made.copies)
+    return Launched(source, call.device, made.found, made.copies, made.lasting)
 
 
 @dataclass
@@ -80,6 +80,7 @@ class _Launches:
     products: list[str] = field(default_factory=list)
     copies: dict[str, torch.Tensor] = field(default_factory=dict)
     whole: bool = True
+    lasting: bool = True
 
     def define(self, macro: str, value: int) -> None:
         """Let a name stand for a number in what is compiled."""
@@ -92,6 +93,7 @@ class _Launches:
         plan = cuda_product.plan(product, self.tensors, axes, call.types.real, capability)
         if plan is None:
             return False
+        self.lasting = self.lasting and plan.kind is not cuda_product.Kind.TENSOR_CORES_TF32
         self.products.append(product.source)
         self.macros.append(f"#define {product.macro} {plan.macro}\n")
         arguments = self.arguments(product)

@@ -207,7 +207,8 @@ def computed(call: Call, known: Known | None = None) -> Outputs:
     is_direct = all(map(operator.is_, places, outputs))
     if cuda.computes(call.device):
         launched = run_on_cuda(call, operands)
-        if is_direct and known is not None and not operation.faults:
+        is_known_by_shapes = is_direct and launched.lasting and not operation.faults
+        if known is not None and is_known_by_shapes:
             known.enter_launched(call, outputs, operands, launched)
     elif call.device.type == "cpu":
         if run_on_cpu(call, operands) and is_direct and known is not None:
