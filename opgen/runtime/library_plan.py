@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import convolution_tiles, cuda, library, library_repeats, library_strips
+from opgen.runtime import (
+    convolution_tiles,
+    cuda,
+    library,
+    library_cuda,
+    library_repeats,
+    library_strips,
+)
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.convolution_tiles import Tiles
 from opgen.runtime.layout import FORMATS
@@ -63,8 +70,10 @@ class Plan:
     strides: Sizes
     geometry: Key
     """Alike for ops of one convolution, whatever their formats."""
+    format: torch.memory_format
+    """In which images go through the library."""
     is_copied: bool
-    """Whether images go through channels-last format whatever theirs is."""
+    """Whether they do so whatever their own format is."""
     is_uneven: bool
     repeats: int
     """How many times each channel of the image is there in `case`, see `library_repeats`."""
@@ -84,14 +93,22 @@ class Plan:
         """The plan for calls like this one."""
         names = call.operation.convolution
         assert names is not None
-        own = library.arrangements(call)
-        arranged = _as_stored(case, names, own)
-        plain = Plan._plain(case, call, own, arranged)
-        return plain if plain.on_gpu else plain._on_cpu(call, arranged)
+        own, format_ = library.arrangements(call), case.format
+        on_gpu = cuda.computes(call.device)
+        if on_gpu:
+            dtype = next(tensor.dtype for tensor in call.tensors if tensor is not None)
+            format_ = library_cuda.format_of(case, dtype, library_cuda.settings())
+        arranged = _as_stored(case, names, own) if format_ == case.format else own
+        plain = Plan._plain(case, call, own, arranged, format_)
+        return plain if on_gpu else plain._on_cpu(call, arranged)
 
     @staticmethod
     def _plain(
-        case: Case, call: Call, own: dict[str, Arrangement], arranged: dict[str, Arrangement]
+        case: Case,
+        call: Call,
+        own: dict[str, Arrangement],
+        arranged: dict[str, Arrangement],
+        format_: torch.memory_format,
     ) -> Plan:
         """The plan of which nothing is the CPU's alone, for these arrangements."""
         names = call.operation.convolution
@@ -103,14 +120,15 @@ class Plan:
                 return None
             arrangement = arranged.get(name)
             rank = 0 if arrangement is None else len(arrangement.order)
-            format_ = call.format_of(rank)
+            copy_format = call.format_of(rank) if format_ == case.format else format_
             # A filter that was moved for its channels alone keeps its format.
             is_moved = arrangement is not None and name not in own
-            if is_moved and not _is_only(call.tensors[places[name]], format_):
-                format_ = torch.contiguous_format
-            return Operand(places[name], arrangement, format_)
+            if is_moved and not _is_only(call.tensors[places[name]], copy_format):
+                copy_format = torch.contiguous_format
+            return Operand(places[name], arrangement, copy_format)
 
         (shape,) = call.shapes.outputs
+        on_gpu = cuda.computes(call.device)
         return Plan(
             case=case,
             result=operand(names.result),
@@ -121,14 +139,16 @@ class Plan:
             restored=arranged.get(names.target),
             strides=torch.empty(shape, device="meta", memory_format=case.format).stride(),
             geometry=case.geometry,
-            is_copied=False,
+            format=format_,
+            # With one tensor in channels-last format PyTorch would bring the others into it.
+            is_copied=on_gpu and format_ == torch.contiguous_format,
             is_uneven=False,
             repeats=1,
             strips=None,
             tiles=None,
             checks_source=False,
             shape=shape,
-            on_gpu=cuda.computes(call.device),
+            on_gpu=on_gpu,
         )
 
     def _on_cpu(self, call: Call, arranged: dict[str, Arrangement]) -> Plan:
@@ -152,6 +172,7 @@ class Plan:
             self,
             case=case.repeated(repeats),
             geometry=case.repeated(repeats).geometry,
+            format=torch.channels_last if is_copied else case.format,
             is_copied=is_copied,
             is_uneven=case.is_uneven,
             repeats=repeats,
@@ -173,7 +194,7 @@ class Plan:
         found = None if self.weight is None else self.weight.of(tensors)
         if found is None:
             return None
-        if self.on_gpu and self.case.format == torch.contiguous_format:
+        if self.on_gpu and self.format == torch.contiguous_format:
             return found.contiguous()  # images would be copied to a filter in channels-last format
         return with_own_strides(found)
 
@@ -188,7 +209,7 @@ class Plan:
         """Result or image as the library takes it."""
         found = None if operand is None else operand.of(tensors)
         if found is not None and self.is_copied:
-            found = found.contiguous(memory_format=torch.channels_last)
+            found = found.contiguous(memory_format=self.format)
         return None if found is None else with_own_strides(found)
 
     def output(self, found: torch.Tensor) -> torch.Tensor:
