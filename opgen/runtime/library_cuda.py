@@ -19,11 +19,12 @@ from __future__ import annotations
 import functools
 import math
 import os
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from opgen.runtime.record import record
+from opgen.runtime import compat
 
 if TYPE_CHECKING:
     from opgen.runtime.description import Convolution
@@ -91,8 +92,7 @@ microseconds then, about what it takes to start two kernels more. That was not m
 _VARIABLE = "OPGEN_CUDA_LIBRARY"
 
 
-@record
-class Settings:
+class Settings(NamedTuple):
     """What of PyTorch's settings the choice depends on."""
 
     has_convolutions: bool
@@ -107,12 +107,16 @@ def settings() -> Settings | None:
     """Those at hand; None where no call is to go to a library."""
     if not _is_wanted():
         return None
-    cudnn = cast(Any, torch.backends.cudnn)
     return _settings(
-        _has_cudnn() and cudnn.enabled,
-        cudnn.conv.fp32_precision == "tf32",
-        torch.backends.cuda.matmul.fp32_precision == "tf32",
+        _has_cudnn() and _cudnn_is_enabled(),
+        _precision("cuda", "conv") == "tf32",
+        _precision("cuda", "matmul") == "tf32",
     )
+
+
+# What the properties of `torch.backends` return, in a third of the time.
+_cudnn_is_enabled = cast(Callable[[], bool], compat.find("torch._C", "_get_cudnn_enabled"))
+_precision = cast(Callable[[str, str], str], compat.find("torch._C", "_get_fp32_precision_getter"))
 
 
 _settings = functools.cache(Settings)

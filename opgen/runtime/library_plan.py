@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -53,6 +53,24 @@ class Operand:
 
 
 @record
+class Direct:
+    """The positions of image, weight and bias, of which a GPU's library convolves all that there
+    is, and what `torch.convolution` takes after these."""
+
+    image: int
+    weight: int
+    bias: int | None
+    geometry: tuple[Any, ...]
+
+    def given(self, tensors: Tensors) -> tuple[Any, ...]:
+        """All that it takes, images and weight in contiguous format."""
+        image, weight = tensors[self.image], tensors[self.weight]
+        assert image is not None and weight is not None
+        bias = None if self.bias is None else tensors[self.bias]
+        return image.contiguous(), weight.contiguous(), bias, *self.geometry
+
+
+@record
 class Plan:
     """How the library computes a call, but for the numbers in its tensors.
 
@@ -73,7 +91,7 @@ class Plan:
     format: torch.memory_format
     """In which images go through the library."""
     is_copied: bool
-    """Whether they do so whatever their own format is."""
+    """Whether they do so whatever their own format is; on a GPU that is always contiguous."""
     is_uneven: bool
     repeats: int
     """How many times each channel of the image is there in `case`, see `library_repeats`."""
@@ -87,6 +105,8 @@ class Plan:
     """That of the output."""
     on_gpu: bool
     """Whether it is the library of a GPU. Of one no numbers are looked at, see `library_cuda`."""
+    direct: Direct | None
+    """How it is asked, where that is all there is to do for a call."""
 
     @staticmethod
     def of(case: Case, call: Call) -> Plan:
@@ -129,12 +149,16 @@ class Plan:
 
         (shape,) = call.shapes.outputs
         on_gpu = cuda.computes(call.device)
+        image, weight, bias = map(operand, (names.image, names.weight, names.bias))
+        direct = None
+        if on_gpu and format_ == torch.contiguous_format and not arranged:
+            direct = _direct(case, image, weight, bias)
         return Plan(
             case=case,
             result=operand(names.result),
-            image=operand(names.image),
-            weight=operand(names.weight),
-            bias=operand(names.bias),
+            image=image,
+            weight=weight,
+            bias=bias,
             is_forward=call.operation.is_public,
             restored=arranged.get(names.target),
             strides=torch.empty(shape, device="meta", memory_format=case.format).stride(),
@@ -149,6 +173,7 @@ class Plan:
             checks_source=False,
             shape=shape,
             on_gpu=on_gpu,
+            direct=direct,
         )
 
     def _on_cpu(self, call: Call, arranged: dict[str, Arrangement]) -> Plan:
@@ -194,7 +219,7 @@ class Plan:
         found = None if self.weight is None else self.weight.of(tensors)
         if found is None:
             return None
-        if self.on_gpu and self.format == torch.contiguous_format:
+        if self.on_gpu and self.is_copied:
             return found.contiguous()  # images would be copied to a filter in channels-last format
         return with_own_strides(found)
 
@@ -208,9 +233,13 @@ class Plan:
     def pixels(self, operand: Operand | None, tensors: Tensors) -> torch.Tensor | None:
         """Result or image as the library takes it."""
         found = None if operand is None else operand.of(tensors)
-        if found is not None and self.is_copied:
+        if found is None:
+            return None
+        if self.is_copied:
             found = found.contiguous(memory_format=self.format)
-        return None if found is None else with_own_strides(found)
+            if self.on_gpu:
+                return found
+        return with_own_strides(found)
 
     def output(self, found: torch.Tensor) -> torch.Tensor:
         """The output of the op from that of the library."""
@@ -219,6 +248,17 @@ class Plan:
         if self.restored is not None:
             found = self.restored.restored(found, self.case.format)
         return _in_format(found, self.case.format, self.strides)
+
+
+def _direct(
+    case: Case, image: Operand | None, weight: Operand | None, bias: Operand | None
+) -> Direct | None:
+    """How a convolution is asked for; None for gradients and for transposed ones."""
+    if image is None or weight is None:
+        return None
+    none = [0] * len(case.stride)
+    geometry = (case.stride, case.padding, case.dilation, False, none, case.groups)
+    return Direct(image.at, weight.at, None if bias is None else bias.at, geometry)
 
 
 def own_tiles(for_image: Plan, for_weight: Plan) -> tuple[Tiles, Tiles] | None:
