@@ -428,6 +428,24 @@ def test_other_convolutions_in_contiguous_format(asked: list[str], formats: list
     assert asked.count("convolve") >= 2 and all(formats)
 
 
+@pytest.mark.usefixtures("without_least_work")
+@pytest.mark.parametrize(("of_image", "of_flowing"), [(PLAIN, LAST), (LAST, PLAIN)])
+def test_what_flows_back_in_another_format(
+    of_image: Any, of_flowing: Any, asked: list[str], formats: list[bool]
+) -> None:
+    x = whole_numbers(2, 16, 9, 7, format_=of_image).requires_grad_()
+    w = whole_numbers(16, 16, 3, 3).requires_grad_()
+    flowing = whole_numbers(2, 16, 9, 7, format_=of_flowing)
+    theirs = torch.autograd.grad(F.conv2d(x, w, padding=1), (x, w), flowing)
+    ours = ops(CONVOLUTION).conv_on_gpu(x, w, p=1)
+    assert has_strides_of(of_image, ours)
+    found = torch.autograd.grad(ours, (x, w), flowing)
+    assert has_strides_of(of_flowing, *found)
+    for one, other in zip(found, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert asked[0] == "convolve" and len(asked) > 1 and all(formats)
+
+
 @pytest.mark.usefixtures("without_least_work", "asked", "formats")
 @pytest.mark.parametrize("shape", [(2, 16, 1, 5), (2, 16, 3, 1), (1, 16, 4, 4), (2, 16, 1, 1)])
 def test_strides_of_single_rows(shape: tuple[int, ...]) -> None:
@@ -497,6 +515,24 @@ def test_results_on_a_gpu(groups: int, dtype: torch.dtype, format_: Any, on_gpu:
     assert ours.is_contiguous(memory_format=format_)
     theirs = F.conv2d(x, w, padding=1, groups=groups)
     same(ours, theirs, (x, w), CLOSE if dtype == FLOAT else 2e-2)
+
+
+@gpu
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_contiguous_format_on_a_gpu(
+    groups: int, on_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without TF32 images in channels-last format are copied; results have strides of theirs."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    x = whole_numbers(16, 128, 56, 56, format_=LAST).cuda().requires_grad_()
+    w = whole_numbers(128, 128 // groups, 3, 3).cuda().requires_grad_()
+    flowing = whole_numbers(16, 128, 56, 56, format_=LAST).cuda()
+    ours = ops(CONVOLUTION).conv_on_gpu(x, w, g=groups, p=1)
+    assert has_strides_of(LAST, ours, *torch.autograd.grad(ours, (x, w), flowing))
+    assert on_gpu == ["convolve", "_both"] or on_gpu == ["convolve"] * 3
+    ours = ops(CONVOLUTION).conv_on_gpu(x, w, g=groups, p=1)
+    same(ours, F.conv2d(x, w, padding=1, groups=groups), (x, w), 1e-4)
 
 
 @gpu
