@@ -90,7 +90,8 @@ def without_twins() -> Iterator[None]:
 @pytest.fixture
 def without_least_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small calls go there too."""
-    for name in ("_LEAST_WORK", "_LEAST_WORK_OF_GRADIENTS", "_WORTH_COPIES"):
+    of_copies = ("_WORTH_COPIES", "_WORTH_COPIES_OF_FEW", "_LEAST_WORK_OF_COPIES")
+    for name in ("_LEAST_WORK", "_LEAST_WORK_OF_GRADIENTS", *of_copies):
         monkeypatch.setattr(library_cuda, name, 0)
 
 
@@ -341,6 +342,120 @@ def test_the_emulator_runs_kernels(asked: list[str], monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(again, ours, rtol=0, atol=0)
 
 
+# ---------------------------------------------------------------------------- in another format
+@pytest.fixture
+def formats(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether images that PyTorch convolves from now on, without TF32, are contiguous."""
+    monkeypatch.setattr(library_cuda, "settings", lambda: IEEE)
+    seen: list[bool] = []
+    convolution, gradients = torch.convolution, library_call.gradients
+
+    def convolving(image: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        seen.extend(each.is_contiguous() for each in (image, weight))
+        return convolution(image, weight, *rest)
+
+    def differentiating(case: Any, *given: Any) -> Any:
+        seen.extend(each.is_contiguous() for each in given[:3])
+        return gradients(case, *given)
+
+    monkeypatch.setattr(torch, "convolution", convolving)
+    monkeypatch.setattr(library_call, "gradients", differentiating)
+    return seen
+
+
+def has_strides_of(format_: Any, *tensors: Tensor) -> bool:
+    alike = (torch.empty(each.shape, memory_format=format_) for each in tensors)
+    pairs = zip(alike, tensors, strict=True)
+    return all(one.stride() == other.stride() for one, other in pairs)
+
+
+@pytest.mark.usefixtures("without_least_work")
+@pytest.mark.parametrize("of_filter", [PLAIN, LAST])
+@pytest.mark.parametrize(
+    ("batch", "groups", "side", "stride", "padding", "dilation"),
+    [
+        (2, 1, 16, 1, (1, 1), 1),
+        (1, 1, 64, 2, (0, 1), 1),
+        (2, 2, 64, 1, (1, 2), 2),
+        (1, 4, 16, 1, (1, 1), 1),
+        (2, 3, 8, 3, (2, 0), 1),
+    ],
+)
+def test_channels_last_images_in_contiguous_format(
+    batch: int,
+    groups: int,
+    side: int,
+    stride: int,
+    padding: tuple[int, int],
+    dilation: int,
+    of_filter: Any,
+    asked: list[str],
+    formats: list[bool],
+) -> None:
+    x = whole_numbers(batch, groups * side, 9, 7, format_=LAST).requires_grad_()
+    w = whole_numbers(groups * side, side, 3, 3, format_=of_filter).requires_grad_()
+    bias = whole_numbers(groups * side).requires_grad_()
+    how = {"g": groups, "s": stride, "p": padding, "d": dilation}
+    for _ in range(2):  # a new call, and one like an earlier one
+        ours = ops(CONVOLUTION).conv_on_gpu(x, w, bias, **how)
+        assert has_strides_of(LAST, ours)
+        flowing = whole_numbers(*ours.shape, format_=LAST)
+        assert has_strides_of(LAST, *torch.autograd.grad(ours, (x, w), flowing))
+    assert asked[-2:] == ["convolve", "_both"]
+    same(
+        ops(CONVOLUTION).conv_on_gpu(x, w, bias, **how),
+        F.conv2d(x, w, bias, stride, padding, dilation, groups),
+        (x, w, bias),
+    )
+    assert all(formats)
+
+
+@pytest.mark.usefixtures("without_least_work")
+def test_other_convolutions_in_contiguous_format(asked: list[str], formats: list[bool]) -> None:
+    """Results with other dims, and transposed convolutions."""
+    x = whole_numbers(2, 12, 8, 6, format_=LAST).requires_grad_()
+    w = whole_numbers(40, 12, 3, 3).requires_grad_()
+    ours = ops(BLOCKS).blocks_on_gpu(x, w)
+    assert has_strides_of(LAST, ours)
+    same(ours, F.pixel_shuffle(F.conv2d(x, w), 2), (x, w))
+    module = opgen.load(SPECS / "conv_transpose.op")
+    x = whole_numbers(2, 32, 5, 6, format_=LAST).requires_grad_()
+    w = whole_numbers(32, 24, 3, 3).requires_grad_()
+    how: dict[str, Any] = {"stride": 2, "padding": 1, "output_padding": 1}
+    ours = module.conv_transpose2d(x, w, **how)
+    assert has_strides_of(LAST, ours)
+    same(ours, F.conv_transpose2d(x, w, **how), (x, w))
+    assert asked.count("convolve") >= 2 and all(formats)
+
+
+@pytest.mark.usefixtures("without_least_work")
+@pytest.mark.parametrize(("of_image", "of_flowing"), [(PLAIN, LAST), (LAST, PLAIN)])
+def test_what_flows_back_in_another_format(
+    of_image: Any, of_flowing: Any, asked: list[str], formats: list[bool]
+) -> None:
+    x = whole_numbers(2, 16, 9, 7, format_=of_image).requires_grad_()
+    w = whole_numbers(16, 16, 3, 3).requires_grad_()
+    flowing = whole_numbers(2, 16, 9, 7, format_=of_flowing)
+    theirs = torch.autograd.grad(F.conv2d(x, w, padding=1), (x, w), flowing)
+    ours = ops(CONVOLUTION).conv_on_gpu(x, w, p=1)
+    assert has_strides_of(of_image, ours)
+    found = torch.autograd.grad(ours, (x, w), flowing)
+    assert has_strides_of(of_flowing, *found)
+    for one, other in zip(found, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert asked[0] == "convolve" and len(asked) > 1 and all(formats)
+
+
+@pytest.mark.usefixtures("without_least_work", "asked", "formats")
+@pytest.mark.parametrize("shape", [(2, 16, 1, 5), (2, 16, 3, 1), (1, 16, 4, 4), (2, 16, 1, 1)])
+def test_strides_of_single_rows(shape: tuple[int, ...]) -> None:
+    """Dims of one element have the strides of the format too."""
+    x, w = whole_numbers(*shape, format_=LAST).requires_grad_(), whole_numbers(16, 16, 3, 3)
+    ours = ops(CONVOLUTION).conv_on_gpu(x, w, p=1)
+    assert has_strides_of(LAST, ours) == has_strides_of(LAST, x)
+    same(ours, F.conv2d(x, w, padding=1), (x,))
+
+
 # ---------------------------------------------------------------------------- on a GPU
 gpu = pytest.mark.gpu
 CLOSE = 2e-3  # Winograd's algorithm has fractions, which TF32 rounds
@@ -400,6 +515,24 @@ def test_results_on_a_gpu(groups: int, dtype: torch.dtype, format_: Any, on_gpu:
     assert ours.is_contiguous(memory_format=format_)
     theirs = F.conv2d(x, w, padding=1, groups=groups)
     same(ours, theirs, (x, w), CLOSE if dtype == FLOAT else 2e-2)
+
+
+@gpu
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_contiguous_format_on_a_gpu(
+    groups: int, on_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without TF32 images in channels-last format are copied; results have strides of theirs."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    x = whole_numbers(16, 128, 56, 56, format_=LAST).cuda().requires_grad_()
+    w = whole_numbers(128, 128 // groups, 3, 3).cuda().requires_grad_()
+    flowing = whole_numbers(16, 128, 56, 56, format_=LAST).cuda()
+    ours = ops(CONVOLUTION).conv_on_gpu(x, w, g=groups, p=1)
+    assert has_strides_of(LAST, ours, *torch.autograd.grad(ours, (x, w), flowing))
+    assert on_gpu == ["convolve", "_both"] or on_gpu == ["convolve"] * 3
+    ours = ops(CONVOLUTION).conv_on_gpu(x, w, g=groups, p=1)
+    same(ours, F.conv2d(x, w, padding=1, groups=groups), (x, w), 1e-4)
 
 
 @gpu

@@ -66,7 +66,10 @@ NET, NET_LAST = case(1, 64, 180), case(1, 64, 180, 1, LAST)
         (GROUPS_4, IEEE, True, True),
         (UNFOLDED, IEEE, True, True),
         (NET, IEEE, True, True),
-        (NET_LAST, IEEE, False, True),
+        (NET_LAST, IEEE, True, True),
+        (case(1, 64, 50, 1, LAST), IEEE, False, True),
+        (case(8, 256, 56, 32, LAST), IEEE, True, True),
+        (case(8, 128, 56, 32, LAST), IEEE, False, False),
         (NET_LAST, TF32, True, True),
         (GROUPS_16, IEEE, False, False),
         (GROUPS_16, TF32, True, True),
@@ -103,6 +106,30 @@ def test_types_of_16_bits(dtype: torch.dtype, settings: Settings) -> None:
     ):
         assert library_cuda.takes_convolution(subject, dtype, FORWARD, settings, 0) == expected
     assert not library_cuda.takes_convolution(LAYER, torch.float64, FORWARD, settings, 0)
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (case(8, 256, 28, 1, LAST), PLAIN),
+        (case(8, 256, 28, 2, LAST), PLAIN),
+        (case(8, 256, 28, 4, LAST), PLAIN),
+        (case(8, 256, 56, 16, LAST), PLAIN),
+        (case(512, 10, 50, 1, LAST), PLAIN),
+        (NET_LAST, PLAIN),
+        # Not enough to do for each element: single taps; not enough in all.
+        (case(8, 256, 28, 1, LAST, taps=1), LAST),
+        (case(1, 64, 60, 1, LAST), LAST),
+        (LAYER, PLAIN),
+    ],
+)
+def test_which_format_images_have_there(case: Case, expected: Any) -> None:
+    assert library_cuda.format_of(case, FLOAT, IEEE) == expected
+    for dtype, settings in (
+        *((FLOAT, TF32), (FLOAT, PRODUCTS_ONLY), (FLOAT, None)),
+        *((HALF, IEEE), (BRAIN, IEEE), (torch.float64, IEEE)),
+    ):
+        assert library_cuda.format_of(case, dtype, settings) == case.format
 
 
 def test_copies_and_images_of_three_dims() -> None:

@@ -278,7 +278,9 @@ def case_of(call: Call) -> Case | None:
     if not case.is_library_form:
         return None
     if on_gpu:
-        about = library_cuda.settings(), _copied(call, names)
+        found = library_cuda.settings()
+        format_ = library_cuda.format_of(case, dtype, found)
+        about = found, _copied(call, names) if format_ == case.format else 0
         return case if library_cuda.takes_convolution(case, dtype, names, *about) else None
     if names.target == names.weight and dtype.itemsize == _HALF and max(dilation) > 1:
         return None  # the library reads memory that nobody wrote, of rows of more than 30 pixels

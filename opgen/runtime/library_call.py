@@ -108,8 +108,11 @@ def _looked_up(
         plan = plans.get(key_of(tensors, numbers))
     except RuntimeError:
         return None  # a tensor without strides, which is to be refused
-    if plan is None or not all(each is None or compat.has_memory(each) for each in tensors):
+    if plan is None:
         return None
+    for each in tensors:
+        if each is not None and not compat.has_memory(each):
+            return None
     return plan
 
 
@@ -167,15 +170,14 @@ def planned(call: Call) -> Plan | Multiplication | None:
 def key_of(tensors: Tensors, numbers: tuple[Number, ...]) -> Key:
     """All of a call that its checks and the rule look at, settings included."""
     given: list[Hashable] = []
-    on_gpu = False
+    device = None
     for each in tensors:
         if each is None:
             given.append(None)
         else:
-            device = each.device
+            device = each.device  # that of all, or there is no such call
             given.append((each.shape, each.stride(), each.dtype, device))
-            on_gpu = on_gpu or cuda.computes(device)
-    if on_gpu:
+    if device is not None and cuda.computes(device):
         return numbers, library_cuda.settings(), *given
     return numbers, *given
 
@@ -190,6 +192,8 @@ def computed(plan: Plan | Multiplication, tensors: Tensors) -> torch.Tensor | No
 
 def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
     """That of a convolution."""
+    if plan.direct is not None:
+        return plan.output(_uncast(*plan.direct.given(tensors)))
     case = plan.case
     result, image, weight, bias = plan.operands(tensors)
     found = None

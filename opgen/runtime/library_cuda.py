@@ -19,11 +19,12 @@ from __future__ import annotations
 import functools
 import math
 import os
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from opgen.runtime.record import record
+from opgen.runtime import compat
 
 if TYPE_CHECKING:
     from opgen.runtime.description import Convolution
@@ -42,8 +43,8 @@ cuDNN takes 329 microseconds for 512 images of 50 by 50 where opgen's tiles take
 both gradients where they take 2687: tiles of 64 results are mostly empty. From 256 to 256 ten
 layers on 8 images of 28 by 28 take 2450 (428 in TF32) and 4273, their gradients 3190 and 8775."""
 
-_LEAST_TERMS = 90
-"""The fewest terms of a sum: those of 10 channels and 3x3 taps are the fewest measured."""
+_LEAST_TERMS = 72
+"""The fewest terms of a sum: those of 8 channels and 3x3 taps are the fewest measured."""
 
 _LEAST_SIDE_OF_GROUPS = 64
 """The same of each of several groups. With 64 ten layers as above take 945 and 1849, their
@@ -53,6 +54,10 @@ gradients 418 and 308; with 8 these are 189 and 94, 485 and 164."""
 _LEAST_SIDE_OF_GROUPS_IN_TF32 = 16
 """The same in TF32, which tiles of opgen take for other settings than cuDNN does: with 16 the layer
 takes 83, its gradients 283; with 8 these are 81 and 206."""
+
+_LEAST_SIDE_OF_COPIED_GROUPS = 8
+"""The same where images in channels-last format are copied to contiguous format (`format_of`). With
+8 tiles of opgen take 460 in channels-last format, and 2896 for the gradients."""
 
 _LEAST_SIDE_OF_HALVES = 64
 """The same of numbers of 16 bits, in one group and several. These were not measured. Tiles of opgen
@@ -74,11 +79,20 @@ tensor is an image or a matrix. Of those layers cuDNN does 15 in a picosecond, o
 an element is copied in 2.8: that is paid for by 64 of them, or by 256 where cuDNN is ahead by less.
 """
 
+_WORTH_COPIES_OF_FEW = 16
+"""The same of images in channels-last format with fewer channels in a group, or results, than fill
+tiles of opgen. For 16 groups of 16, where 72 multiplications share a copy, tiles take 458 on those
+8 images and 4113 for the gradients; cuDNN takes 179 and 418 in contiguous format, and to copy an
+image takes 18."""
+
+_LEAST_WORK_OF_COPIES = 2**27
+"""From how many multiplications on images are copied to another format. What they save is 4
+microseconds then, about what it takes to start two kernels more. That was not measured."""
+
 _VARIABLE = "OPGEN_CUDA_LIBRARY"
 
 
-@record
-class Settings:
+class Settings(NamedTuple):
     """What of PyTorch's settings the choice depends on."""
 
     has_convolutions: bool
@@ -93,12 +107,16 @@ def settings() -> Settings | None:
     """Those at hand; None where no call is to go to a library."""
     if not _is_wanted():
         return None
-    cudnn = cast(Any, torch.backends.cudnn)
     return _settings(
-        _has_cudnn() and cudnn.enabled,
-        cudnn.conv.fp32_precision == "tf32",
-        torch.backends.cuda.matmul.fp32_precision == "tf32",
+        _has_cudnn() and _cudnn_is_enabled(),
+        _precision("cuda", "conv") == "tf32",
+        _precision("cuda", "matmul") == "tf32",
     )
+
+
+# What the properties of `torch.backends` return, in a third of the time.
+_cudnn_is_enabled = cast(Callable[[], bool], compat.find("torch._C", "_get_cudnn_enabled"))
+_precision = cast(Callable[[str, str], str], compat.find("torch._C", "_get_fp32_precision_getter"))
 
 
 _settings = functools.cache(Settings)
@@ -122,7 +140,8 @@ def _is_wanted() -> bool:
 def takes_convolution(
     case: Case, dtype: torch.dtype, names: Convolution, found: Settings | None, copied: int
 ) -> bool:
-    """Whether cuDNN is faster; `copied` elements are in an order that it does not take.
+    """Whether cuDNN is faster; `copied` elements are in an order that it does not take, besides
+    those that `format_of` has copied.
 
     Channels that meet one another in no group of several, as those of a depthwise convolution, stay
     with opgen's kernels: these take a fifth to a half of the time for windows of 3 by 3.
@@ -137,17 +156,43 @@ def takes_convolution(
         return False
     if math.prod(case.weight[1:]) < _LEAST_TERMS:
         return False
-    side = min(case.weight[1], case.weight[0] // case.groups)
+    side = _side(case)
     if dtype != torch.float32:
         return side >= _LEAST_SIDE_OF_HALVES
     if found.tf32:
         return side >= (_LEAST_SIDE if case.groups == 1 else _LEAST_SIDE_OF_GROUPS_IN_TF32)
     if found.tf32_of_products:
         return False  # opgen's tiles have tensor cores then, and cuDNN has not
+    if format_of(case, dtype, found) != case.format:
+        return side >= (_LEAST_SIDE if case.groups == 1 else _LEAST_SIDE_OF_COPIED_GROUPS)
     if case.format != torch.contiguous_format and not is_gradient:
         # A net of 64 channels takes 2018 microseconds and 1958, on larger images 30.4 ms and 28.7.
         return False
     return side >= (_LEAST_SIDE if case.groups == 1 else _LEAST_SIDE_OF_GROUPS)
+
+
+def format_of(case: Case, dtype: torch.dtype, found: Settings | None) -> torch.memory_format:
+    """The format in which cuDNN is to have images, and to give them.
+
+    In float32 without TF32 it is faster in contiguous format, and where there is enough to do,
+    images in channels-last format are copied to that one and results back. In channels-last format
+    ten layers as above take 4628 by tiles of opgen, in groups of 128 2441, in groups of 64 2140,
+    and their gradients 3524, 2420 and 2360 by cuDNN. In contiguous format cuDNN takes 2450, 1845
+    and 952, their gradients 3193, 2372 and 1612; to copy the 20 images and results takes 90, the 30
+    of the gradients 135. It is one rule for both: a result and its gradients copy the same.
+    """
+    if dtype != torch.float32 or found is None or found.tf32 or found.tf32_of_products:
+        return case.format
+    is_few = _side(case) < _LEAST_SIDE_OF_GROUPS
+    worth = _WORTH_COPIES_OF_FEW if is_few else _WORTH_COPIES
+    copied = math.prod(case.image) + math.prod(case.result)
+    is_worth = case.work >= max(_LEAST_WORK_OF_COPIES, worth * copied)
+    return torch.contiguous_format if is_worth else case.format
+
+
+def _side(case: Case) -> int:
+    """The fewer of the channels of a group and its results."""
+    return min(case.weight[1], case.weight[0] // case.groups)
 
 
 def takes_product(plan: Multiplication, found: Settings | None, copied: int) -> bool:

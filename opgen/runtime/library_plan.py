@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import convolution_tiles, cuda, library, library_repeats, library_strips
+from opgen.runtime import (
+    convolution_tiles,
+    cuda,
+    library,
+    library_cuda,
+    library_repeats,
+    library_strips,
+)
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.convolution_tiles import Tiles
 from opgen.runtime.layout import FORMATS
@@ -46,6 +53,24 @@ class Operand:
 
 
 @record
+class Direct:
+    """The positions of image, weight and bias, of which a GPU's library convolves all that there
+    is, and what `torch.convolution` takes after these."""
+
+    image: int
+    weight: int
+    bias: int | None
+    geometry: tuple[Any, ...]
+
+    def given(self, tensors: Tensors) -> tuple[Any, ...]:
+        """All that it takes, images and weight in contiguous format."""
+        image, weight = tensors[self.image], tensors[self.weight]
+        assert image is not None and weight is not None
+        bias = None if self.bias is None else tensors[self.bias]
+        return image.contiguous(), weight.contiguous(), bias, *self.geometry
+
+
+@record
 class Plan:
     """How the library computes a call, but for the numbers in its tensors.
 
@@ -63,8 +88,10 @@ class Plan:
     strides: Sizes
     geometry: Key
     """Alike for ops of one convolution, whatever their formats."""
+    format: torch.memory_format
+    """In which images go through the library."""
     is_copied: bool
-    """Whether images go through channels-last format whatever theirs is."""
+    """Whether they do so whatever their own format is; on a GPU that is always contiguous."""
     is_uneven: bool
     repeats: int
     """How many times each channel of the image is there in `case`, see `library_repeats`."""
@@ -78,20 +105,30 @@ class Plan:
     """That of the output."""
     on_gpu: bool
     """Whether it is the library of a GPU. Of one no numbers are looked at, see `library_cuda`."""
+    direct: Direct | None
+    """How it is asked, where that is all there is to do for a call."""
 
     @staticmethod
     def of(case: Case, call: Call) -> Plan:
         """The plan for calls like this one."""
         names = call.operation.convolution
         assert names is not None
-        own = library.arrangements(call)
-        arranged = _as_stored(case, names, own)
-        plain = Plan._plain(case, call, own, arranged)
-        return plain if plain.on_gpu else plain._on_cpu(call, arranged)
+        own, format_ = library.arrangements(call), case.format
+        on_gpu = cuda.computes(call.device)
+        if on_gpu:
+            dtype = next(tensor.dtype for tensor in call.tensors if tensor is not None)
+            format_ = library_cuda.format_of(case, dtype, library_cuda.settings())
+        arranged = _as_stored(case, names, own) if format_ == case.format else own
+        plain = Plan._plain(case, call, own, arranged, format_)
+        return plain if on_gpu else plain._on_cpu(call, arranged)
 
     @staticmethod
     def _plain(
-        case: Case, call: Call, own: dict[str, Arrangement], arranged: dict[str, Arrangement]
+        case: Case,
+        call: Call,
+        own: dict[str, Arrangement],
+        arranged: dict[str, Arrangement],
+        format_: torch.memory_format,
     ) -> Plan:
         """The plan of which nothing is the CPU's alone, for these arrangements."""
         names = call.operation.convolution
@@ -103,32 +140,40 @@ class Plan:
                 return None
             arrangement = arranged.get(name)
             rank = 0 if arrangement is None else len(arrangement.order)
-            format_ = call.format_of(rank)
+            copy_format = call.format_of(rank) if format_ == case.format else format_
             # A filter that was moved for its channels alone keeps its format.
             is_moved = arrangement is not None and name not in own
-            if is_moved and not _is_only(call.tensors[places[name]], format_):
-                format_ = torch.contiguous_format
-            return Operand(places[name], arrangement, format_)
+            if is_moved and not _is_only(call.tensors[places[name]], copy_format):
+                copy_format = torch.contiguous_format
+            return Operand(places[name], arrangement, copy_format)
 
         (shape,) = call.shapes.outputs
+        on_gpu = cuda.computes(call.device)
+        image, weight, bias = map(operand, (names.image, names.weight, names.bias))
+        direct = None
+        if on_gpu and format_ == torch.contiguous_format and not arranged:
+            direct = _direct(case, image, weight, bias)
         return Plan(
             case=case,
             result=operand(names.result),
-            image=operand(names.image),
-            weight=operand(names.weight),
-            bias=operand(names.bias),
+            image=image,
+            weight=weight,
+            bias=bias,
             is_forward=call.operation.is_public,
             restored=arranged.get(names.target),
             strides=torch.empty(shape, device="meta", memory_format=case.format).stride(),
             geometry=case.geometry,
-            is_copied=False,
+            format=format_,
+            # With one tensor in channels-last format PyTorch would bring the others into it.
+            is_copied=on_gpu and format_ == torch.contiguous_format,
             is_uneven=False,
             repeats=1,
             strips=None,
             tiles=None,
             checks_source=False,
             shape=shape,
-            on_gpu=cuda.computes(call.device),
+            on_gpu=on_gpu,
+            direct=direct,
         )
 
     def _on_cpu(self, call: Call, arranged: dict[str, Arrangement]) -> Plan:
@@ -152,6 +197,7 @@ class Plan:
             self,
             case=case.repeated(repeats),
             geometry=case.repeated(repeats).geometry,
+            format=torch.channels_last if is_copied else case.format,
             is_copied=is_copied,
             is_uneven=case.is_uneven,
             repeats=repeats,
@@ -173,7 +219,7 @@ class Plan:
         found = None if self.weight is None else self.weight.of(tensors)
         if found is None:
             return None
-        if self.on_gpu and self.case.format == torch.contiguous_format:
+        if self.on_gpu and self.is_copied:
             return found.contiguous()  # images would be copied to a filter in channels-last format
         return with_own_strides(found)
 
@@ -187,9 +233,13 @@ class Plan:
     def pixels(self, operand: Operand | None, tensors: Tensors) -> torch.Tensor | None:
         """Result or image as the library takes it."""
         found = None if operand is None else operand.of(tensors)
-        if found is not None and self.is_copied:
-            found = found.contiguous(memory_format=torch.channels_last)
-        return None if found is None else with_own_strides(found)
+        if found is None:
+            return None
+        if self.is_copied:
+            found = found.contiguous(memory_format=self.format)
+            if self.on_gpu:
+                return found
+        return with_own_strides(found)
 
     def output(self, found: torch.Tensor) -> torch.Tensor:
         """The output of the op from that of the library."""
@@ -198,6 +248,17 @@ class Plan:
         if self.restored is not None:
             found = self.restored.restored(found, self.case.format)
         return _in_format(found, self.case.format, self.strides)
+
+
+def _direct(
+    case: Case, image: Operand | None, weight: Operand | None, bias: Operand | None
+) -> Direct | None:
+    """How a convolution is asked for; None for gradients and for transposed ones."""
+    if image is None or weight is None:
+        return None
+    none = [0] * len(case.stride)
+    geometry = (case.stride, case.padding, case.dilation, False, none, case.groups)
+    return Direct(image.at, weight.at, None if bias is None else bias.at, geometry)
 
 
 def own_tiles(for_image: Plan, for_weight: Plan) -> tuple[Tiles, Tiles] | None:
