@@ -9,7 +9,7 @@ How many rows a thread has is left to the launch, like the number of cells of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -49,8 +49,10 @@ _ALL_SHARED: Final = 4
 _SOME_SHARED: Final = 2
 
 
-def copies_across(copies: Copies, along: str) -> Copies:
+def copies_across(copies: Copies, along: str, but: Collection[str] = ()) -> Copies:
     """Copies for what goes along with another axis than the row, as far as they stay few.
+
+    There are none for the axes `but`.
 
     These are short axes such as `i` in `y[2*h + i, ...]` and `k` in `x[h + k, ...]`, and remainders
     of an axis such as `h` in `x[h // 2, ...]`: then rows that they read are shared.
@@ -67,6 +69,7 @@ def copies_across(copies: Copies, along: str) -> Copies:
         count = axis.extent.constant if axis.extent.is_constant else 0
         if (
             count < 2
+            or axis.name in but
             or count * len(bodies) > _MOST_COPIES
             or not _is_added(bodies[0], axis, kernel)
         ):
