@@ -12,8 +12,7 @@ are neighbours along `j`, then `i`: they store 16 cells of `y` side by side, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from opgen.algebra.poly import Poly
 from opgen.ir.loops import Axis, Kernel, Load, Store
@@ -22,45 +21,28 @@ from opgen.passes.jam import LARGEST, MOST
 Access = tuple[Poly, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """The axes of threads beside the row, fastest last; the kernel has them as its last ones."""
+def with_beside(kernel: Kernel, name: str) -> Kernel:
+    """The kernel with the axes beside the row of that name as its last ones, if there are any.
 
-    kernel: Kernel
-    axes: tuple[str, ...]
-
-
-def beside(kernel: Kernel, name: str) -> Beside | None:
-    """The short axes beside the row of that name, of a kernel that only moves elements."""
+    The fastest is last. A kernel that does more than to move elements has none.
+    """
     match kernel.body:
         case (Store(indices=stored, value=Load(indices=loaded)),):
             accesses = (stored, loaded)
         case _:
-            return None
+            return kernel
     short = [axis for axis in kernel.axes if axis.name != name and _is_short(axis)]
-    if math.prod(axis.extent.constant for axis in short) <= MOST:
-        return None
-    if not all(_is_walked(access, name) for access in accesses):
-        return None
+    are_few = math.prod(axis.extent.constant for axis in short) <= MOST
+    if are_few or not all(_is_walked(access, name) for access in accesses):
+        return kernel
     near = [axis for axis in short if all(_is_near(access, axis) for access in accesses)]
     if not near:
-        return None
-    between = [
-        axis
-        for axis in short
-        if axis not in near and any(_is_between(access, axis, name) for access in accesses)
-    ]
-    return Beside(
-        replace(kernel, axes=_with_last(kernel.axes, (*between, *near))), _names(between, near)
-    )
-
-
-def _names(*groups: Sequence[Axis]) -> tuple[str, ...]:
-    return tuple(axis.name for group in groups for axis in group)
-
-
-def _with_last(axes: Sequence[Axis], last: Sequence[Axis]) -> tuple[Axis, ...]:
-    return (*(axis for axis in axes if axis not in last), *last)
+        return kernel
+    others = (axis for axis in short if axis not in near)
+    between = [axis for axis in others if any(_is_between(e, axis, name) for e in accesses)]
+    last = (*between, *near)
+    first = (axis for axis in kernel.axes if axis not in last)
+    return replace(kernel, axes=(*first, *last), beside=len(last))
 
 
 def _is_short(axis: Axis) -> bool:
@@ -88,4 +70,4 @@ def _is_near(access: Access, axis: Axis) -> bool:
 def _is_between(access: Access, axis: Axis, name: str) -> bool:
     """Whether the cells of an axis lie between two neighbours along the row."""
     step, whole = access[-1].step_in(axis.name), access[-1].step_in(name)
-    return bool(step) and bool(whole) and abs(step) < abs(whole)
+    return step is not None and whole is not None and 0 < abs(step) < abs(whole)

@@ -41,7 +41,7 @@ from opgen.ir.map_loops import map_nodes
 from opgen.ir.names import fresh_name
 from opgen.ir.transpose import transpose
 from opgen.passes.cuda_addends import added_first
-from opgen.passes.cuda_beside import beside
+from opgen.passes.cuda_beside import with_beside
 from opgen.passes.cuda_sums import summed
 from opgen.passes.cuda_teams import team_sum
 from opgen.passes.cuda_tiles import copies_across, tiled
@@ -145,11 +145,9 @@ def _step_along(indices: tuple[Poly, ...], name: str, values: Mapping[str, Poly]
 
 def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:
     """The kernel with the axis of that name as its row, or last where cells have long loops."""
-    found = beside(whole, name)
-    if found is None:
-        copies = copies_across(copies_along(whole, name, reads=True), name)
-    else:
-        copies = copies_across(Copies(found.kernel, (found.kernel.body,)), name, found.axes)
+    found = with_beside(whole, name)
+    along = Copies(found, (found.body,)) if found.beside else copies_along(whole, name, reads=True)
+    copies = copies_across(along, name)
     kernel, bodies = copies.kernel, tuple(map(_unrolled, copies.bodies))
     (axis,) = (axis for axis in kernel.axes if axis.name == name)
     taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
@@ -168,8 +166,7 @@ def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:
         others = tuple(axis for axis in whole.axes if axis.name != name)
         return replace(whole, axes=(*others, last))
     axes = tuple(each for each in kernel.axes if each is not axis)
-    made = replace(kernel, axes=axes, row=row, body=body)
-    return in_warps(added_first(tiled(made, inside) if found is None else made))
+    return in_warps(added_first(tiled(replace(kernel, axes=axes, row=row, body=body), inside)))
 
 
 def _unrolled(body: tuple[Node, ...]) -> tuple[Node, ...]:
