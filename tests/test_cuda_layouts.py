@@ -163,6 +163,72 @@ def test_kernels_for_the_contiguous_format_are_others() -> None:
     assert None in layouts
 
 
+def blocks_of_pixels(x: torch.Tensor, r: int, mode: str) -> torch.Tensor:
+    """`depth_to_space` by PyTorch."""
+    if mode == "CRD":
+        return F.pixel_shuffle(x, r)
+    n, channels, height, width = x.shape
+    blocks = x.reshape(n, r, r, channels // r**2, height, width).permute(0, 3, 4, 1, 5, 2)
+    return blocks.reshape(n, channels // r**2, r * height, r * width)
+
+
+def shuffled(
+    shape: tuple[int, ...], r: int, mode: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> list[Report]:
+    """The launches of `depth_to_space`, its gradient and `space_to_depth`, which must be right.
+
+    A thread has as many rows as divide them.
+    """
+    monkeypatch.setattr(special, "LARGE", 0)
+    monkeypatch.setattr(cuda_grid, "LEAST_THREADS", 1)
+    x = image(*shape, dtype=dtype).requires_grad_()
+    wanted = blocks_of_pixels(x, r, mode)
+    grad_y = image(*wanted.shape, dtype=dtype)
+    (wanted_grad,) = torch.autograd.grad(wanted, x, grad_y)
+    with emulated(trace=True) as launches:
+        y = module("depth_to_space").depth_to_space(x, r=r, mode=mode)
+        (grad_x,) = torch.autograd.grad(y, x, grad_y)
+        back = module("depth_to_space").space_to_depth(grad_y, r=r, mode=mode)
+    assert torch.equal(y, wanted)
+    assert torch.equal(grad_x, wanted_grad)
+    assert torch.equal(back, wanted_grad)
+    return launches.reports
+
+
+@pytest.mark.parametrize("mode", ["CRD", "DCR"])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_blocks_of_few_channels(
+    dtype: torch.dtype, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbouring threads use whole sectors where a pixel has 4 channels, a block 16 pixels."""
+    for shape in ((1, 64, 64, 8), (1, 64, 5, 16)):
+        for report in shuffled(shape, 4, mode, dtype, monkeypatch):
+            moved = movement(report)
+            assert moved.first_cache == moved.device
+            assert max(set().union(*widths(report).values())) == 4 * dtype.itemsize
+
+
+@pytest.mark.parametrize(
+    ("shape", "r"),
+    [
+        ((2, 64, 3, 5), 4),
+        ((1, 80, 4, 6), 4),
+        ((2, 36, 3, 8), 3),
+        ((1, 320, 3, 4), 8),
+        ((1, 16, 6, 8), 2),
+    ],
+)
+@pytest.mark.parametrize("mode", ["CRD", "DCR"])
+def test_blocks_of_other_sizes(
+    mode: str, shape: tuple[int, ...], r: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shuffled(shape, r, mode, torch.bfloat16, monkeypatch)
+
+
 def test_filters_that_lie_apart_would_narrow_all_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: they are copied for this alone."""
     monkeypatch.setattr(cuda_operands, "SMALL", 0)

@@ -19,6 +19,7 @@ from opgen.passes.derive import derive
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
 from opgen.passes.specialise import attributes_of, default_values, specialise
+from opgen.programs import for_gpu, special_threads
 from opgen.runtime import prelude
 from opgen.testing import nvrtc, sass
 
@@ -68,26 +69,51 @@ CASES = {
     "unfold f32": Case("unfold", "unfold_y", "f32", 4, {16: 3, 4: 6}, {16: 9}, UNFOLD),
 }  # fmt: skip
 
+PIXELS = {
+    # Four channels of one pixel of each block; of each of four pixels of each block.
+    "CRD": (
+        8,
+        Case("depth_to_space", "depth_to_space_y", "bf16", 4, {2: 32}, {8: 8}, {"r": 4}),
+    ),
+    "CRD back": (
+        8,
+        Case("depth_to_space", "space_to_depth_y", "f32", 4, {16: 8}, {4: 32}, {"r": 4}),
+    ),
+    "DCR back": (
+        4,
+        Case(
+            "depth_to_space", "space_to_depth_y", "f32", 4, {16: 16}, {16: 16}, {"r": 4, "mode": 1}
+        ),
+    ),
+}
+"""Kernels for images in channels-last format, and how many rows of cells a thread has."""
 
-def program(case: Case) -> Program:
-    """The threads of the op that has the kernel, for the values of the case."""
+
+def program(case: Case, layout: int = 0) -> Program:
+    """The threads of the op that has the kernel, for the values of the case and that layout."""
     ops = compiler.check_source(compiler.read_source(SPECS / f"{case.stem}.op"))
     for member in derive(ops, 1):
         known = {*member.op.sizes, *attributes_of(member.op)}
         values = {**(default_values(member.op) or {}), **case.values}
-        special = specialise(member.op, {n: v for n, v in values.items() if n in known})
-        found = cuda_rows(schedule(special, gather(special)), facts_of(special))
+        values = {n: v for n, v in values.items() if n in known}
+        if layout:
+            found, _, _ = special_threads(for_gpu(member.op), values, layout)
+        else:
+            special = specialise(member.op, values)
+            found = cuda_rows(schedule(special, gather(special)), facts_of(special))
         if any(kernel.name == case.kernel for kernel in found.kernels):
             return found
     raise AssertionError(f"no op has a kernel {case.kernel}")
 
 
-def source(cases: Iterable[Case], narrow: bool) -> str:
+def source(cases: Iterable[Case], narrow: bool, layout: int = 0) -> str:
     """Their kernels, each op in a namespace."""
     parts = [prelude.cuda(narrow)]
     for number, case in enumerate(cases):
         parts.append(f"#define lanes_of_{case.kernel} {case.lanes}\nnamespace op_{number} {{\n")
-        parts.append(prelude.bindings(case.shared, "f32", {}) + cuda_source(program(case)) + "}\n")
+        parts.append(
+            prelude.bindings(case.shared, "f32", {}) + cuda_source(program(case, layout)) + "}\n"
+        )
     return "".join(parts)
 
 
@@ -146,6 +172,20 @@ def test_indices_of_64_bits(name: str) -> None:
     code = code_of(case, narrow=False)
     assert code.widths("STG") == Counter(case.stores)
     assert not code.uses_local_memory
+
+
+@pytest.mark.parametrize("name", PIXELS)
+def test_blocks_of_pixels(name: str) -> None:
+    """Short axes beside the channels are threads, which have several rows of cells each."""
+    rows, case = PIXELS[name]
+    text = f"#define rows_of_{case.kernel} {rows}\n" + source([case], narrow=True, layout=3)
+    compiled = nvrtc.compile_cuda(text, "sm_90")
+    code = sass.disassemble(compiled.cubin)[case.kernel]
+    assert code.widths("LDG") == Counter(case.loads)
+    assert code.widths("STG") == Counter(case.stores)
+    (use,) = (each for each in compiled.kernels if each.name == case.kernel)
+    assert not use.spills
+    assert use.registers <= 128  # two blocks of 256 threads on a multiprocessor
 
 
 def test_multiply_adds_are_fused() -> None:

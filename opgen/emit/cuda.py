@@ -135,6 +135,7 @@ def _launch(kernel: Function, program: Program) -> Group:
         rows=rows,
         slab=None if kernel.slab is None else strings(kernel.slab),
         window="True" if kernel.window else None,
+        beside=str(kernel.beside) if kernel.rows and kernel.beside else None,
         walked=dict_of({name: str(step) for name, step in kernel.walked}) if kernel.lanes else None,
         product=None if kernel.product is None else _product(kernel.product),
         also=strings(kernel.also) if kernel.also else None,

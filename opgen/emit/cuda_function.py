@@ -75,6 +75,7 @@ class Function:
     lanes: str | None  # the macro for the cells of a thread
     rows: tuple[str, int] | None  # that for its rows, and how many values a cell has
     window: bool  # whether neighbouring rows of both axes before the last share what they read
+    beside: int  # how many axes lie between its rows and its cells
     walked: tuple[tuple[str, int], ...]  # tensors that these walk along, and their steps
     slab: tuple[str, ...] | None = None  # how macros end, and the tensors with planes
     product: ProductFunction | None = None
@@ -140,6 +141,7 @@ class _Head:
             None if kernel.row is None else _macro("lanes", kernel),
             None if kernel.group is None else (_macro("rows", kernel), values_of_cell(kernel)),
             _is_window(kernel),
+            kernel.beside,
             tuple(emitter.walked.items()),
         )
 
@@ -163,8 +165,9 @@ def _function(kernel: Kernel, program: Program, types: Types, helpers: Helpers) 
         return _serial_function(kernel, serial, program, types, helpers)
     head = _Head.begin(kernel, program)
     lengths = shared_lengths(kernel, program.integers)
-    parts = (Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched)
-    axes = (*kernel.axes, *parts)
+    parts = [Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched]
+    outer = len(kernel.axes) - kernel.beside
+    axes = (*kernel.axes[:outer], *parts[:-1], *kernel.axes[outer:], *parts[-1:])
     magic = head.magic(axes[1:] if lengths else axes[1:-2])
     head.parameters.end(magic)
     emitter = head.emitter(kernel, types, helpers)
@@ -174,7 +177,7 @@ def _function(kernel: Kernel, program: Program, types: Types, helpers: Helpers) 
         inner = emitter.grid(axes, magic)
         if kernel.row is not None:
             named = inner.printer.names.symbols
-            inner.begin_stretches([named[axis.name] for axis in axes[len(kernel.axes) :]])
+            inner.begin_stretches([named[axis.name] for axis in parts])
         inner.nodes(kernel.body)
         inner.close(emitter)
     extents = (*(axis.extent for axis in axes), *lengths)

@@ -53,14 +53,15 @@ class CudaEmitter(CudaStatements):
         Threads are neighbours along x in the last axis and along y in the one before; all others
         together are z. A grid may be smaller than its axes, hence loops. `magic` are the
         parameters with which `quotient` divides, for all of the z axes but the first. The last
-        axes count stretches where the kernel has any.
+        axes count stretches where the kernel has any, but for axes beside its row.
         """
         names = [self.scope.fresh(axis.name) for axis in axes]
         extents = [self.printer.poly(axis.extent) for axis in axes]
         for axis, name in zip(axes, names, strict=True):
             self.printer.names.symbols[axis.name] = name
             self.printer.bounded.add((symbol(axis.name), axis.extent))
-        for at, count in ((-1, "LANES"), (-2, "ROWS"))[: len(self.kernel.stretched)]:
+        ends = ((-1, "LANES"), (-2 - self.kernel.beside, "ROWS"))
+        for at, count in ends[: len(self.kernel.stretched)]:
             extents[at] = Text(f"parts({extents[at].text}, {count})")
         if not axes:
             names, extents = [self.scope.fresh("point")], [Text("1")]

@@ -229,7 +229,10 @@ def values_of_cell(kernel: Kernel) -> int:
                 moving = [] if group is None else [e for e in rows if group.axis.name in e.symbols]
                 further = moving[0].constant if len(moving) == 1 else 0
                 own = tuple(e - further if e in moving else e for e in rows)
-                steps = seen.setdefault((load.tensor, own, bool(moving)), {})
+                # Rows of one tensor that have axes beside their cells are walked along at several
+                # places, such as `C*j + c` and `4*C + C*j + c`.
+                at = last - last.constant if kernel.beside else None
+                steps = seen.setdefault((load.tensor, own, at, bool(moving)), {})
                 steps[further] = max(_step(last, name), steps.get(further, 0))
     for (*_, is_own), steps in seen.items():
         total += max(steps.values()) * (len(steps) - 1 + (_USUAL_ROWS if is_own else 1))

@@ -321,7 +321,8 @@ class Kernel:
     """One pass over the points of its axes, and of its row if it has one.
 
     A `group` are several rows of one parallel point: a second axis that is shared out likewise. The
-    body has loops over its values, and accumulators are those of one cell of one row.
+    body has loops over its values, and accumulators are those of one cell of one row. The last
+    `beside` axes lie between it and the row: neighbours along these are nearer in memory.
 
     `local` names unstored operands of constant extents of which every point has its own. Those that
     are `zeroed` hold zeros before a thread's first point, and then what its points have stored: for
@@ -346,6 +347,7 @@ class Kernel:
     spec: tuple[str, ...] = field(default=(), compare=False)
     row: Row | None = None
     group: Row | None = None
+    beside: int = 0
     local: tuple[str, ...] = ()
     zeroed: tuple[str, ...] = ()
     only: Finite | Blocks | Short | Planes | Fitting | None = None

@@ -26,7 +26,7 @@ class Slab:
 def slab(kernel: Kernel, program: Program) -> Slab | None:
     """The planes of a kernel that stores every cell of its tensor once; None if it has none."""
     row, group = kernel.row, kernel.group
-    if row is None or group is None or not kernel.axes:
+    if row is None or group is None or not kernel.axes or kernel.beside:
         return None
     nodes = tuple(walk(kernel.body))
     if any(isinstance(node, For) and node.name != group.axis.name for node in nodes):

@@ -41,12 +41,13 @@ from opgen.ir.map_loops import map_nodes
 from opgen.ir.names import fresh_name
 from opgen.ir.transpose import transpose
 from opgen.passes.cuda_addends import added_first
+from opgen.passes.cuda_beside import with_beside
 from opgen.passes.cuda_sums import summed
 from opgen.passes.cuda_teams import team_sum
 from opgen.passes.cuda_tiles import copies_across, tiled
 from opgen.passes.cuda_warps import in_warps
 from opgen.passes.cuda_windows import in_pieces
-from opgen.passes.jam import copies_along, jammed
+from opgen.passes.jam import Copies, copies_along, jammed
 from opgen.passes.lane_choice import Choice, Way, choose
 from opgen.passes.lane_passes import together
 from opgen.passes.rows import Rewriter, Scope, direct
@@ -144,7 +145,9 @@ def _step_along(indices: tuple[Poly, ...], name: str, values: Mapping[str, Poly]
 
 def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:
     """The kernel with the axis of that name as its row, or last where cells have long loops."""
-    copies = copies_across(copies_along(whole, name, reads=True), name)
+    found = with_beside(whole, name)
+    along = Copies(found, (found.body,)) if found.beside else copies_along(whole, name, reads=True)
+    copies = copies_across(along, name)
     kernel, bodies = copies.kernel, tuple(map(_unrolled, copies.bodies))
     (axis,) = (axis for axis in kernel.axes if axis.name == name)
     taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}

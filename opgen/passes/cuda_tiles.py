@@ -53,9 +53,11 @@ def copies_across(copies: Copies, along: str) -> Copies:
     """Copies for what goes along with another axis than the row, as far as they stay few.
 
     These are short axes such as `i` in `y[2*h + i, ...]` and `k` in `x[h + k, ...]`, and remainders
-    of an axis such as `h` in `x[h // 2, ...]`: then rows that they read are shared.
+    of an axis such as `h` in `x[h // 2, ...]`: then rows that they read are shared. There are none
+    for axes `beside` the row.
     """
     kernel, bodies = copies.kernel, copies.bodies
+    beside = kernel.axes[len(kernel.axes) - kernel.beside :]
     for axis in kernel.axes:
         if axis.name != along and not axis.extent.is_constant:
             most = _MOST_COPIES // len(bodies)
@@ -67,6 +69,7 @@ def copies_across(copies: Copies, along: str) -> Copies:
         count = axis.extent.constant if axis.extent.is_constant else 0
         if (
             count < 2
+            or axis in beside
             or count * len(bodies) > _MOST_COPIES
             or not _is_added(bodies[0], axis, kernel)
         ):
@@ -92,12 +95,14 @@ def _is_added(body: tuple[Node, ...], axis: Axis, kernel: Kernel) -> bool:
 def tiled(kernel: Kernel, facts: Facts) -> Kernel:
     """A kernel that has a row, with groups of rows along another axis where that can be done.
 
-    `facts` hold for every cell.
+    `facts` hold for every cell. Where axes lie `beside` the row, it is the last one before these.
     """
     row = kernel.row
     if row is None:
         return kernel
     candidates = [axis for axis in kernel.axes if not _is_short(axis)]
+    if kernel.beside:
+        candidates = candidates[-1:]
     scored = [(_score(kernel, row, axis), at) for at, axis in enumerate(candidates)]
     for _, at in sorted(scored, reverse=True):
         group = _group(kernel, row, candidates[at])

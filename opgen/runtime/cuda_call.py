@@ -125,8 +125,9 @@ class _Launches:
             axes = (*axes[:-1], axes[-1] // lanes)
         rows = 1
         if launch.rows is not None:
-            rows = self.rows(launch, axes, lanes)
-            axes = (*axes[:-2], axes[-2] // rows, axes[-1])
+            at = len(axes) - 2 - launch.beside
+            rows = self.rows(launch, (*axes[:at], *axes[at + 1 : -1], axes[at], axes[-1]), lanes)
+            axes = (*axes[:at], axes[at] // rows, *axes[at + 1 :])
         if launch.sums is not None:
             self.add_sums(launch, axes, turns, lanes * rows)
             return

@@ -172,6 +172,8 @@ class Launch:
     slab: tuple[str, ...] | None = None
     # Whether neighbours along its rows, and along the axis before these, read elements in common.
     window: bool = False
+    # How many axes lie between those of its rows and of its cells.
+    beside: int = 0
     teams: bool = False  # whether a team of threads adds up a cell
     walked: Mapping[str, int] = field(default_factory=dict)
     # Of sums that blocks may share: box, if they share the points of a box, or serial, if turns of
