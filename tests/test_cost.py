@@ -114,7 +114,7 @@ def test_the_report_of_siblings(capsys: pytest.CaptureFixture[str]) -> None:
     )
     _, text = capsys.readouterr().out.split("\nconv2d_grad_x_and_weight_and_bias: ")
     assert f"moving {3 * 4 * 64 * 32 * 112 * 112 / 1e6:.1f} MB once" in text
-    assert "grad_bias, grad_x, grad_weight in one pass over what they share" in text
+    assert "grad_bias, grad_weight, grad_x in one pass over what they share" in text
     assert "moves 60% of what a kernel for each would" in text
 
 
