@@ -39,6 +39,7 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import map_nodes
 from opgen.ir.names import fresh_name
+from opgen.ir.sums import box_sum
 from opgen.ir.transpose import transpose
 from opgen.passes.cuda_addends import added_first
 from opgen.passes.cuda_sums import summed
@@ -107,13 +108,30 @@ def _kernel(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel:
             case Choice(way=Way.ROW, name=name):
                 found = summed(kernel, facts, integers)
                 is_in_a_pass = found is not None and all(a.name != name for a in found.axes)
-                return found if found and is_in_a_pass else _along(kernel, name, facts)
+                if found and (is_in_a_pass or _has_taps_across(found, kernel, integers)):
+                    return found
+                return _along(kernel, name, facts)
             case Choice(way=Way.POINTS):
                 stored = _stored_along(kernel)
-                return kernel if stored is None else _along(kernel, stored, facts)
+                if stored is not None:
+                    return _along(kernel, stored, facts)
+                found = summed(kernel, facts, integers)
+                return found if found and _has_taps_across(found, kernel, integers) else kernel
             case _:
                 pass
     return summed(kernel, facts, integers) or team_sum(kernel)
+
+
+def _has_taps_across(found: Kernel, kernel: Kernel, integers: Sequence[str]) -> bool:
+    """Whether a sum over pixels has the taps of a filter in one pass, and channels side by side.
+
+    A sum over channels that are far apart, for neighbouring pixels, is one over a single axis.
+    """
+    box = box_sum(found, integers)
+    if box is None or not box.across or len(found.axes) == len(kernel.axes):
+        return False
+    loads = [frozenset().union(*(i.symbols for i in e.indices)) for e in loads_of(walk(box.terms))]
+    return len(box.box) > 1 and all(axis.name in each for axis in box.box for each in loads)
 
 
 def _stored_along(kernel: Kernel) -> str | None:

@@ -278,8 +278,9 @@ class _Sums:
     def box(self, axes: Sequence[int]) -> Iterator[KernelLaunch]:
         """Of the points of a box: the last axes."""
         assert self.launch.sums is not None
-        kernel, cells = self.launch.kernel, self.launch.sums[1]
-        found = cuda_grid.sum_grid(axes[:cells], axes[cells:])
+        kernel, (kind, cells, *_) = self.launch.kernel, self.launch.sums
+        share = cuda_grid.across_grid if kind == "across" else cuda_grid.sum_grid
+        found = share(axes[:cells], axes[cells:])
         if found is None:
             return
         parts = self.parts(math.prod(axes[:cells]), found.splits)

@@ -259,6 +259,30 @@ def sum_grid(cells: Sequence[int], box: Sequence[int]) -> SumGrid | None:
     )
 
 
+def across_grid(cells: Sequence[int], box: Sequence[int]) -> SumGrid | None:
+    """The same where a warp's threads are neighbouring cells: x are cells, y the team of each."""
+    count, points = math.prod(cells), math.prod(box)
+    if count == 0:
+        return None
+    width = min(_WARP, THREADS, _power(2 * count - 1))
+    blocks = min(-(-count // width), MOST_BLOCKS[0])
+    members = min(THREADS // width, _power(points // _FEWEST_ROUNDS))
+    most = min(_MOST_SPLITS, MOST_BLOCKS[1], max(1, _MANY_BLOCKS // blocks))
+    splits = max(1, min(most, points // (members * _FEWEST_ROUNDS)))
+    share = max(1, -(-points // splits))
+    splits = max(1, -(-points // share))
+    divisors = tuple(magic(max(1, extent)) for extent in (*cells[1:], *box[1:]))
+    return SumGrid(
+        (blocks, splits, 1),
+        (width, members, 1),
+        (blocks, 1, 1),
+        (width, min(THREADS // width, _power(splits)), 1),
+        divisors,
+        share,
+        splits,
+    )
+
+
 def serial_splits(cells: Sequence[int], turns: int, terms: int) -> int:
     """How many threads share the turns of the loop of a cell, where a turn has so many terms.
 
