@@ -23,6 +23,7 @@ from opgen.testing.cuda_on_cpu.emulated import emulated
 from opgen.testing.cuda_on_cpu.traffic import movement, widths
 
 PLAIN, HALO = 1.15, 1.35
+SHARED = Path(__file__).parent.parent / "benchmarks" / "specs" / "shared_filter.op"
 
 
 @cache
@@ -301,6 +302,26 @@ def test_pixels_are_shared_out_and_channels_are_side_by_side(name: str) -> None:
     for tensor in ("x", "grad_y"):
         found = terms.traffic[tensor]
         assert found.read_sectors * 32 <= found.read_lane_bytes, "every byte of a sector is used"
+
+
+@pytest.mark.parametrize("threads", [16, 256])
+def test_one_filter_for_all_channels(threads: int) -> None:
+    """Channels are then terms of its gradient, and threads have neighbouring ones."""
+    x = torch.randint(-4, 5, (2, 32, 8, 6), generator=torch.Generator().manual_seed(0)).float()
+    grad = torch.randint(-4, 5, (2, 64, 8, 6), generator=torch.Generator().manual_seed(1)).float()
+    x, grad = (each.contiguous(memory_format=torch.channels_last) for each in (x, grad))
+    weight = torch.ones(3, 3, requires_grad=True)
+    y = F.conv2d(x, weight.expand(64, 1, 3, 3), padding=1, groups=32)
+    (wanted,) = torch.autograd.grad(y, weight, grad)
+    with mock.patch.object(special, "LARGE", 1), emulated(trace=True, threads=threads) as launches:
+        y = opgen.load(SHARED).shared_filter(x, weight, multiplier=2, padding=1)
+        done = len(launches.reports)
+        (got,) = torch.autograd.grad(y, weight, grad)
+    assert torch.equal(got, wanted)
+    terms, *_ = launches.reports[done:]
+    grad_y = terms.traffic["grad_y"]
+    assert grad_y.read_block_sectors == grad_y.read_unique_sectors, "one block reads each channel"
+    assert grad_y.read_sectors <= 4 * grad_y.read_unique_sectors, "8 bytes and more of each sector"
 
 
 # ---------------------------------------------------------------------------- operands
