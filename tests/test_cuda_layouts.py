@@ -304,6 +304,22 @@ def test_pixels_are_shared_out_and_channels_are_side_by_side(name: str) -> None:
         assert found.read_sectors * 32 <= found.read_lane_bytes, "every byte of a sector is used"
 
 
+def test_cells_of_a_group_read_neighbours_of_its_filters() -> None:
+    """In the gradient for the image, too, which goes along the second dim of filters."""
+    x = image(2, 32, 16, 16).requires_grad_()
+    weight = random(32, 8, 3, 3) - 0.5
+    wanted = F.conv2d(x, weight, padding=1, groups=4)
+    grad = image(*wanted.shape)
+    with mock.patch.object(special, "LARGE", 1), emulated(trace=True) as launches:
+        y = module("conv").conv2d(x, weight, padding=1, groups=4)
+        done = len(launches.reports)
+        (got,) = torch.autograd.grad(y, x, grad)
+    torch.testing.assert_close(got, torch.autograd.grad(wanted, x, grad)[0], atol=1e-4, rtol=1e-4)
+    (report,) = launches.reports[done:]
+    found = {name.split(",")[0]: width for (name, _), width in widths(report).items()}
+    assert found["copy of weight"] == found["grad_x"] == {16}
+
+
 @pytest.mark.parametrize("threads", [16, 256])
 def test_one_filter_for_all_channels(threads: int) -> None:
     """Channels are then terms of its gradient, and threads have neighbouring ones."""
