@@ -31,6 +31,7 @@ from opgen.passes.relayout import (
     channels_last,
     of_images,
     relayout,
+    with_columns,
     with_temporaries,
     with_workspaces,
 )
@@ -137,6 +138,7 @@ def special_threads(
     """The same for the threads of a GPU."""
     program = threads(op, scheduled(op))
     orders = with_temporaries(op, channels_last(op, layout), program)
+    orders = with_columns(specialise(op, values), orders)
     special = for_values(relayout(op, orders), program, values, threads, unclamped)
     if special is program:
         return program, program, {}

@@ -23,6 +23,7 @@ from opgen.testing.cuda_on_cpu.emulated import emulated
 from opgen.testing.cuda_on_cpu.traffic import movement, widths
 
 PLAIN, HALO = 1.15, 1.35
+SHARED = Path(__file__).parent.parent / "benchmarks" / "specs" / "shared_filter.op"
 
 
 @cache
@@ -299,6 +300,110 @@ def test_temporaries_in_declared_order_are_read_one_by_one(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # which has kernels already
     _, reports = pooled(opgen.load(SPECS / "pool.op"), image(1, 32, 32, 32))
     assert max(second_cache([report]) for report in reports) > 2 * HALO
+
+
+# ---------------------------------------------------------------------------- filters
+FILTERS = {
+    "depthwise": ("conv", F.conv2d, (2, 64, 12, 10), (64, 1, 3, 3), {"padding": 1, "groups": 64}),
+    "strided": (
+        "conv",
+        F.conv2d,
+        (2, 33, 13, 12),
+        (33, 1, 3, 3),
+        {"padding": 1, "stride": 2, "groups": 33},
+    ),
+    "7 by 7": ("conv", F.conv2d, (1, 32, 16, 16), (32, 1, 7, 7), {"padding": 3, "groups": 32}),
+    "multiplied": ("conv", F.conv2d, (2, 32, 12, 12), (64, 1, 3, 3), {"padding": 1, "groups": 32}),
+    "grouped": ("conv", F.conv2d, (2, 32, 8, 10), (32, 8, 3, 3), {"padding": 1, "groups": 4}),
+    "transposed": (
+        "conv_transpose",
+        F.conv_transpose2d,
+        (2, 64, 8, 8),
+        (64, 1, 2, 2),
+        {"stride": 2, "groups": 64},
+    ),
+}
+
+
+def of_filter(
+    name: str, threads: int = 256, rounds: int = 1
+) -> tuple[torch.Tensor, torch.Tensor, list[Report]]:
+    """The gradient of a filter, PyTorch's, and its launches; integers are exact in any order."""
+    stem, other, *shapes, options = FILTERS[name]
+    x, weight = (
+        torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(at)).float()
+        for at, shape in enumerate(shapes)
+    )
+    x, weight = x.contiguous(memory_format=torch.channels_last), weight.requires_grad_()
+    wanted = other(x, weight, **options)
+    grad = torch.randint(-4, 5, wanted.shape, generator=torch.Generator().manual_seed(2))
+    grad = grad.float().contiguous(memory_format=torch.channels_last)
+    op = getattr(module(stem), other.__name__)
+    few = mock.patch.object(cuda_grid, "_FEWEST_ROUNDS", rounds)
+    is_large = mock.patch.object(special, "LARGE", 1)
+    with few, is_large, emulated(trace=True, threads=threads) as launches:
+        y = op(x, weight, **options)
+        done = len(launches.reports)
+        (got,) = torch.autograd.grad(y, weight, grad)
+    return got, torch.autograd.grad(wanted, weight, grad)[0], launches.reports[done:]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("rounds", [1, 8])
+@pytest.mark.parametrize("threads", [1, 16, 256])
+@pytest.mark.parametrize("name", FILTERS)
+def test_gradients_of_filters(name: str, threads: int, rounds: int) -> None:
+    """However few the threads of a block are, and however many blocks share a sum."""
+    got, wanted, _ = of_filter(name, threads, rounds)
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("name", ["depthwise", "multiplied", "transposed"])
+def test_pixels_are_shared_out_and_channels_are_side_by_side(name: str) -> None:
+    """Blocks have few pixels each here, and what lies around these is read by several."""
+    _, _, reports = of_filter(name)
+    terms, parts = reports[-2:]
+    assert terms.kernel == parts.kernel
+    assert second_cache([terms]) <= HALO
+    for tensor in ("x", "grad_y"):
+        found = terms.traffic[tensor]
+        assert found.read_sectors * 32 <= found.read_lane_bytes, "every byte of a sector is used"
+
+
+def test_cells_of_a_group_read_neighbours_of_its_filters() -> None:
+    """In the gradient for the image, too, which goes along the second dim of filters."""
+    x = image(2, 32, 16, 16).requires_grad_()
+    weight = random(32, 8, 3, 3) - 0.5
+    wanted = F.conv2d(x, weight, padding=1, groups=4)
+    grad = image(*wanted.shape)
+    with mock.patch.object(special, "LARGE", 1), emulated(trace=True) as launches:
+        y = module("conv").conv2d(x, weight, padding=1, groups=4)
+        done = len(launches.reports)
+        (got,) = torch.autograd.grad(y, x, grad)
+    torch.testing.assert_close(got, torch.autograd.grad(wanted, x, grad)[0], atol=1e-4, rtol=1e-4)
+    (report,) = launches.reports[done:]
+    found = {name.split(",")[0]: width for (name, _), width in widths(report).items()}
+    assert found["copy of weight"] == found["grad_x"] == {16}
+
+
+@pytest.mark.parametrize("threads", [16, 256])
+def test_one_filter_for_all_channels(threads: int) -> None:
+    """Channels are then terms of its gradient, and threads have neighbouring ones."""
+    x = torch.randint(-4, 5, (2, 32, 8, 6), generator=torch.Generator().manual_seed(0)).float()
+    grad = torch.randint(-4, 5, (2, 64, 8, 6), generator=torch.Generator().manual_seed(1)).float()
+    x, grad = (each.contiguous(memory_format=torch.channels_last) for each in (x, grad))
+    weight = torch.ones(3, 3, requires_grad=True)
+    y = F.conv2d(x, weight.expand(64, 1, 3, 3), padding=1, groups=32)
+    (wanted,) = torch.autograd.grad(y, weight, grad)
+    with mock.patch.object(special, "LARGE", 1), emulated(trace=True, threads=threads) as launches:
+        y = opgen.load(SHARED).shared_filter(x, weight, multiplier=2, padding=1)
+        done = len(launches.reports)
+        (got,) = torch.autograd.grad(y, weight, grad)
+    assert torch.equal(got, wanted)
+    terms, *_ = launches.reports[done:]
+    grad_y = terms.traffic["grad_y"]
+    assert grad_y.read_block_sectors == grad_y.read_unique_sectors, "one block reads each channel"
+    assert grad_y.read_sectors <= 4 * grad_y.read_unique_sectors, "8 bytes and more of each sector"
 
 
 # ---------------------------------------------------------------------------- operands

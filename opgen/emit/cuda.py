@@ -144,7 +144,7 @@ def _launch(kernel: Function, program: Program) -> Group:
 
 def _sums(sums: Sums) -> Group:
     counts = (str(sums.cells), str(sums.count))
-    loop = "serial" if sums.is_serial else "box"
+    loop = "serial" if sums.is_serial else "across" if sums.is_across else "box"
     return tuple_of([quoted(loop), *counts, quoted(sums.kind.tag)])
 
 

@@ -39,6 +39,7 @@ class Sums:
     count: int
     kind: Type
     is_serial: bool = False
+    is_across: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ def _sum_function(
     points = functools.reduce(operator.mul, (axis.extent for axis in found.box), poly(1))
     extents = [axis.extent for axis in axes]
     function = head.function(stretch, emitter, extents, reach(kernel) + points)
-    sums = Sums(len(kernel.axes), len(found.starts), kind)
+    sums = Sums(len(kernel.axes), len(found.starts), kind, is_across=found.across)
     return replace(function, sums=sums, also=kernel.also)
 
 

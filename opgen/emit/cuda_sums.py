@@ -64,13 +64,14 @@ def print_sum(emitter: CudaEmitter, kernel: Kernel, found: BoxSum, names: SumNam
     inner.write(f"if ({body.point} < {body.cells}) {{")
     terms = inside(inner)
     terms.write(f"if ({names.share} > 0) {{")
-    _stretches(inside(terms), found, names)
+    _stretches(inside(terms), found, body.team, names)
     terms.write("} else {")
     _parts(inside(terms), body, names)
     terms.write("}")
     inner.write("}")
-    inner.write(f"team_sums<{body.count}>({body.totals}, {body.shared});")
-    inner.write(f"if ({body.point} < {body.cells} && MEMBER == 0) {{")
+    sums = "sums_across" if found.across else "team_sums"
+    inner.write(f"{sums}<{body.count}>({body.totals}, {body.shared});")
+    inner.write(f"if ({body.point} < {body.cells} && {body.team.member} == 0) {{")
     last = inside(inner)
     last.block(f"if ({names.splits} == 1 || {names.share} == 0)", found.stores)
     at = last.scope.fresh("at")
@@ -83,7 +84,8 @@ def print_sum(emitter: CudaEmitter, kernel: Kernel, found: BoxSum, names: SumNam
 def _parts(emitter: CudaEmitter, body: _Body, names: SumNames) -> None:
     """The loop of a member over its parts of a cell."""
     at, split = emitter.scope.fresh("at"), emitter.scope.fresh("split")
-    head = f"{INDEX} {split} = MEMBER; {split} < {names.splits}; {split} += MEMBERS"
+    member, members = body.team.member, body.team.members
+    head = f"{INDEX} {split} = {member}; {split} < {names.splits}; {split} += {members}"
     emitter.write(f"for ({head}) {{")
     emitter.write("    UNROLL")
     emitter.write(f"    for (int {at} = 0; {at} < {body.count}; {at}++)")
@@ -92,11 +94,31 @@ def _parts(emitter: CudaEmitter, body: _Body, names: SumNames) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class _Team:
+    """Which dim of a block its cells are, and what members of a team and their number are called.
+
+    Where sums are `across`, the threads of a warp are neighbouring cells.
+    """
+
+    cells: str
+    member: str
+    members: str
+
+    @classmethod
+    def of(cls, found: BoxSum) -> _Team:
+        if found.across:
+            return cls("x", "threadIdx.y", "blockDim.y")
+        return cls("z", "MEMBER", "MEMBERS")
+
+
+@dataclass(frozen=True, slots=True)
 class _Body:
     """What is around the terms: a loop over cells, and a team for each."""
 
     inner: CudaEmitter
     names: SumNames
+    team: _Team
+    is_across: bool
     count: int
     cells: str
     point: str
@@ -108,33 +130,41 @@ class _Body:
         kind = kind_of(emitter.printer.types, kernel, found)
         axes, scope, count = kernel.axes, emitter.scope, len(found.starts)
         shared = scope.fresh("shared")
-        emitter.write(f"__shared__ {kind.value} {shared}[{count} * THREADS / 32];")
+        size = "THREADS" if found.across else f"{count} * THREADS / 32"
+        emitter.write(f"__shared__ {kind.value} {shared}[{size}];")
         counters = [scope.fresh(axis.name) for axis in axes]
         extents = [emitter.printer.poly(axis.extent) for axis in axes]
         for axis, name in zip(axes, counters, strict=True):
             emitter.printer.names.symbols[axis.name] = name
             emitter.printer.bounded.add((symbol(axis.name), axis.extent))
         cells, first, point = product(extents), scope.fresh("first"), scope.fresh("point")
-        head = f"{INDEX} {first} = blockIdx.x * ({INDEX})blockDim.z"
-        step = f"gridDim.x * ({INDEX})blockDim.z"
+        team = _Team.of(found)
+        head = f"{INDEX} {first} = blockIdx.x * ({INDEX})blockDim.{team.cells}"
+        step = f"gridDim.x * ({INDEX})blockDim.{team.cells}"
         emitter.write(f"for ({head}; {first} < {cells}; {first} += {step}) {{")
         inner = inside(emitter)
-        inner.write(f"const {INDEX} {point} = {first} + threadIdx.z;")
+        inner.write(f"const {INDEX} {point} = {first} + threadIdx.{team.cells};")
         inner.digits_of(point, counters, extents, names.cell_magic)
         totals = inner.scope.fresh("totals")
         inner.write(f"{kind.value} {totals}[{count}] = {{}};")
         for at, start in enumerate(found.starts):
             inner.printer.names.accumulators[start.accumulator] = f"{totals}[{at}]"
             inner.kinds[start.accumulator] = kind
-        return cls(inner, names, count, cells, point, totals, shared)
+        return cls(inner, names, team, found.across, count, cells, point, totals, shared)
 
     def part(self, at: str, split: str) -> str:
-        """The part of a sum that a split has; there may be more of them than 32 bits count."""
+        """The part of a sum that a split has; there may be more of them than 32 bits count.
+
+        Parts of cells lie side by side where neighbouring threads have them.
+        """
+        if self.is_across:
+            index = f"((int64_t){at} * {self.names.splits} + {split}) * ({self.cells})"
+            return f"{self.names.partial}[{index} + {self.point}]"
         index = f"(int64_t){self.point} * {self.count} + {at}"
         return f"{self.names.partial}[({index}) * {self.names.splits} + {split}]"
 
 
-def _stretches(emitter: CudaEmitter, found: BoxSum, names: SumNames) -> None:
+def _stretches(emitter: CudaEmitter, found: BoxSum, team: _Team, names: SumNames) -> None:
     """The loop of a member over its stretches of the block's share of the box."""
     counters = [emitter.scope.fresh(f"{axis.name}_part") for axis in found.box[-2:]]
     counters = [*(emitter.scope.fresh(axis.name) for axis in found.box[:-2]), *counters]
@@ -145,8 +175,9 @@ def _stretches(emitter: CudaEmitter, found: BoxSum, names: SumNames) -> None:
     stretch, end = emitter.scope.fresh("stretch"), emitter.scope.fresh("end")
     begin = f"blockIdx.y * {names.share}"
     emitter.write(f"const {INDEX} {end} = least({product(extents)}, {begin} + {names.share});")
-    start = f"{begin} + ({INDEX})MEMBER"
-    emitter.write(f"for ({INDEX} {stretch} = {start}; {stretch} < {end}; {stretch} += MEMBERS) {{")
+    start = f"{begin} + ({INDEX}){team.member}"
+    step = f"{stretch} += {team.members}"
+    emitter.write(f"for ({INDEX} {stretch} = {start}; {stretch} < {end}; {step}) {{")
     inner = inside(emitter)
     inner.digits_of(stretch, counters, extents, names.box_magic)
     inner.begin_stretches(counters[-2:])

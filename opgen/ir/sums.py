@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from opgen.algebra.poly import ZERO, Poly, poly
-from opgen.ir.loops import Accumulate, Axis, For, Kernel, Lanes, Node, Start, Store, walk
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Accumulate, Axis, Define, For, Kernel, Lanes, Node, Start, Store, walk
 from opgen.ir.notation import Reducer
 
 
@@ -24,12 +25,15 @@ class BoxSum:
     """A kernel that starts accumulators, adds up terms at every point of a box, stores them.
 
     Terms may store cells of tensors that the kernel writes beside its sums, one for every point.
+    It is `across` where what terms load at neighbouring points lies apart, at neighbouring cells
+    side by side.
     """
 
     starts: tuple[Start, ...]
     box: tuple[Axis, ...]
     terms: tuple[Node, ...]
     stores: tuple[Store, ...]
+    across: bool = False
 
 
 def box_sum(kernel: Kernel, integers: Iterable[str]) -> BoxSum | None:
@@ -56,7 +60,17 @@ def box_sum(kernel: Kernel, integers: Iterable[str]) -> BoxSum | None:
     own = (node.tensor for node in walk(inner) if isinstance(node, Start | Store))
     if any(tensor not in kernel.also for tensor in own):
         return None
-    return BoxSum(starts, tuple(box), inner, stores)
+    return BoxSum(starts, tuple(box), inner, stores, _is_across(kernel, box, inner))
+
+
+def _is_across(kernel: Kernel, box: Iterable[Axis], terms: tuple[Node, ...]) -> bool:
+    """Whether loads move along their last index with cells, and none with points of the box."""
+    last: set[str] = set()
+    for load in loads_of(walk(terms)):
+        last.update(load.indices[-1].symbols if load.indices else ())
+    defined = {node.name for node in walk(terms) if isinstance(node, Define)}
+    is_along_cells = any(axis.name in last for axis in kernel.axes)
+    return is_along_cells and last.isdisjoint({*defined, *(axis.name for axis in box)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import map_nodes
 from opgen.ir.names import fresh_name
+from opgen.ir.sums import box_sum
 from opgen.ir.transpose import transpose
 from opgen.passes.cuda_addends import added_first
 from opgen.passes.cuda_beside import with_beside
@@ -108,13 +109,34 @@ def _kernel(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel:
             case Choice(way=Way.ROW, name=name):
                 found = summed(kernel, facts, integers)
                 is_in_a_pass = found is not None and all(a.name != name for a in found.axes)
-                return found if found and is_in_a_pass else _along(kernel, name, facts)
+                if found and (is_in_a_pass or _has_taps(found, kernel, integers, across=True)):
+                    return found
+                return _along(kernel, name, facts)
             case Choice(way=Way.POINTS):
                 stored = _stored_along(kernel)
-                return kernel if stored is None else _along(kernel, stored, facts)
+                if stored is not None:
+                    return _along(kernel, stored, facts)
+                found = summed(kernel, facts, integers, sorts=True)
+                return found if found and _has_taps(found, kernel, integers) else kernel
             case _:
                 pass
     return summed(kernel, facts, integers) or team_sum(kernel)
+
+
+def _has_taps(found: Kernel, kernel: Kernel, integers: Sequence[str], across: bool = False) -> bool:
+    """Whether a sum over pixels has the taps of a filter in one pass, and loads lie side by side.
+
+    If `across`, along channels that are cells; else there may be one filter for all channels. A sum
+    over channels that are far apart, for neighbouring pixels, is one over a single axis.
+    """
+    box = box_sum(found, integers)
+    if box is None or len(box.box) == 1 or len(found.axes) == len(kernel.axes):
+        return False
+    names = {axis.name for axis in box.box}
+    loads = [tuple(index.symbols for index in e.indices) for e in loads_of(walk(box.terms))]
+    if box.across:
+        return all(names <= frozenset().union(*each) for each in loads)
+    return not across and all(each and each[-1] and each[-1] <= names for each in loads)
 
 
 def _stored_along(kernel: Kernel) -> str | None:

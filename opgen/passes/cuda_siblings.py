@@ -197,7 +197,8 @@ def _parts(program: Program, kernel: Kernel, sums: Kernel) -> Iterator[_Part]:
             axes = (*kernel.axes, *other.box)
             yield _Part(axes, len(kernel.axes), other.starts, other.terms, other.stores)
         return
-    cells = _cell(kernel)
+    own = box_sum(sums, program.integers)
+    cells = None if own is not None and own.across else _cell(kernel)
     if cells is not None:
         axes = (*kernel.axes, *(row.axis for row in kernel.stretched))
         yield _Part(axes, 0, (), cells, ())

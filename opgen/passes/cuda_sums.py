@@ -49,8 +49,18 @@ of a thread, and loads once for 9 products.
 """
 
 
-def summed(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel | None:
-    """The kernel as a sum over a box, see `opgen.ir.sums`; None where it is none."""
+_FAR: Final = 2**31
+"""More elements than one step along any axis whose step is known."""
+
+
+def summed(
+    kernel: Kernel, facts: Facts, integers: Sequence[str], sorts: bool = False
+) -> Kernel | None:
+    """The kernel as a sum over a box, see `opgen.ir.sums`; None where it is none.
+
+    With `sorts` the last axes of the box are those along which loads lie side by side: channels
+    may be the first ones of a sum, and the last dim of an image.
+    """
     match kernel.body:
         case (Start(value=None, reducer=Reducer.ADD), For() | If(), Store()):
             pass
@@ -72,9 +82,10 @@ def summed(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel | No
     inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))
     for each in (*kernel.axes, *box):
         inside = inside.with_bounds(each.name, ZERO, each.extent - 1)
-    terms = [node for nest in found for node in _simplified(nest.guarded(box), inside)]
+    order = sorted(box, key=lambda axis: _nearness(kernel, axis.name)) if sorts else list(box)
+    terms = [node for nest in found for node in _simplified(nest.guarded(box, order), inside)]
     whole: tuple[Node, ...] = tuple(_merged(terms))
-    for axis in reversed(box):
+    for axis in reversed(order):
         whole = (For(axis.name, (ZERO,), (axis.extent - 1,), whole, any_order=True),)
     starts, stores = (tuple(body[at] for body in bodies) for at in (0, -1))
     axes = tuple(axis for axis in kernel.axes if axis not in taps)
@@ -112,8 +123,11 @@ class _Nest:
             return None
         return cls(tuple(loops), tuple(conditions), inner)
 
-    def guarded(self, box: Sequence[Axis]) -> tuple[Node, ...]:
-        """The terms as they are at a point of the box, conditions on fewer axes outside."""
+    def guarded(self, box: Sequence[Axis], order: Sequence[Axis]) -> tuple[Node, ...]:
+        """The terms as they are at a point of the box, conditions on fewer axes outside.
+
+        Its axes come in the `order` in which loops go through them.
+        """
         conditions = list(self.conditions)
         for loop, axis in zip(self.loops, box, strict=True):
             here = symbol(loop.name)
@@ -121,10 +135,17 @@ class _Nest:
             last = axis.extent - 1
             conditions += [Condition(bound - here) for bound in loop.upper if bound != last]
         body = self.terms
-        for name in (*(axis.name for axis in reversed(box)), None):
-            own = tuple(each for each in conditions if _innermost(each, box) == name)
+        for name in (*(axis.name for axis in reversed(order)), None):
+            own = tuple(each for each in conditions if _innermost(each, order) == name)
             body = (If(own, body),) if own else body
         return body
+
+
+def _nearness(kernel: Kernel, name: str) -> tuple[bool, int]:
+    """Least for axes that move loads to other rows, greatest for those that move them least."""
+    last = [load.indices[-1] for load in loads_of(walk(kernel.body)) if load.indices]
+    steps = [abs(index.step_in(name) or _FAR) for index in last if name in index.symbols]
+    return bool(steps), -max(steps, default=0)
 
 
 def _with(name: str, value: Poly, nodes: Sequence[Node]) -> tuple[Node, ...]:

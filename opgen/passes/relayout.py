@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from opgen.algebra.poly import Kind
+from opgen.algebra.poly import Kind, poly
 from opgen.ir.loops import Program, Workspace
 from opgen.ir.notation import Access, Apply, Expr, Op, Read, Statement, Tensor, reads
 
@@ -40,6 +40,30 @@ def channels_last(op: Op, layout: int) -> dict[str, tuple[int, ...]]:
         ranks = {tensor.name: len(tensor.dims) for tensor in op.inputs}
         orders |= {name: (*range(1, ranks[name]), 0) for name in _packed(op) if name not in orders}
     return orders
+
+
+def with_columns(op: Op, orders: Orders) -> dict[str, tuple[int, ...]]:
+    """The orders with other ones of filters whose second dim goes along the channels of a result.
+
+    In the gradient of a grouped convolution for its image neighbouring cells of a group then read
+    neighbours of the filter, as those of the convolution do. `op` is the special one: where groups
+    have one channel, or there is one group, the filter stays as it is.
+    """
+    found = dict(orders)
+    for statement in op.statements:
+        target = statement.target
+        if orders.get(target.tensor, (1,))[0] != 0:
+            continue
+        long = {each.name for each in statement.iterators if each.extent != poly(1)}
+        channels = target.indices[1].value.symbols & long
+        for access in reads(statement.body):
+            order = orders.get(access.tensor, (0,))
+            if order[0] == 0 or len(order) < 2:
+                continue
+            first, second, *_ = (index.value.symbols & channels for index in access.indices)
+            if first and second and first.isdisjoint(second):
+                found[access.tensor] = (0, *range(2, len(order)), 1)
+    return found
 
 
 def of_images(orders: Orders) -> Orders:

@@ -179,6 +179,8 @@ class _Launches:
         registers = cuda_grid.registers(self.call.types.wide)
         totals = 0 if launch.sums is None else launch.sums[2] * registers
         most = cuda_grid.most_rows(registers, bool(launch.also), totals)
+        if launch.sums is not None and launch.sums[0] == "across":
+            most = min(most, cuda_grid.most_rows_across(totals))
         rows = cuda_grid.rows(axes, lanes * values * registers, most)
         self.define(macro, rows)
         return rows
@@ -190,7 +192,7 @@ class _Launches:
         given = (tuple(self.arguments(launch)), self.last(launch))
         sums = _Sums(launch, given, self.call.device, self.call.types)
         if not turns:
-            self.found += sums.box(axes)
+            self.found += sums.box(axes, cells)
             return
         self.found += sums.serial(axes, turns, cells)
         self.whole = self.whole and all(grid.whole for grid in sums.grids)
@@ -278,11 +280,14 @@ class _Sums:
     types: Types
     grids: list[cuda_grid.Grid] = field(default_factory=list)
 
-    def box(self, axes: Sequence[int]) -> Iterator[KernelLaunch]:
-        """Of the points of a box: the last axes."""
+    def box(self, axes: Sequence[int], stretch: int) -> Iterator[KernelLaunch]:
+        """Of the points of a box: the last axes, in stretches of so many."""
         assert self.launch.sums is not None
-        kernel, cells = self.launch.kernel, self.launch.sums[1]
-        found = cuda_grid.sum_grid(axes[:cells], axes[cells:])
+        kernel, (kind, cells, *_) = self.launch.kernel, self.launch.sums
+        if kind == "across":
+            found = cuda_grid.across_grid(axes[:cells], axes[cells:], stretch)
+        else:
+            found = cuda_grid.sum_grid(axes[:cells], axes[cells:])
         if found is None:
             return
         parts = self.parts(math.prod(axes[:cells]), found.splits)

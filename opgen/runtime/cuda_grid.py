@@ -38,6 +38,8 @@ them two blocks fit on a multiprocessor."""
 _MOST_TOTALS = 64
 """The most registers with totals beside which a thread has several rows: those of 7 by 7 taps in 64
 bits leave no room for their windows."""
+_MOST_OF_ROWS_ACROSS = 96
+"""The most totals times rows of a sum across: 8 rows of 3 by 3 taps, 2 of 5 by 5, 1 of 7 by 7."""
 _MOST_ACROSS = 64
 """The most threads of a block in a row of several: what neighbouring rows share is read once."""
 _WARP = 32
@@ -259,6 +261,34 @@ def sum_grid(cells: Sequence[int], box: Sequence[int]) -> SumGrid | None:
     )
 
 
+def across_grid(cells: Sequence[int], box: Sequence[int], stretch: int = 1) -> SumGrid | None:
+    """The same where a warp's threads are neighbouring cells: x are cells, y the team of each.
+
+    Points of the box are stretches of so many.
+    """
+    count, points = math.prod(cells), math.prod(box)
+    if count == 0:
+        return None
+    width = min(_WARP, THREADS, _power(2 * count - 1))
+    blocks = min(-(-count // width), MOST_BLOCKS[0])
+    rounds = min(_FEWEST_ROUNDS, max(2, _FEWEST_ROUNDS // stretch))
+    members = min(THREADS // width, _power(points // rounds))
+    most = min(_MOST_SPLITS, MOST_BLOCKS[1], max(1, _MANY_BLOCKS // blocks))
+    splits = max(1, min(most, points // (members * rounds)))
+    share = max(1, -(-points // (splits * members))) * members
+    splits = max(1, -(-points // share))
+    divisors = tuple(magic(max(1, extent)) for extent in (*cells[1:], *box[1:]))
+    return SumGrid(
+        (blocks, splits, 1),
+        (width, members, 1),
+        (blocks, 1, 1),
+        (width, min(THREADS // width, _power(splits)), 1),
+        divisors,
+        share,
+        splits,
+    )
+
+
 def serial_splits(cells: Sequence[int], turns: int, terms: int) -> int:
     """How many threads share the turns of the loop of a cell, where a turn has so many terms.
 
@@ -309,6 +339,15 @@ def most_rows(registers: int, siblings: bool = False, totals: int = 0) -> int:
     if totals > _MOST_TOTALS:
         return 1
     return ROWS_OF_SIBLINGS // registers if siblings else MOST_ROWS // registers**2
+
+
+def most_rows_across(totals: int) -> int:
+    """The most rows of a thread with so many registers of totals, where each row has its loads.
+
+    4 rows of 7 by 7 taps take 190 registers and load hardly less for a point than one does, with
+    128: two blocks then fit on a multiprocessor.
+    """
+    return max(1, _MOST_OF_ROWS_ACROSS // max(1, totals))
 
 
 def rows(extents: Sequence[int], values: int, limit: int = MOST_ROWS) -> int:

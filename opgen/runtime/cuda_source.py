@@ -317,6 +317,26 @@ template <int COUNT, class A> FUNCTION void team_sums(A (&totals)[COUNT], A *sha
     __syncthreads();
 }
 
+/* The same where the threads of a block with the same x are a team, and y is their number in it:
+   the members' totals are added in the order of these. There is room for a number of each thread.
+ */
+template <int COUNT, class A> FUNCTION void sums_across(A (&totals)[COUNT], A *shared)
+{
+    if (blockDim.y == 1) return;
+    A *own = shared + threadIdx.x;
+    UNROLL
+    for (int at = 0; at < COUNT; at++) {
+        own[threadIdx.y * blockDim.x] = totals[at];
+        __syncthreads();
+        if (threadIdx.y == 0) {
+            for (unsigned member = 1; member < blockDim.y; member++) {
+                totals[at] += own[member * blockDim.x];
+            }
+        }
+        __syncthreads();
+    }
+}
+
 /* The points along one dimension of the grid that are this thread's: one at most, if the grids of a
    call leave out none. */
 #define THREAD(dimension) \

@@ -176,9 +176,10 @@ class Launch:
     beside: int = 0
     teams: bool = False  # whether a team of threads adds up a cell
     walked: Mapping[str, int] = field(default_factory=dict)
-    # Of sums that blocks may share: box, if they share the points of a box, or serial, if turns of
-    # a loop; how many of its axes are those of cells (the others are those of the box, or turns of
-    # the loop and terms of a turn); how many sums a cell has, and their type: wide, real or i64.
+    # Of sums that blocks may share: box, if they share the points of a box, across, if threads of a
+    # warp are then cells and not points, or serial, if they share turns of a loop; how many of its
+    # axes are those of cells (the others are those of the box, or turns of the loop and terms of a
+    # turn); how many sums a cell has, and their type: wide, real or i64.
     # Behind what it divides by the kernel takes the points or turns of a block, the number of
     # parts, and where these are. With 0 points or turns it adds up parts.
     sums: tuple[str, int, int, str] | None = None
