@@ -292,6 +292,7 @@ def test_what_is_replayed_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
     clock = [0.0]
     monkeypatch.setattr(replays, "_captured", captured)
+    monkeypatch.setattr(replays, "_can_capture", lambda: True)
     monkeypatch.setattr(timing, "on_gpu", on_gpu)
     seconds = {"short": 1e-4, "long": 0.02, "waits": 0.5}
     calls = {name: (lambda name=name: name) for name in seconds}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 from xml.etree import ElementTree
 
 import pytest
@@ -18,6 +20,7 @@ from opgen.bench.document import document
 from opgen.bench.measure import COPY, Result, measure
 from opgen.bench.row import Contender, Direction
 from opgen.bench.run import Plan, Refused, run
+from opgen.cli import bench_run
 from opgen.cli.bench_run import _command
 
 
@@ -76,6 +79,20 @@ def test_growth_has_its_own_place(tmp_path: Path) -> None:
     assert main([*arguments, "--write-readme", str(path)]) == 0
     text = path.read_text()
     assert text.startswith(rows) and text.count("| shift_sum A, 28 channels | forward |") == 1
+
+
+def test_a_run_that_is_ended_has_written_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_run, "run_closely", ended)
+    path = tmp_path / "b.json"
+    arguments = ["bench", "--tiny", "--forward", "--rows", "bilinear [[]8,2048,8,8]"]
+    with contextlib.suppress(KeyboardInterrupt):
+        main([*arguments, "--json", str(path)])
+    assert len(json.loads(path.read_text())["rows"]) == 1
 
 
 def test_files_are_looked_at_before_the_run(

@@ -67,7 +67,8 @@ NET, NET_LAST = case(1, 64, 180), case(1, 64, 180, 1, LAST)
         (UNFOLDED, IEEE, True, True),
         (NET, IEEE, True, True),
         (NET_LAST, IEEE, True, True),
-        (case(1, 64, 50, 1, LAST), IEEE, False, True),
+        (case(1, 64, 50, 1, LAST), IEEE, True, True),
+        (case(1, 63, 50, 1, LAST), IEEE, False, True),
         (case(8, 256, 56, 32, LAST), IEEE, True, True),
         (case(8, 128, 56, 32, LAST), IEEE, False, False),
         (NET_LAST, TF32, True, True),
@@ -111,15 +112,16 @@ def test_types_of_16_bits(dtype: torch.dtype, settings: Settings) -> None:
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
-        (case(8, 256, 28, 1, LAST), PLAIN),
-        (case(8, 256, 28, 2, LAST), PLAIN),
-        (case(8, 256, 28, 4, LAST), PLAIN),
+        (case(8, 256, 28, 1, LAST), LAST),
+        (case(8, 256, 28, 2, LAST), LAST),
+        (case(8, 256, 28, 4, LAST), LAST),
+        (NET_LAST, LAST),
         (case(8, 256, 56, 16, LAST), PLAIN),
+        (case(8, 256, 56, 32, LAST), PLAIN),
         (case(512, 10, 50, 1, LAST), PLAIN),
-        (NET_LAST, PLAIN),
         # Not enough to do for each element: single taps; not enough in all.
-        (case(8, 256, 28, 1, LAST, taps=1), LAST),
-        (case(1, 64, 60, 1, LAST), LAST),
+        (case(512, 16, 50, 1, LAST, taps=1), LAST),
+        (case(1, 48, 60, 1, LAST), LAST),
         (LAYER, PLAIN),
     ],
 )
@@ -160,7 +162,9 @@ def test_calls_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers, weight = (1, 1, 1, 1, 1), (64, 64, 3, 3)
     images = (4, 64, 28, 28)
     assert goes(CONVOLUTION, "conv_on_gpu", [images, weight], numbers)
-    assert not goes(CONVOLUTION, "conv_on_gpu", [images, weight], numbers, memory_format=LAST)
+    assert goes(CONVOLUTION, "conv_on_gpu", [images, weight], numbers, memory_format=LAST)
+    few = [(4, 48, 28, 28), (48, 48, 3, 3)]
+    assert not goes(CONVOLUTION, "conv_on_gpu", few, numbers, memory_format=LAST)
     assert not goes(CONVOLUTION, "conv_on_gpu", [images, weight], numbers, dtype=torch.float64)
     assert goes(BLOCKS, "blocks_on_gpu", [images, weight], ())
     assert goes(LINE, "line_on_gpu", [(16, 64, 500), (64, 64, 3)], (1,))

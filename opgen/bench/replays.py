@@ -8,6 +8,7 @@ graphs, the time of the device is what counts.
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -29,8 +30,10 @@ def device_times(
     """The medians of the calls that can be captured, measured in turn for about `budget` seconds.
 
     `seconds` are those of each call as it is made from Python. All must have been made before on
-    the current stream, which must not be the default one.
+    the current stream. On the default one nothing can be captured.
     """
+    if not _can_capture():
+        return {}
     counts = {name: _CALLS if seconds[name] < _SHORT else 1 for name in calls}
     graphs = {}
     for name, call in calls.items():
@@ -44,14 +47,39 @@ def device_times(
     return {name: statistics.median(found.seconds(name)) / counts[name] for name in replays}
 
 
+def _can_capture() -> bool:
+    return torch.cuda.current_stream() != torch.cuda.default_stream()
+
+
+def _waits(call: timing.Call) -> bool:
+    """Whether a call waits for the GPU: a capture of it would fail."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return False
+
+
 def _captured(call: timing.Call, count: int) -> torch.cuda.CUDAGraph | None:
     """So many calls as a graph; None where they do what cannot be captured, as waiting."""
-    graph = torch.cuda.CUDAGraph()
+    if _waits(call):
+        return None
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        with torch.cuda.graph(graph, stream=stream):
             for _ in range(count):
                 call()
     except RuntimeError:
         torch.cuda.synchronize()
+        # A capture that fails leaves the generator of random numbers within it (PyTorch 2.11):
+        # another one, of nothing, ends it.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the graph is empty
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+                pass
         return None
     return graph

@@ -58,15 +58,17 @@ def run(options: argparse.Namespace) -> int:
         _look_at_files(options)
         started, measured_on = time.strftime("%Y-%m-%d %H:%M:%S"), machine.describe(plan.device)
         measured = measure_alone if options.apart else measure
-        with tf32(allowed=options.tf32), _stream(plan.device):
-            growths, outcomes = (
-                _grown(plan, measured, console)
-                if options.growth
-                else ([], _measured(plan, measured, console))
-            )
         about = {"started": started, "command": _command(sys.argv[1:])}
-        found = document(outcomes, measured_on, about, growths)
-        _write(options, found)
+
+        def write(outcomes: Sequence[Outcome], growths: Sequence[Growth] = ()) -> None:
+            _write(options, document(outcomes, measured_on, about, growths))
+
+        with tf32(allowed=options.tf32), _stream(plan.device):
+            if options.growth:
+                growths, outcomes = _grown(plan, measured, console)
+                write(outcomes, growths)
+            else:
+                outcomes = _measured(plan, measured, console, write)
     except BenchError as error:
         errors().print(f"opgen: {error}")
         return 2
@@ -178,8 +180,17 @@ def _plan(options: argparse.Namespace, rows: Sequence[Row]) -> Plan:
 
 
 # ---------------------------------------------------------------------------- the run
-def _measured(plan: Plan, measured: Measure, console: Console) -> list[Outcome]:
-    """Every outcome, printed as it comes."""
+def _measured(
+    plan: Plan,
+    measured: Measure,
+    console: Console,
+    write: Callable[[Sequence[Outcome]], None],
+) -> list[Outcome]:
+    """Every outcome, printed as it comes.
+
+    Figures are written when all rows were measured, and whenever some were measured again: who ends
+    a run that takes too long loses no more than that.
+    """
     console.print(report.heading(), style="bold")
     outcomes: list[Outcome] = []
     for outcome in run_plan(plan, measured):
@@ -188,16 +199,20 @@ def _measured(plan: Plan, measured: Measure, console: Console) -> list[Outcome]:
             console.print(report.line(outcome))
         else:
             errors().print(f"opgen: {report.problem(outcome)}")
+    write(outcomes)
     again = run_again(plan, outcomes, measured)
     outcomes = _replaced(outcomes, again, console, "disturbed rows again", report.line)
+    write(outcomes)
     closely = run_closely(plan, outcomes, measured)
     outcomes = _replaced(outcomes, closely, console, "close rows again", report.line)
+    write(outcomes)
     kept = run_recycled(plan, outcomes)
     try:
-        return _replaced(outcomes, kept, console, "with outputs recycled", report.recycled)
+        outcomes = _replaced(outcomes, kept, console, "with outputs recycled", report.recycled)
     except BenchError as error:
         errors().print(f"opgen: with outputs recycled: not measured: {error}")
-        return outcomes
+    write(outcomes)
+    return outcomes
 
 
 def _replaced(
