@@ -134,6 +134,15 @@ def test_which_format_images_have_there(case: Case, expected: Any) -> None:
         assert library_cuda.format_of(case, dtype, settings) == case.format
 
 
+def test_products_where_pytorch_is_to_be_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises for those of cuBLAS, unless a variable is set; opgen's own are."""
+    shapes: list[tuple[int, ...]] = [(16, 64, 64), (16, 64, 64)]
+    for deterministic in (False, True):
+        settings = IEEE._replace(deterministic=deterministic)
+        monkeypatch.setattr(library_cuda, "settings", lambda found=settings: found)
+        assert goes(PRODUCT, "product_on_gpu", shapes, ()) is not deterministic
+
+
 def test_copies_and_images_of_three_dims() -> None:
     worth = LAYER.work // 256
     assert library_cuda.takes_convolution(LAYER, FLOAT, FORWARD, TF32, worth)

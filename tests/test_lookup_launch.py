@@ -26,6 +26,7 @@ from opgen.runtime import (
     lookup_launch,
     lookup_launch_source,
     lookup_library,
+    lookup_table,
     special,
 )
 from opgen.testing.cuda_on_cpu.emulated import Emulation, Products, emulated
@@ -44,6 +45,10 @@ op biased(x[N,M], bias[M] = 0.0) -> y[N,M]
 
 op depthwise(x[N,C,H,W], weight[C,R,S], bias[C] = 0) -> y[N,C,H,W]
   y[n,c,h,w] = bias[c] + (sum(r,s) x[n,c, h+r-1 ?0, w+s-1 ?0] * weight[c,r,s])
+
+op norm(x[N,M], z[K,N,M]) -> s[N], y[K,N,M]
+  s[n] = sum(m) x[N-1-n,m]
+  y[k,n,m] = z[k,n,m] * x[n,m]
 
 op product(a[M,K], b[K,N]) -> c[M,N]
   c[m,n] = sum(k) a[m,k] * b[k,n]
@@ -229,6 +234,62 @@ def test_copies_of_filters(driver: Driver, ops: Ops, monkeypatch: pytest.MonkeyP
             assert mine.equal(other)
     assert {"weight", "bias"} <= set(copied)
     assert len(driver.launched) >= 3 + 2 * 2
+
+
+def test_a_copy_is_for_the_launch_that_reads_it(driver: Driver, ops: Ops) -> None:
+    """One before it reads the input itself, with that one's strides."""
+    norm = ops("norm")
+    for _ in range(3):
+        x, z = drawn(16, 8).t(), drawn(8, 8, 16)
+        s, y = norm(x, z)
+        assert s.equal(x.flip(0).sum(1)) and y.equal(z * x)
+    assert driver.launched
+
+
+def test_stand_ins_for_what_is_absent(
+    driver: Driver, ops: Ops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One serves all calls that it is large enough for, and the next one is twice as large."""
+    monkeypatch.setattr(lookup_launch, "_STAND_INS", {})
+    biased = ops("biased")
+    for rows in range(2, 12):
+        for _ in range(2):
+            x = drawn(rows, 8)
+            assert biased(x).equal(2 * x)
+    (made,) = lookup_launch._STAND_INS.values()
+    assert len(made) <= 4
+    assert all((each == 0).all() for each in made)
+    assert len(driver.launched) == 10
+
+
+def test_calls_in_a_capture_are_not_entered(
+    driver: Driver, ops: Ops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands for an absent input would be filled when the graph is replayed."""
+    biased = ops("biased")
+    biased(drawn(16, 8))
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda, "is_capturing", lambda: True)
+        biased(drawn(32, 8))
+    assert known(driver, lambda: biased(drawn(32, 8))) == 0
+    assert known(driver, lambda: biased(drawn(32, 8))) == 1
+
+
+def test_a_call_is_entered_once(driver: Driver, ops: Ops) -> None:
+    """Also where the launches of its entry fail: there is room for others."""
+    biased, bias = ops("biased"), drawn(2)
+    driver.fails_at = 0
+    for _ in range(lookup_table_entries() + 8):
+        biased(drawn(1, 2), bias)
+    driver.fails_at = -1
+    biased(drawn(3, 2), bias)
+    assert known(driver, lambda: biased(drawn(3, 2), bias)) == 1
+
+
+def lookup_table_entries() -> int:
+    """How many a table has room for."""
+    (found,) = re.findall(r"MAX_ENTRIES = (\d+)", lookup_table.source(0, "test", 0))
+    return int(found)
 
 
 def test_nothing_to_compute(driver: Driver, ops: Ops) -> None:

@@ -208,7 +208,7 @@ def computed(call: Call, known: Known | None = None) -> Outputs:
     if cuda.computes(call.device):
         launched = run_on_cuda(call, operands)
         is_known_by_shapes = is_direct and launched.lasting and not operation.faults
-        if known is not None and is_known_by_shapes:
+        if known is not None and is_known_by_shapes and not cuda.is_capturing():
             known.enter_launched(call, outputs, operands, launched)
     elif call.device.type == "cpu":
         if run_on_cpu(call, operands) and is_direct and known is not None:

@@ -101,6 +101,8 @@ class Settings(NamedTuple):
     """Whether cuDNN multiplies numbers of 32 bits in TF32,"""
     tf32_of_products: bool
     """and whether tiles of opgen, and cuBLAS, do."""
+    deterministic: bool = False
+    """Whether PyTorch refuses what may differ from call to call, as it takes products to do."""
 
 
 def settings() -> Settings | None:
@@ -111,6 +113,7 @@ def settings() -> Settings | None:
         _has_cudnn() and _cudnn_is_enabled(),
         _precision("cuda", "conv") == "tf32",
         _precision("cuda", "matmul") == "tf32",
+        torch.are_deterministic_algorithms_enabled(),
     )
 
 
@@ -197,7 +200,7 @@ def _side(case: Case) -> int:
 
 def takes_product(plan: Multiplication, found: Settings | None, copied: int) -> bool:
     """Whether cuBLAS is faster; `copied` elements are in an order that it does not take."""
-    if found is None or plan.dtype not in _DTYPES:
+    if found is None or found.deterministic or plan.dtype not in _DTYPES:
         return False
     if plan.work < max(_LEAST_WORK, _WORTH_COPIES * copied):
         return False

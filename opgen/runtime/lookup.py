@@ -97,8 +97,10 @@ class Twin:
         """The same for a call that CUDA kernels computed."""
         if _have_too_many_dims((*call.tensors, *outputs)):
             return
+        if not self.table.has_room() or not lookup_library.launches():
+            return
         program = lookup_launch.program(call, outputs, operands, launched)
-        if program is not None and lookup_library.launches():
+        if program is not None:
             words, workspace = program
             numbers = flatten(call.values)
             self.table.enter(call.tensors, numbers, outputs, None, words, (), workspace)

@@ -35,8 +35,9 @@ _PIECE: Final = 512
 """Pieces of the workspace begin at multiples of so many bytes, as PyTorch's own tensors do: kernels
 were compiled for what these are aligned to."""
 
-_KEPT: Final[list[torch.Tensor]] = []
-"""What stands for absent inputs, by its address: it is never freed."""
+_STAND_INS: Final[dict[tuple[torch.device, torch.dtype, float], list[torch.Tensor]]] = {}
+"""What stands for absent inputs: tensors full of a default, each at least twice as large as the one
+before. Entries have their addresses, so they are never freed."""
 
 
 def program(
@@ -52,7 +53,7 @@ def program(
     copies = _copies(call, operands, given)
     if copies is None or len(copies) > MAX_COPIES:
         return None
-    origins = _Origins(call, outputs, list(given))
+    origins = _Origins(call, outputs, given)
     launches: list[int] = []
     for each in launched.launches:
         handle = cuda.function(launched.source, each.kernel, launched.device)
@@ -70,7 +71,6 @@ def program(
         copies=len(copies),
         launches=len(launched.launches),
     )
-    _KEPT.extend(origins.kept)
     return [*about, *(word for copy in copies for word in copy), *launches], origins.workspace
 
 
@@ -113,17 +113,19 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 class _Origins:
     """Where the arguments of launches come from, and what memory they need."""
 
-    def __init__(self, call: Call, outputs: Sequence[torch.Tensor], copied: Sequence[str]) -> None:
+    def __init__(
+        self, call: Call, outputs: Sequence[torch.Tensor], copies: Mapping[str, torch.Tensor]
+    ) -> None:
         self.inputs = {each.name: at for at, each in enumerate(call.operation.inputs)}
+        self.defaults = [each.default for each in call.operation.inputs]
         self.tensors = call.tensors
         self.outputs = {each.data_ptr(): at for at, each in enumerate(outputs) if each.numel()}
-        self.copied = copied
+        self.copies = copies
         floats = [each.name for each in call.operation.attributes if each.type == "float"]
         self.numbers = {name: at for at, name in enumerate(floats)}
         self.places: dict[int, int] = {}
         """Of memory that only the launches know, by its address."""
         self.workspace = 0
-        self.kept: list[torch.Tensor] = []
 
     def of(self, argument: cuda.Argument) -> list[int] | None:
         """The origin of an argument; None if the next call could not have it from there."""
@@ -153,13 +155,35 @@ class _Origins:
 
     def _input(self, name: str, tensor: torch.Tensor) -> list[int] | None:
         at = self.inputs[name]
-        given = self.tensors[at]
+        given, default, address = self.tensors[at], self.defaults[at], tensor.data_ptr()
         if given is None:
-            self.kept.append(tensor)
-            return [CONSTANT, tensor.data_ptr()]
-        if name in self.copied:
-            return [COPY, self.copied.index(name)]
-        return [INPUT, at] if given.data_ptr() == tensor.data_ptr() else None
+            assert default is not None
+            return [CONSTANT, _stand_in(tensor, default).data_ptr()]
+        # A launch before the one that an input was copied for has the input itself.
+        if name in self.copies and self.copies[name].data_ptr() == address:
+            return [COPY, list(self.copies).index(name)]
+        return [INPUT, at] if given.data_ptr() == address else None
+
+
+def _stand_in(tensor: torch.Tensor, default: float) -> torch.Tensor:
+    """A tensor that is never freed, of as much memory, which is full of a default.
+
+    It is made on a thread of its own, where no memory is kept for a graph, and is finished before
+    anything may read it, on whatever stream.
+    """
+    made = _STAND_INS.setdefault((tensor.device, tensor.dtype, default), [])
+    size = max(1, _span(tensor))
+    if not made or made[-1].numel() < size:
+        room = max(size, 2 * made[-1].numel() if made else 0)
+        made.append(lookup_library.elsewhere(lambda: _filled(room, default, tensor)))
+    return made[-1]
+
+
+def _filled(size: int, default: float, like: torch.Tensor) -> torch.Tensor:
+    found = torch.full((size,), default, dtype=like.dtype, device=like.device)
+    if found.is_cuda:
+        torch.cuda.synchronize(found.device)
+    return found
 
 
 def _span(tensor: torch.Tensor) -> int:

@@ -187,6 +187,8 @@ def _connected(block: int) -> _Library | None:
     library.opgen_move.argtypes = [*(ctypes.c_void_p,) * 3, ctypes.c_int64]
     library.opgen_expect.restype = None
     library.opgen_expect.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.opgen_has_room.restype = ctypes.c_int32
+    library.opgen_has_room.argtypes = [ctypes.c_void_p]
     library.opgen_new_table.restype = ctypes.c_void_p
     library.opgen_new_table.argtypes = []
     library.opgen_register.argtypes = [
@@ -290,6 +292,10 @@ class Table:
         library = _library(0)
         address = None if library is None else library.loaded.opgen_new_table()
         return Table(library, address) if library is not None and address else None
+
+    def has_room(self) -> bool:
+        """Whether one more call can be entered."""
+        return bool(self.library.loaded.opgen_has_room(self.address))
 
     def enter(
         self,

@@ -160,13 +160,20 @@ static Entry *find(Table *table, const int64_t *key, int64_t words)
     }
 }
 
-/* One more entry; 0 where there is no room. The numbers are copied. */
+int32_t opgen_has_room(Table *table)
+{
+    return __atomic_load_n(&table->entries, __ATOMIC_RELAXED) < MAX_ENTRIES;
+}
+
+/* One more entry; 0 where there is no room, or there is one for such calls, which failed this time.
+   The numbers are copied. */
 int64_t opgen_enter(
     Table *table, Kernel kernel, const int64_t *key, int64_t words, const int64_t *integers,
     int64_t count, const int64_t *outputs, int64_t output_words, const Address *address,
     int64_t addresses, int64_t workspace, const int64_t *cast, int64_t cast_words,
     const char *constants, int64_t constant_bytes)
 {
+    if (find(table, key, words)) return 0;
     if (__atomic_add_fetch(&table->entries, 1, __ATOMIC_RELAXED) > MAX_ENTRIES) return 0;
     const size_t word = sizeof(int64_t);
     const size_t bytes =
