@@ -1,7 +1,7 @@
 """What the first call of an op costs: in a fresh process with an empty cache, then with a warm one.
 And what it costs to import a module that was built.
 
-    python benchmarks/first_call.py [PATTERN] [--write-readme]
+    python benchmarks/first_call.py [PATTERN] [--device cuda] [--write-readme]
 
 For the rows of `opgen bench --quick`, or those whose name matches the pattern: milliseconds of the
 first call less those of a later one, forward and with its gradients. Cold, kernels for the call are
@@ -10,7 +10,8 @@ cold ones and five warm: a figure is the median, with the largest in brackets. T
 if the median of an op is longer than 1.5 s cold, or 20 ms warm; a row may run several, and the
 gradient of each input is one more. Importing the module of `specs/shift_sum.op`, which holds all
 its gradients, beside PyTorch is to take 50 ms of the processor at most. The figures can be put into
-`benchmarks/README.md`.
+`benchmarks/README.md`, or those of a GPU, where CuPy and its compiler are loaded as well, into
+`benchmarks/GPU.md`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import torch
 
 import opgen
 from opgen.bench import machine, tables
-from opgen.bench.row import Row
+from opgen.bench.row import Row, autocast
 from opgen.bench.rows import every_row
 from opgen.bench.run import chosen
 
@@ -55,15 +56,18 @@ middle = time.process_time()
 import shift_sum
 print(1e3 * (middle - begin), 1e3 * (time.process_time() - middle))
 """
-README = Path(__file__).parent / "README.md"
+READMES = {
+    device: Path(__file__).parent / name
+    for device, name in (("cpu", "README.md"), ("cuda", "GPU.md"))
+}
 SPEC = Path(__file__).parent.parent / "specs" / "shift_sum.op"
 
 
-def measure(row: Row) -> dict[str, float]:
+def measure(row: Row, device: torch.device) -> dict[str, float]:
     """Milliseconds that the first calls cost more than later ones, in this process."""
     torch.ones(_ENOUGH, dtype=torch.uint8)
-    torch.ones(2, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
-    workload = row.make(row.shape_for(torch.device("cpu"), quick=True), torch.device("cpu"))
+    torch.ones(2, device=device, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+    workload = row.make(row.shape_for(device, quick=True), device)
     leaves = [
         x.requires_grad_() if at in workload.differentiable else x
         for at, x in enumerate(workload.inputs)
@@ -71,7 +75,7 @@ def measure(row: Row) -> dict[str, float]:
     wanted = [leaves[at] for at in workload.differentiable]
 
     def called() -> torch.Tensor:
-        with torch.autocast("cpu", dtype=workload.autocast, enabled=workload.autocast is not None):
+        with autocast(device, workload.autocast):
             return workload.opgen(*leaves)
 
     def forward() -> object:
@@ -81,23 +85,29 @@ def measure(row: Row) -> dict[str, float]:
     def backward() -> object:
         return torch.autograd.grad(called().sum(), wanted)
 
-    return {"forward": _extra(forward), "backward": _extra(backward), "gradients": len(wanted)}
+    return {
+        "forward": _extra(forward, device),
+        "backward": _extra(backward, device),
+        "gradients": len(wanted),
+    }
 
 
-def _extra(call: Callable[[], object]) -> float:
-    first, *later = (_milliseconds(call) for _ in range(4))
+def _extra(call: Callable[[], object], device: torch.device) -> float:
+    first, *later = (_milliseconds(call, device) for _ in range(4))
     return max(first - statistics.median(later), 0.0)
 
 
-def _milliseconds(call: Callable[[], object]) -> float:
+def _milliseconds(call: Callable[[], object], device: torch.device) -> float:
     start = time.perf_counter()
     call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return 1e3 * (time.perf_counter() - start)
 
 
-def _in_a_process(row: Row, cache: str) -> dict[str, float]:
+def _in_a_process(row: Row, device: str, cache: str) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, __file__, "--measure", row.name],
+        [sys.executable, __file__, "--measure", row.name, device],
         env={**os.environ, **_KEPT, "OPGEN_CACHE": cache},
         stdout=subprocess.PIPE,
         check=True,
@@ -152,14 +162,14 @@ def _figure(found: tuple[dict[str, float], ...], way: str) -> Figure:
     return Figure(tuple(each[way] for each in found))
 
 
-def first_calls(row: Row) -> FirstCalls:
+def first_calls(row: Row, device: str = "cpu") -> FirstCalls:
     """Those of a row: cold ones each with a cache of its own, warm ones with the last of these."""
     cold = []
     for at in range(COLD_CALLS):
         with tempfile.TemporaryDirectory() as cache:
-            cold.append(_in_a_process(row, cache))
+            cold.append(_in_a_process(row, device, cache))
             if at == COLD_CALLS - 1:
-                warm = tuple(_in_a_process(row, cache) for _ in range(WARM_CALLS))
+                warm = tuple(_in_a_process(row, device, cache) for _ in range(WARM_CALLS))
     return FirstCalls(row, tuple(cold), warm)
 
 
@@ -190,7 +200,7 @@ def main() -> int:
     """Print a line for every row; 1 if an op or an import took longer than a limit."""
     rows = {row.name: row for row in every_row()}
     if sys.argv[1:2] == ["--measure"]:
-        print(json.dumps(measure(rows[sys.argv[2]])))
+        print(json.dumps(measure(rows[sys.argv[2]], torch.device(sys.argv[3]))))
         return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -198,10 +208,13 @@ def main() -> int:
         nargs="?",
         help="rows whose name has this, or matches it; those of quick mode without it",
     )
+    parser.add_argument("--device", choices=sorted(READMES), default="cpu")
     parser.add_argument("--write-readme", action="store_true", help="put the table there")
     given = parser.parse_args()
     if given.write_readme:
-        tables.split(README, tables.FIRST_CALLS)  # complains before minutes are spent
+        tables.split(
+            READMES[given.device], tables.FIRST_CALLS
+        )  # complains before minutes are spent
     wanted = [row for row in rows.values() if row.quick or given.pattern is not None]
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     torch_itself, module = imports()
@@ -211,18 +224,18 @@ def main() -> int:
     print(f"{'row':58}" + 2 * f"{'forward':>13}{'grad':>13}")
     found = []
     for row in chosen(wanted, given.pattern or ""):
-        found.append(first_calls(row))
+        found.append(first_calls(row, given.device))
         print(f"{row.name:58}" + "".join(f"{v:>13}" for v in found[-1].figures), flush=True)
     if given.write_readme:
         command = shlex.join(["python", "benchmarks/first_call.py", *sys.argv[1:]])
         table = [(each.row.name, *each.figures) for each in found]
         about = {
-            "machine": machine.describe(torch.device("cpu")),
+            "machine": machine.describe(torch.device(given.device)),
             "started": started,
             "command": command,
         }
         figures = {"importing": importing, tables.FIRST_CALLS: table}
-        tables.rewritten(README, tables.FIRST_CALLS, {**about, **figures})
+        tables.rewritten(READMES[given.device], tables.FIRST_CALLS, {**about, **figures})
     return int(module.median > IMPORT or any(each.is_slow for each in found))
 
 

@@ -96,9 +96,9 @@ def test_other_rows_are_other_cells() -> None:
 
 # ---------------------------------------------------------------------------- what they give
 COLUMNS = """
-op columns(x[B,N,M], g[B,N,M]) -> y[M], z[M]
-  y[m] = sum(b,n) x[b,n,m] * g[b,n,m]
-  z[m] = sum(b,n) g[b,n,m]
+op columns(x[B,N,K,M], g[B,N,K,M]) -> y[K,M], z[K,M]
+  y[k,m] = sum(b,n) x[b,n,k,m] * g[b,n,k,m]
+  z[k,m] = sum(b,n) g[b,n,k,m]
 """
 
 
@@ -115,7 +115,7 @@ def integers(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torc
     return torch.randint(-3, 4, shape, generator=generator).to(dtype)
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 16), (2, 40, 7), (0, 3, 4), (2, 3, 0)])
+@pytest.mark.parametrize("shape", [(3, 5, 2, 16), (2, 40, 1, 7), (0, 3, 1, 4), (2, 3, 2, 0)])
 def test_columns(shape: tuple[int, ...]) -> None:
     """However turns of the loop are shared out."""
     x, g = (integers(*shape, seed=seed) for seed in (0, 1))
@@ -161,7 +161,7 @@ def test_a_layer_norm_is_right(dtype: torch.dtype, tolerance: float) -> None:
 
 def test_what_is_shared_moves_once() -> None:
     """Two images are read, where kernels for each read three."""
-    x, g = (integers(4, 64, 64, seed=seed) for seed in (0, 1))
+    x, g = (integers(4, 64, 1, 64, seed=seed) for seed in (0, 1))
     with emulated(trace=True) as launches:
         columns().call(x, g)
     moved = sum(movement(report).second_cache for report in launches.reports)
@@ -178,7 +178,7 @@ def test_a_sum_that_nobody_stores_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     """Negative control: the last stage of one of two sums is left out."""
     joined = serial._merged
     (op,) = read(Source(COLUMNS))
-    x = torch.ones(1, 3, 8)
+    x = torch.ones(1, 3, 1, 8)
 
     def broken(one: tuple[object, ...], two: tuple[object, ...]) -> object:
         return one if "Store" in repr(one) else joined(one, two)  # type: ignore[arg-type]

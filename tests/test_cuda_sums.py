@@ -43,6 +43,15 @@ op many_taps(x[C,N,W], g[C,N,W]) -> y[C,25]
 op too_many_taps(x[C,N,W], g[C,N,W]) -> y[C,26]
   y[c,k] = sum(n,w) x[c,n, w + k - 1 ?0] * g[c,n,w]
 
+op phases(x[N,C,(H 2),(W 2)]) -> y[(C 2 2)]
+  y[(c a b)] = sum(n,h,w) x[n,c,(h a),(w b)]
+
+op channels(x[N,H,W,C]) -> y[C]
+  y[c] = sum(n,h,w) x[n,h,w,c]
+
+op taps_across(x[N,H,W,C], g[N,H,W,C]) -> y[C,3,3]
+  y[c,k,l] = sum(n,h,w) x[n, h+k-1 ?0, w+l-1 ?0, c] * g[n,h,w,c]
+
 op columns(x[N,C]) -> y[C]
   y[c] = sum(n) x[n,c]
 
@@ -77,6 +86,9 @@ def kernel(name: str) -> tuple[Kernel, tuple[str, ...]]:
         ("scaled", 1, ["n"]),
         ("taps", 3, ["n", "w"]),
         ("many_taps", 25, ["n", "w"]),
+        ("phases", 1, ["n", "h", "w"]),
+        ("channels", 1, ["n", "h", "w"]),
+        ("taps_across", 9, ["n", "h", "w"]),
     ],
 )
 def test_sums_over_boxes(name: str, sums: int, box: list[str]) -> None:
@@ -215,6 +227,32 @@ def test_means_of_parts(dtype: torch.dtype) -> None:
     assert ((got.double() - exact).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+@pytest.mark.parametrize("shape", [(2, 6, 10, 3), (1, 9, 8, 40), (3, 4, 2, 33), (2, 1, 1, 5)])
+def test_taps_of_neighbouring_cells(shape: tuple[int, ...], order: Order) -> None:
+    """More sums than are added up together, of pixels inside of the image and at its ends."""
+    x, g = (integers(*shape, seed=seed).double() for seed in (0, 1))
+    padded = F.pad(x, (0, 0, 1, 1, 1, 1))
+    _, h, w, _ = shape
+    windows = [
+        (padded[:, k : k + h, i : i + w] * g).sum((0, 1, 2)) for k in range(3) for i in range(3)
+    ]
+    with small_shares(), emulated(order, threads=64):
+        got = OPS.taps_across(x, g)
+    assert torch.equal(got.flatten(1), torch.stack(windows, 1))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 6, 10), (1, 5, 2, 40), (3, 1, 8, 2)])
+def test_sums_over_pixels_of_few_cells(shape: tuple[int, ...]) -> None:
+    """One thread for each cell would add up all pixels: they are shared out."""
+    x = integers(*shape, seed=0).float()
+    n, c, h, w = shape
+    blocks = x.view(n, c, h // 2, 2, w // 2, 2).sum((0, 2, 4)).flatten()
+    with small_shares(), emulated(threads=32):
+        assert torch.equal(OPS.phases(x), blocks)
+        assert torch.equal(OPS.channels(x), x.sum((0, 1, 2)))
+
+
 def test_views_of_any_strides() -> None:
     base = integers(9, 6, 2 * 10, seed=0)
     g = integers(6, 9, 10, seed=1)
@@ -272,6 +310,19 @@ def test_a_missing_barrier_is_a_race(monkeypatch: pytest.MonkeyPatch, barrier: i
     monkeypatch.setattr(prelude, "CUDA", head + broken)
     with emulated(most_blocks=(1, 1, 1)), pytest.raises(KernelError, match="race"):
         OPS.scaled(torch.ones(2, 3000))
+
+
+@pytest.mark.parametrize("barrier", [0, 1])
+def test_a_barrier_missing_across_is_a_race(monkeypatch: pytest.MonkeyPatch, barrier: int) -> None:
+    """The same of threads that are neighbouring cells, of more sums than are added up together."""
+    begin = prelude.CUDA.index("void sums_across")
+    head, rest = prelude.CUDA[:begin], prelude.CUDA[begin:]
+    first, *pieces = rest.split("__syncthreads();")
+    pieces[barrier] = "\0" + pieces[barrier]
+    broken = "__syncthreads();".join([first, *pieces]).replace("__syncthreads();\0", "")
+    monkeypatch.setattr(prelude, "CUDA", head + broken)
+    with emulated(most_blocks=(1, 1, 1)), pytest.raises(KernelError, match="race"):
+        OPS.taps_across(torch.ones(2, 4, 4, 40), torch.ones(2, 4, 4, 40))
 
 
 # ---------------------------------------------------------------------------- grids

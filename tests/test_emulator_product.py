@@ -24,12 +24,15 @@ import torch.nn.functional as F
 
 import opgen
 from catalogue import SPECS
+from opgen.compiler import check_source, read_source
 from opgen.errors import Source
 from opgen.ir.contraction import Contraction
 from opgen.lang.read import read
 from opgen.passes.cuda_product import contraction, transposed
+from opgen.passes.derive import derive
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
+from opgen.programs import special_threads
 from opgen.runtime import cuda, cuda_product, cuda_tiles, evaluation, library, lookup_library
 from opgen.testing import nvrtc, sass
 from opgen.testing.cuda_on_cpu import Report
@@ -105,6 +108,22 @@ def test_what_stands_around_a_term() -> None:
     found = transposed(kernel, program, op)
     assert names(found) == ("", "c", "n w", "l o") and found is not None
     assert [str(step) for step in found.steps] == ["2"]
+
+
+@pytest.mark.parametrize("layout", [0b000, 0b110, 0b111])
+def test_which_of_two_factors_has_the_taps(layout: int) -> None:
+    """Either may be the filter by its indices; the one whose taps are known numbers is, in any
+    order of dims: of all pixels only few have a term for a cell."""
+    ops = check_source(read_source(SPECS / "conv.op"))
+    (op,) = (each.op for each in derive(ops, 1) if each.op.name == "conv2d_grad_x")
+    geometry = {f"{name}[{at}]": 1 for name in ("stride", "padding", "dilation") for at in (0, 1)}
+    program, _, _ = special_threads(op, {"K": 3, "L": 3, **geometry}, layout)
+    (kernel,) = program.kernels
+    found = kernel.contraction
+    assert found is not None
+    assert sorted(axis.name for axis in found.terms) == ["k", "l", "o"]
+    pixels = found.rows if layout else found.columns
+    assert pixels[0].name == "n" and len(pixels) == 3
 
 
 def test_an_iterator_that_has_the_name_of_an_axis() -> None:

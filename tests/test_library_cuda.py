@@ -5,6 +5,7 @@ Tensors of the CPU take the way of those of a GPU, up to PyTorch's own ops; some
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,7 @@ from opgen.runtime import (
     lookup_autograd,
     lookup_library,
 )
+from opgen.runtime.lookup_table import CONVOLUTIONS
 from opgen.testing.cuda_on_cpu.emulated import emulated
 
 
@@ -460,6 +462,83 @@ def test_strides_of_single_rows(shape: tuple[int, ...]) -> None:
     same(ours, F.conv2d(x, w, padding=1), (x,))
 
 
+# ---------------------------------------------------------------------------- looked up
+@pytest.fixture
+def in_tables(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Tables convolve like a GPU's, by the library for the CPU; the ways there from Python."""
+
+    def functions() -> list[ctypes.c_void_p]:
+        library = lookup_library._libtorch()
+        return [ctypes.cast(getattr(library, each), ctypes.c_void_p) for each in CONVOLUTIONS]
+
+    monkeypatch.setattr(lookup_library, "cuda_convolutions", functions)
+    monkeypatch.setattr(lookup_library, "_CUDA", [])
+    return asked
+
+
+@pytest.mark.usefixtures("without_least_work")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("format_", [PLAIN, LAST])
+@pytest.mark.parametrize("dtype", [FLOAT, HALF])
+def test_calls_like_an_earlier_one(
+    dtype: torch.dtype, format_: Any, has_bias: bool, in_tables: list[str]
+) -> None:
+    """Results and both gradients; what is not finite is not looked for there either."""
+    conv = ops(CONVOLUTION).conv_on_gpu
+    for turn in range(4):
+        x = whole_numbers(2 + has_bias, 32, 6, 5, dtype=dtype, format_=format_).requires_grad_()
+        w = whole_numbers(32, 16, 3, 3, dtype=dtype).requires_grad_()
+        bias = whole_numbers(32, dtype=dtype) if has_bias else None
+        ours = conv(x, w, bias, g=2, p=1, s=2)
+        theirs = F.conv2d(x, w, bias, stride=2, padding=1, groups=2)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        assert has_strides_of(format_, ours)
+        flowing = whole_numbers(*ours.shape, dtype=dtype, format_=format_)
+        pairs = (torch.autograd.grad(each, (x, w), flowing) for each in (ours, theirs))
+        for one, other in zip(*pairs, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+        if turn < 2:
+            assert in_tables == ["convolve", "_both"] or in_tables == ["convolve"] * 3 or turn
+            del in_tables[:]
+    assert not in_tables
+    with torch.no_grad():
+        w[0, 0, 0, 0] = torch.inf
+        assert not conv(x, w, bias, g=2, p=1, s=2).isfinite().all()
+    assert not in_tables
+
+
+@pytest.mark.usefixtures("without_least_work")
+def test_other_calls_like_an_earlier_one(in_tables: list[str]) -> None:
+    """Rows, transposed convolutions, gradients of one input alone."""
+    transposed = opgen.load(SPECS / "conv_transpose.op").conv_transpose2d
+    for turn in range(3):
+        x, w = whole_numbers(3, 32, 13).requires_grad_(), whole_numbers(24, 32, 3)
+        ours, theirs = ops(LINE).line_on_gpu(x, w), F.conv1d(x, w, padding=1)
+        assert ours.equal(theirs)
+        (found,) = torch.autograd.grad(ours.sum(), x)
+        assert found.equal(torch.autograd.grad(theirs.sum(), x)[0])
+        x, w = whole_numbers(3, 32, 5, 6), whole_numbers(32, 24, 3, 3)
+        ours = transposed(x, w, stride=2, padding=1)
+        assert ours.equal(F.conv_transpose2d(x, w, stride=2, padding=1))
+        if turn == 1:
+            del in_tables[:]
+    assert in_tables == ["convolve"]  # one gradient alone
+
+
+@pytest.mark.usefixtures("without_least_work")
+def test_what_is_copied_is_not_looked_up(in_tables: list[str], formats: list[bool]) -> None:
+    """Images that are brought into another format, and filters that are, take the way of Python."""
+    for of_image, of_filter in ((LAST, PLAIN), (PLAIN, LAST)):
+        x = whole_numbers(3, 32, 7, 5, format_=of_image)
+        w = whole_numbers(16, 32, 3, 3, format_=of_filter)
+        for _ in range(3):
+            del in_tables[:]
+            ours = ops(CONVOLUTION).conv_on_gpu(x, w, p=1)
+            assert in_tables == ["convolve"]
+            assert ours.equal(F.conv2d(x, w, padding=1)) and has_strides_of(of_image, ours)
+    assert all(formats)
+
+
 # ---------------------------------------------------------------------------- on a GPU
 gpu = pytest.mark.gpu
 CLOSE = 2e-3  # Winograd's algorithm has fractions, which TF32 rounds
@@ -480,6 +559,8 @@ def test_a_captured_graph_and_no_synchronisation(on_gpu: list[str]) -> None:
         result = ops(CONVOLUTION).conv_on_gpu(x, w, p=1)
         return (result, *torch.autograd.grad(result, (x, w), flowing))
 
+    step()
+    assert on_gpu == ["convolve", "_both"] or on_gpu == ["convolve"] * 3
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -492,7 +573,7 @@ def test_a_captured_graph_and_no_synchronisation(on_gpu: list[str]) -> None:
         step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert on_gpu == ["convolve", "_both"]
+    assert not on_gpu  # it was looked up
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = step()

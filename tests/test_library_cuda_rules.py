@@ -102,8 +102,9 @@ def test_which_convolutions_go_there(
 @pytest.mark.parametrize("settings", [IEEE, TF32, PRODUCTS_ONLY])
 def test_types_of_16_bits(dtype: torch.dtype, settings: Settings) -> None:
     for subject, expected in (
-        *((LAYER, True), (GROUPS_4, True), (NET_LAST, True)),
-        *((UNFOLDED, False), (GROUPS_16, False), (case(8, 63, 28), False)),
+        *((LAYER, True), (GROUPS_4, True), (NET_LAST, True), (UNFOLDED, True), (GROUPS_16, True)),
+        *((case(8, 256, 28, 32), True), (case(8, 256, 28, 32, LAST), True)),
+        *((case(8, 256, 28, 64), False), (case(512, 7, 50), False), (DEPTHWISE, False)),
     ):
         assert library_cuda.takes_convolution(subject, dtype, FORWARD, settings, 0) == expected
     assert not library_cuda.takes_convolution(LAYER, torch.float64, FORWARD, settings, 0)

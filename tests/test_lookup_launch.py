@@ -21,12 +21,15 @@ import torch
 import opgen
 from opgen.bench.precision import tf32
 from opgen.runtime import (
+    autocast,
     cuda,
     cuda_grid,
+    lookup_cuda_casts,
     lookup_launch,
     lookup_launch_source,
     lookup_library,
     lookup_table,
+    registration,
     special,
 )
 from opgen.testing.cuda_on_cpu.emulated import Emulation, Products, emulated
@@ -234,6 +237,91 @@ def test_copies_of_filters(driver: Driver, ops: Ops, monkeypatch: pytest.MonkeyP
             assert mine.equal(other)
     assert {"weight", "bias"} <= set(copied)
     assert len(driver.launched) >= 3 + 2 * 2
+
+
+# ---------------------------------------------------------------------------- autocast
+@contextlib.contextmanager
+def casting(dtype: torch.dtype) -> Iterator[None]:
+    """What the table is asked for under autocast, where tensors on the CPU may be cast."""
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_dtype("cuda", dtype)
+    torch.set_autocast_enabled("cuda", True)
+    with mock.patch.object(autocast, "_is_eligible", lambda tensor, _: tensor.is_floating_point()):
+        yield
+    assert torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", False)
+    torch.set_autocast_dtype("cuda", before)
+
+
+def casts(ops: Ops, name: str) -> Callable[..., Any]:
+    """What calls of an op under autocast are made by, of its numbers and tensors."""
+    known_as = ops(name).__name__
+    found = [each for each in registration._OPERATIONS.values() if each.name == known_as]
+    return lookup_cuda_casts.caller(found[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_casts_are_copies(
+    driver: Driver, ops: Ops, dtype: torch.dtype, memory_format: torch.memory_format
+) -> None:
+    """As if cast by hand, of what is not of the type yet; another type is another call."""
+    call = casts(ops, "depthwise")
+    for other in (dtype, torch.float16, dtype):
+        for weight_dtype in (torch.float32, other):
+            for _ in range(3):
+                x = drawn(2, 16, 12, 16).contiguous(memory_format=memory_format)
+                weight = drawn(16, 3, 3).to(weight_dtype)
+                with casting(other):
+                    y = call((), (x, weight, None))
+                given = x.to(other).float(), weight[:, None].float()
+                wanted = torch.nn.functional.conv2d(*given, padding=1, groups=16).to(other)
+                assert y.dtype is other and y.stride() == wanted.stride()
+                assert y.equal(wanted)
+    first = 2 if dtype is torch.float16 else 4
+    assert len(driver.launched) == 18 - first
+
+
+def test_casts_beside_numbers(driver: Driver, ops: Ops) -> None:
+    """Several outputs, a float that is new each time, an integer that is another call."""
+    call = casts(ops, "scale")
+    for twist, times in ((3, 3), (4, 2)):
+        for factor in (2.0, 0.5, -1.0)[:times]:
+            x = drawn(5, 6) / 3
+            with casting(torch.bfloat16):
+                y, total = call((factor, twist), (x,))
+            narrow = x.bfloat16()
+            assert y.equal((factor * twist * narrow.float()).bfloat16())
+            assert total.equal(narrow.flip(0).float().sum(1).bfloat16())
+    assert len(driver.launched) == 2 * (2 + 1)
+
+
+def test_what_is_cast_in_python(driver: Driver, ops: Ops) -> None:
+    """Tensors that are recorded, those that nothing is to be cast of, and where none is looked up:
+    Python is asked every time."""
+    call = casts(ops, "biased")
+    with casting(torch.bfloat16):
+        for _ in range(3):
+            assert call((), (drawn(4, 8).requires_grad_(), None)) is None
+            assert call((), (drawn(4, 8).bfloat16(), None)) is None
+        with lookup_library.suspended():
+            assert call((), (drawn(4, 8), None)) is None
+        with torch.no_grad():
+            for _ in range(2):
+                x = drawn(4, 8).requires_grad_()
+                assert call((), (x, None)).equal((2 * x).bfloat16())
+    assert len(driver.launched) == 1
+
+
+def test_a_cast_that_a_launch_has_and_another_has_not(driver: Driver, ops: Ops) -> None:
+    """A launch before the one that an input was copied for has the cast itself."""
+    call = casts(ops, "norm")
+    for _ in range(3):
+        x, z = drawn(16, 8).t(), drawn(8, 8, 16)
+        with casting(torch.float16):
+            s, y = call((), (x, z))
+        assert s.equal(x.flip(0).sum(1).half()) and y.equal((z * x).half())
+    assert driver.launched
 
 
 def test_a_copy_is_for_the_launch_that_reads_it(driver: Driver, ops: Ops) -> None:

@@ -78,9 +78,13 @@ class CudaStatements(Emitter):
             return f"[{self.lane}]", "[LANES]"
         return f"[{self.members[group.axis.name]}][{self.lane}]", "[ROWS][LANES]"
 
-    def lanes(self, node: Lanes) -> None:
-        """A pass over the cells, and another one where conditions hold for all of them."""
-        found = interior(node, self.printer.stretches, self.kernel.stretched)
+    def lanes(self, node: Lanes, by_lanes: bool = True) -> None:
+        """A pass over the cells, and another one where conditions hold for all of them.
+
+        Those that lanes decide `by_lanes` stay in both.
+        """
+        hinted = self.printer.stretches if by_lanes else ()
+        found = interior(node, hinted, self.kernel.stretched)
         if found is None:
             self.all_lanes(node)
             return

@@ -130,7 +130,7 @@ class _Body:
         kind = kind_of(emitter.printer.types, kernel, found)
         axes, scope, count = kernel.axes, emitter.scope, len(found.starts)
         shared = scope.fresh("shared")
-        size = "THREADS" if found.across else f"{count} * THREADS / 32"
+        size = f"SUMS_TOGETHER<{count}> * THREADS" if found.across else f"{count} * THREADS / 32"
         emitter.write(f"__shared__ {kind.value} {shared}[{size}];")
         counters = [scope.fresh(axis.name) for axis in axes]
         extents = [emitter.printer.poly(axis.extent) for axis in axes]
@@ -181,7 +181,10 @@ def _stretches(emitter: CudaEmitter, found: BoxSum, team: _Team, names: SumNames
     inner = inside(emitter)
     inner.digits_of(stretch, counters, extents, names.box_magic)
     inner.begin_stretches(counters[-2:])
-    inner.nodes(inner.kernel.body)
+    for node in inner.kernel.body:
+        assert isinstance(node, Lanes)
+        # What lies apart is loaded term by term: where no term is asked for, each once for all.
+        inner.lanes(node, by_lanes=not found.across)
     emitter.write("}")
 
 

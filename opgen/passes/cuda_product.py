@@ -89,7 +89,7 @@ def transposed(kernel: Kernel, program: Program, op: Op) -> Contraction | None:
         return None
     (store,) = (node for node in tail if isinstance(node, Store))
     found = _without_single_values(found)
-    result = next(each for each in found.factors if each.tensor == convolved.result)
+    result = _pixels(found, convolved.result)
     collected = _Collected(kernel.axes)
     extents = {axis.name: axis.extent for axis in kernel.axes}
     solved: dict[str, Poly] = {}
@@ -135,6 +135,26 @@ def _without_single_values(found: Product) -> Product:
     left, right = (substitute_access(factor, values) for factor in found.factors)
     extents = {name: each for name, each in found.extents.items() if name not in values}
     return Product(substitute_access(found.target, values), (left, right), extents)
+
+
+def _pixels(found: Product, name: str) -> Access:
+    """The factor whose pixels are to follow from those of the image: not the one with the taps.
+
+    A sum over all pixels that asks of each for which tap it is, if for any, is the same, in a
+    hundred times as many terms. By their indices alone the factors are alike; where the taps of one
+    are of known numbers, as in kernels for one call, it is the other. Else it has that name.
+    """
+    own: list[list[str]] = [[], []]
+    for index in found.target.indices:
+        names = sorted(index.value.symbols & found.extents.keys())
+        left, right = ([n for n in names if _uses(each, n)] for each in found.factors)
+        if left and right and set(left).isdisjoint(right):
+            own[0] += left
+            own[1] += right
+    known = [all(found.extents[n].is_constant for n in names) for names in own]
+    if known[0] != known[1]:
+        return found.factors[known.index(False)]
+    return next(each for each in found.factors if each.tensor == name)
 
 
 def _uses(access: Access, name: str) -> bool:

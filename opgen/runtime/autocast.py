@@ -25,7 +25,7 @@ def kernel(
     """The kernel of an op for the autocast key of a device."""
 
     def cast_and_call(*arguments: Any) -> Any:
-        given = _cast(current().inputs, arguments, device_type, torch.Tensor.to)
+        given = cast(current().inputs, arguments, device_type, torch.Tensor.to)
         with compat.without_autocast(device_type):
             return overload(*given)
 
@@ -42,10 +42,10 @@ def eager(
     """
 
     # PyTorch keeps the memory of CUDA tensors itself.
-    cast = kept_memory.cast if device_type == "cpu" else torch.Tensor.to
+    convert = kept_memory.cast if device_type == "cpu" else torch.Tensor.to
 
     def call(*arguments: Any) -> Any:
-        given = _cast(operation.inputs, arguments, device_type, cast)
+        given = cast(operation.inputs, arguments, device_type, convert)
         torch.set_autocast_enabled(device_type, False)
         try:
             return function(*given)
@@ -55,13 +55,13 @@ def eager(
     return call
 
 
-def _cast(
+def cast(
     inputs: Sequence[Input],
     arguments: Sequence[Any],
     device_type: str,
-    cast: Callable[[torch.Tensor, torch.dtype], torch.Tensor],
+    convert: Callable[[torch.Tensor, torch.dtype], torch.Tensor],
 ) -> list[Any]:
-    """The arguments of an op, of which tensors are cast if all that share a type may be."""
+    """The arguments of an op, of which tensors are converted if all that share a type may be."""
     shared = [
         (at, tensor)
         for at, (declared, tensor) in enumerate(zip(inputs, arguments, strict=False))
@@ -71,7 +71,7 @@ def _cast(
     if all(_is_eligible(tensor, device_type) for _, tensor in shared):
         dtype = torch.get_autocast_dtype(device_type)
         for at, tensor in shared:
-            given[at] = cast(tensor, dtype)
+            given[at] = convert(tensor, dtype)
     return given
 
 

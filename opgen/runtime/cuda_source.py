@@ -318,22 +318,39 @@ template <int COUNT, class A> FUNCTION void team_sums(A (&totals)[COUNT], A *sha
 }
 
 /* The same where the threads of a block with the same x are a team, and y is their number in it:
-   the members' totals are added in the order of these. There is room for a number of each thread.
- */
+   the members' totals are added in the order of these. So many sums at a time have room for a
+   number of each thread, and a member each that adds it up. The first member reads what nobody else
+   writes next, so that no barrier is behind that. */
+template <int COUNT> constexpr int SUMS_TOGETHER = COUNT < 8 ? COUNT : 8;
+
 template <int COUNT, class A> FUNCTION void sums_across(A (&totals)[COUNT], A *shared)
 {
+    constexpr int AT_ONCE = SUMS_TOGETHER<COUNT>;
     if (blockDim.y == 1) return;
-    A *own = shared + threadIdx.x;
     UNROLL
-    for (int at = 0; at < COUNT; at++) {
-        own[threadIdx.y * blockDim.x] = totals[at];
-        __syncthreads();
-        if (threadIdx.y == 0) {
-            for (unsigned member = 1; member < blockDim.y; member++) {
-                totals[at] += own[member * blockDim.x];
+    for (int first = 0; first < COUNT; first += AT_ONCE) {
+        UNROLL
+        for (int at = 0; at < AT_ONCE; at++) {
+            if (first + at < COUNT) {
+                shared[at * THREADS + threadIdx.y * blockDim.x + threadIdx.x] = totals[first + at];
             }
         }
         __syncthreads();
+        for (unsigned at = threadIdx.y; at < AT_ONCE && first + at < COUNT; at += blockDim.y) {
+            A *own = shared + at * THREADS + threadIdx.x;
+            A total = own[0];
+            for (unsigned member = 1; member < blockDim.y; member++) {
+                total += own[member * blockDim.x];
+            }
+            own[0] = total;
+        }
+        __syncthreads();
+        UNROLL
+        for (int at = 0; at < AT_ONCE; at++) {
+            if (threadIdx.y == 0 && first + at < COUNT) {
+                totals[first + at] = shared[at * THREADS + threadIdx.x];
+            }
+        }
     }
 }
 

@@ -174,6 +174,34 @@ class Known(Protocol):
         """One that PyTorch's library computed."""
 
 
+class HandsOn:
+    """Hands on what is entered to what is made when there is something to enter."""
+
+    def known(self) -> Known | None:
+        """Where calls are entered; None where they cannot be."""
+        raise NotImplementedError
+
+    def enter(self, call: Call, outputs: Outputs, operands: Operands) -> None:
+        """See `Known`."""
+        known = self.known()
+        if known is not None:
+            known.enter(call, outputs, operands)
+
+    def enter_launched(
+        self, call: Call, outputs: Outputs, operands: Operands, launched: cuda.Launched
+    ) -> None:
+        """See `Known`."""
+        known = self.known()
+        if known is not None:
+            known.enter_launched(call, outputs, operands, launched)
+
+    def enter_library(self, call: Call, plan: Plan | Multiplication, output: torch.Tensor) -> None:
+        """See `Known`."""
+        known = self.known()
+        if known is not None:
+            known.enter_library(call, plan, output)
+
+
 def evaluate(
     operation: Operation,
     tensors: Tensors,

@@ -93,17 +93,22 @@ class Twin:
         outputs: Sequence[torch.Tensor],
         operands: dict[str, torch.Tensor],
         launched: Launched,
+        given: Sequence[torch.Tensor | None] | None = None,
     ) -> None:
-        """The same for a call that CUDA kernels computed."""
+        """The same for a call that CUDA kernels computed.
+
+        What is `given` to the next one are these tensors, of which those of `call` are casts.
+        """
+        given = call.tensors if given is None else given
         if _have_too_many_dims((*call.tensors, *outputs)):
             return
         if not self.table.has_room() or not lookup_library.launches():
             return
-        program = lookup_launch.program(call, outputs, operands, launched)
+        program = lookup_launch.program(call, given, outputs, operands, launched)
         if program is not None:
             words, workspace = program
             numbers = flatten(call.values)
-            self.table.enter(call.tensors, numbers, outputs, None, words, (), workspace)
+            self.table.enter(given, numbers, outputs, None, words, (), workspace)
 
     def enter_cast(
         self,

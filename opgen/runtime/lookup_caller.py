@@ -42,7 +42,7 @@ class Ways:
     does so and runs the op on them; `overload` is the op of the dispatcher; `record` runs the twin
     and records the call for autograd; `library` gives what PyTorch's library computes for tensors
     and numbers that it knows, else None; `unrounded` what kernels do that need no casts under
-    autocast, else None.
+    autocast, else None; `on_gpu` what a table does that casts CUDA tensors itself, else None.
     """
 
     check: Callable[..., tuple[Number, ...]]
@@ -52,6 +52,7 @@ class Ways:
     twin: Callable[[], Twin | None]
     library: Callable[[Sequence[Any], tuple[Number, ...]], Any] | None
     unrounded: Callable[[tuple[Number, ...], Sequence[Any]], Any] | None
+    on_gpu: Callable[[tuple[Number, ...], Sequence[Any]], Any] | None
 
 
 def derived_caller(ways: Ways, is_public: bool) -> Callable[[Sequence[Any], Sequence[Number]], Any]:
@@ -115,12 +116,13 @@ def public_caller(operation: Operation, ways: Ways) -> Callable[..., Any]:
         torch.is_autocast_enabled,
         lambda call: [autocast.eager(operation, call, device) for device in ("cpu", "cuda")],
         ways.unrounded,
+        ways.on_gpu,
     )
 
 
 _CALLER = """
 def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
-         Parameter, suspended, autocasts, cast, unrounded):
+         Parameter, suspended, autocasts, cast, unrounded, on_gpu):
     in_full, overload, record, find_twin = ways.in_full, ways.overload, ways.record, ways.twin
     transforms, modes = compat.transforms_are_active, compat.dispatch_modes
     function_modes, forward_ad = compat.function_modes_are_active, compat.forward_ad
@@ -138,7 +140,8 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
             if tensor is not None:
                 on_cpu, on_cuda = on_cpu and tensor.is_cpu, on_cuda and tensor.is_cuda
         if on_cuda:
-            return cuda_cast({parameters})
+            result = on_gpu(numbers, ({listed}))
+            return cuda_cast({parameters}) if result is None else result
         result = unrounded(numbers, ({listed})) if on_cpu else None
         if result is not None:
             return result

@@ -15,6 +15,7 @@ from opgen.runtime import (
     library_call,
     library_gradients,
     library_plan,
+    lookup_library,
     lookup_moves,
 )
 from opgen.runtime.convolution_tiles_source import Tiled
@@ -22,7 +23,7 @@ from opgen.runtime.lookup_convolution_source import Convolved
 
 if TYPE_CHECKING:
     from opgen.runtime.convolution_tiles import Tiles
-    from opgen.runtime.library_plan import Plan
+    from opgen.runtime.library_plan import Operand, Plan
 
 _EXPONENTS = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
 """The bits that are all set in infinity and NaN, and in no other number."""
@@ -41,8 +42,10 @@ class _Checks(NamedTuple):
 def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
     """A convolution, or a transposed one, of tensors as they are; None for what Python prepares."""
     source = plan.image or plan.result
-    if source is None or plan.weight is None or plan.strips is not None or plan.on_gpu:
+    if source is None or plan.weight is None or plan.strips is not None:
         return None
+    if plan.on_gpu:
+        return _on_gpu(plan, source, plan.weight, tensors)
     moves = [] if _is_direct(plan) else _moves(plan, tensors)
     if moves is None:
         return None
@@ -87,7 +90,7 @@ def gradients(
     if for_image.strips is not None and for_weight.strips is not None:
         return None
     if for_image.on_gpu:
-        return None
+        return _gradients_on_gpu(for_image, for_weight, given)
     if for_image.geometry != for_weight.geometry or for_image.bias is not None:
         return None
     if not _can_be_checked(weight, True) or not _are_taken_so(cotangent, image, weight):
@@ -110,6 +113,52 @@ def gradients(
     places = 0, 1, 2, _ABSENT
     checks = _Checks(checked, weight=True, gradient=is_checked)
     return _described(places, for_weight, False, weight, checks, at_once, own or ()) + views
+
+
+def _on_gpu(
+    plan: Plan, source: Operand, weight: Operand, tensors: Sequence[torch.Tensor | None]
+) -> list[int] | None:
+    """A convolution by a GPU's library, of which nothing is looked at and nothing is copied."""
+    bias = None if plan.bias is None or tensors[plan.bias.at] is None else plan.bias.at
+    places = source.at, _ABSENT, weight.at, _ABSENT if bias is None else bias
+    is_transposed = plan.image is None
+    filters = tensors[weight.at]
+    if filters is None or (is_transposed and not plan.is_forward):
+        return None
+    if not lookup_library.convolves_on_gpu():
+        return None
+    if not _is_asked_so(plan, tensors[source.at], filters):
+        return None
+    return _described(places, plan, is_transposed, filters, _Checks(0, False, False), 0, ())
+
+
+def _gradients_on_gpu(
+    for_image: Plan, for_weight: Plan, given: Sequence[torch.Tensor | None]
+) -> list[int] | None:
+    """Both gradients by a GPU's library, likewise."""
+    weight = given[2]
+    if for_image.is_forward or for_image.bias is not None or weight is None:
+        return None
+    if not lookup_library.convolves_on_gpu():
+        return None
+    if for_image.geometry != for_weight.geometry or for_image.format != for_weight.format:
+        return None
+    if not (_is_asked_so(for_image, *given) and _is_asked_so(for_weight, *given)):
+        return None
+    places = 0, 1, 2, _ABSENT
+    return _described(places, for_weight, False, weight, _Checks(0, False, False), 0, ())
+
+
+def _is_asked_so(plan: Plan, *tensors: torch.Tensor | None) -> bool:
+    """Whether a GPU's library is given these tensors as they are."""
+    if not _is_direct(plan) or plan.repeats > 1 or plan.strips is not None:
+        return False
+    for each in tensors:
+        if each is None or not _are_taken_so(each):
+            return False
+        if plan.is_copied and not each.is_contiguous():
+            return False
+    return True
 
 
 def _is_direct(plan: Plan) -> bool:
@@ -245,6 +294,7 @@ def _described(
         tiles=own[0].address if own else 0,
         weight_tiles=own[1].address if len(own) > 1 else 0,
         tiled=len(Tiled._fields),
+        on_gpu=int(plan.on_gpu),
     )
     more = case.output_padding if is_transposed else (0,) * len(case.stride)
     shown = pixel or (_ABSENT,) * len(case.stride)

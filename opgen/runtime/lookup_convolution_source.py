@@ -84,22 +84,28 @@ class Convolved(NamedTuple):
     """The same of the gradient of the weight, where both are wanted."""
     tiled: int
     """How many integers each of the two takes."""
+    on_gpu: int
+    """Whether it is the library of a GPU, of which no numbers are looked at."""
 
 
 _SOURCE = r"""
-static int32_t (*convolution)(
+typedef int32_t Convolution(
     Tensor, Tensor, const Tensor *, const int64_t *, int64_t, const int64_t *, int64_t,
     const int64_t *, int64_t, int32_t, const int64_t *, int64_t, int64_t, Tensor *);
 
-static int32_t (*convolution_backward)(
+typedef int32_t Gradients(
     Tensor, Tensor, Tensor, const int64_t **, int64_t, const int64_t *, int64_t, const int64_t *,
     int64_t, const int64_t *, int64_t, int32_t, const int64_t *, int64_t, int64_t, const int32_t *,
     int64_t, Tensor *, Tensor *, Tensor *);
 
-void opgen_connect_convolutions(void *forward, void *backward)
+/* Those of the library for the CPU, and for a GPU. */
+static Convolution *convolution[2];
+static Gradients *convolution_backward[2];
+
+void opgen_connect_convolutions(void *forward, void *backward, int32_t on_gpu)
 {
-    memcpy(&convolution, &forward, sizeof(void *));
-    memcpy(&convolution_backward, &backward, sizeof(void *));
+    memcpy(&convolution[on_gpu], &forward, sizeof(void *));
+    memcpy(&convolution_backward[on_gpu], &backward, sizeof(void *));
 }
 
 CONVOLVED
@@ -238,11 +244,12 @@ static int compute(
     const int64_t n = about->spatial, *geometry = about->geometry;
     const int32_t wanted[3] = {1, 1, 0};
     Tensor none = NULL;
+    if (!convolution[about->on_gpu]) return 0;
     if (!image)
-        return convolution(
+        return convolution[about->on_gpu](
             from, weight, bias, geometry, n, geometry + n, n, geometry + 2 * n, n,
             (int32_t)about->is_transposed, geometry + 3 * n, n, about->groups, outputs) == 0;
-    if (convolution_backward(
+    if (convolution_backward[about->on_gpu](
             from, image, weight, NULL, 0, geometry, n, geometry + n, n, geometry + 2 * n, n, 0,
             geometry + 3 * n, n, about->groups, wanted, 3, &outputs[0], &outputs[1], &none))
         return 0;

@@ -3,7 +3,7 @@
 A call that is made in Python first finds which kernels there are, on what grids and with what
 arguments, which takes ten times as long as PyTorch needs for an op. All of it depends on shapes,
 strides, types, the device, and on how tensors are aligned: a call like it has the same launches,
-with addresses and numbers of its own.
+with addresses and numbers of its own. Inputs that are cast before are copies of another type.
 """
 
 from __future__ import annotations
@@ -42,18 +42,22 @@ before. Entries have their addresses, so they are never freed."""
 
 def program(
     call: Call,
+    given: Sequence[torch.Tensor | None],
     outputs: Sequence[torch.Tensor],
     operands: Mapping[str, torch.Tensor],
     launched: Launched,
 ) -> tuple[list[int], int] | None:
-    """The integers of an entry, and the bytes of its workspace; None for what Python prepares."""
+    """The integers of an entry, and the bytes of its workspace; None for what Python prepares.
+
+    An entry is `given` these tensors, of which those of the call are casts or the same.
+    """
     if any(len(each.arguments) > MAX_ARGUMENTS for each in launched.launches):
         return None
-    given = _given(call, launched.copies)
-    copies = _copies(call, operands, given)
-    if copies is None or len(copies) > MAX_COPIES:
+    laid_out = _present(call, launched.copies)
+    copies = _copies(call, operands, laid_out)
+    if copies is None:
         return None
-    origins = _Origins(call, outputs, given)
+    origins = _Origins(call, given, outputs, laid_out)
     launches: list[int] = []
     for each in launched.launches:
         handle = cuda.function(launched.source, each.kernel, launched.device)
@@ -63,6 +67,9 @@ def program(
             if origin is None:
                 return None
             launches += origin
+    copies += [_cast(call, at) for at in origins.casts]
+    if len(copies) > MAX_COPIES:
+        return None
     device = launched.device
     about = Program(
         kind=LAUNCH,
@@ -74,7 +81,15 @@ def program(
     return [*about, *(word for copy in copies for word in copy), *launches], origins.workspace
 
 
-def _given(call: Call, copies: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _cast(call: Call, at: int) -> list[int]:
+    """How an input is cast, in the same integers as `_copies` has."""
+    tensor = call.tensors[at]
+    assert tensor is not None
+    dtype = lookup_library.dtype_number(tensor.dtype)
+    return [at, dtype, tensor.dim(), *tensor.shape, *tensor.stride()]
+
+
+def _present(call: Call, copies: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The copies of inputs that are there; what stands for absent ones is copied once for all."""
     tensors = zip(call.operation.inputs, call.tensors, strict=True)
     present = {declared.name for declared, tensor in tensors if tensor is not None}
@@ -114,13 +129,20 @@ class _Origins:
     """Where the arguments of launches come from, and what memory they need."""
 
     def __init__(
-        self, call: Call, outputs: Sequence[torch.Tensor], copies: Mapping[str, torch.Tensor]
+        self,
+        call: Call,
+        given: Sequence[torch.Tensor | None],
+        outputs: Sequence[torch.Tensor],
+        copies: Mapping[str, torch.Tensor],
     ) -> None:
         self.inputs = {each.name: at for at, each in enumerate(call.operation.inputs)}
         self.defaults = [each.default for each in call.operation.inputs]
         self.tensors = call.tensors
         self.outputs = {each.data_ptr(): at for at, each in enumerate(outputs) if each.numel()}
         self.copies = copies
+        self.given = given
+        self.casts: dict[int, int] = {}
+        """Which copy the cast of an input is, for those that some launch has."""
         floats = [each.name for each in call.operation.attributes if each.type == "float"]
         self.numbers = {name: at for at, name in enumerate(floats)}
         self.places: dict[int, int] = {}
@@ -162,7 +184,11 @@ class _Origins:
         # A launch before the one that an input was copied for has the input itself.
         if name in self.copies and self.copies[name].data_ptr() == address:
             return [COPY, list(self.copies).index(name)]
-        return [INPUT, at] if given.data_ptr() == address else None
+        if given.data_ptr() != address:
+            return None
+        if self.given[at] is given:
+            return [INPUT, at]
+        return [COPY, self.casts.setdefault(at, len(self.copies) + len(self.casts))]
 
 
 def _stand_in(tensor: torch.Tensor, default: float) -> torch.Tensor:

@@ -21,6 +21,7 @@ import torch
 from opgen.runtime import build, checks, kept_memory, lookup_launch_source
 from opgen.runtime.lookup_table import (
     CONVOLUTIONS,
+    CUDA_CONVOLUTIONS,
     FUNCTIONS,
     MAX_NUMBERS,
     MAX_TENSORS,
@@ -170,7 +171,7 @@ def _connected(block: int) -> _Library | None:
     has_convolutions = all(hasattr(libtorch, each) for each in CONVOLUTIONS)
     if has_convolutions:
         pointers = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in CONVOLUTIONS]
-        library.opgen_connect_convolutions(*pointers)
+        library.opgen_connect_convolutions(*pointers, 0)
     has_products = all(hasattr(libtorch, each) for each in PRODUCTS)
     if has_products:
         pointers = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in PRODUCTS]
@@ -224,26 +225,56 @@ def cuda_functions() -> list[ctypes.c_void_p]:
     ]
 
 
-_CUDA: list[list[ctypes.c_void_p]] = []
-"""These functions, if there are any, once they were asked for."""
+def cuda_convolutions() -> list[ctypes.c_void_p]:
+    """Those of cuDNN, and their gradients; OSError or AttributeError where there are none."""
+    library = _libtorch("libtorch_cuda")
+    return [ctypes.cast(getattr(library, each), ctypes.c_void_p) for each in CUDA_CONVOLUTIONS]
+
+
+@record
+class _OnGpu:
+    """The functions for a GPU that there are: none of a kind, or all of it."""
+
+    launches: list[ctypes.c_void_p]
+    convolutions: list[ctypes.c_void_p]
+
+
+_CUDA: list[_OnGpu] = []
+"""These functions, once they were asked for."""
 
 
 def launches() -> bool:
     """Whether calls can launch CUDA kernels; libraries are connected when that is asked first."""
+    return bool(_on_gpu().launches)
+
+
+def convolves_on_gpu() -> bool:
+    """Whether calls can be those of PyTorch's library for a GPU."""
+    return bool(_on_gpu().convolutions)
+
+
+def _on_gpu() -> _OnGpu:
     with LOCK:
         if not _CUDA:
-            functions = []
-            with contextlib.suppress(OSError, AttributeError):
-                functions = cuda_functions()
-            _CUDA.append(functions)
+            _CUDA.append(_OnGpu(_if_there(cuda_functions), _if_there(cuda_convolutions)))
             for library in _LOADED:
                 _connect_to_cuda(library)
-        return bool(_CUDA[0])
+        return _CUDA[0]
+
+
+def _if_there(functions: Callable[[], list[ctypes.c_void_p]]) -> list[ctypes.c_void_p]:
+    with contextlib.suppress(OSError, AttributeError):
+        return functions()
+    return []
 
 
 def _connect_to_cuda(library: ctypes.CDLL) -> None:
-    for functions in filter(None, _CUDA):
-        library.opgen_connect_launches((ctypes.c_void_p * len(functions))(*functions))
+    for found in _CUDA:
+        if found.launches:
+            functions = (ctypes.c_void_p * len(found.launches))(*found.launches)
+            library.opgen_connect_launches(functions)
+        if found.convolutions:
+            library.opgen_connect_convolutions(*found.convolutions, 1)
 
 
 def _of_first_block() -> ctypes.CDLL:

@@ -52,8 +52,7 @@ def both_gradients(first: Operation, second: Operation) -> Both | None:
             one, ones, other, others = other, others, one, ones
         given = (one[cotangent], other[image], one[weight])
         flowing = one[cotangent]
-        on_gpu = flowing is not None and flowing.is_cuda  # of which nothing is entered
-        if on_gpu or lookup_library.is_suspended() or flowing is not other[also]:
+        if lookup_library.is_suspended() or flowing is not other[also]:
             pair = in_order(one, ones, other, others)
         else:
             pair = op(*given, *ones, *others)

@@ -50,6 +50,9 @@ FUNCTIONS = (
 CONVOLUTIONS = ("aoti_torch_cpu_convolution", "aoti_torch_cpu_convolution_backward")
 """What `opgen_connect_convolutions` is given, where LibTorch has them."""
 
+CUDA_CONVOLUTIONS = ("aoti_torch_cuda_convolution", "aoti_torch_cuda_convolution_backward")
+"""The same for a GPU, where its part for CUDA has them."""
+
 PRODUCTS = (
     "aoti_torch_cpu_mm_out",
     "aoti_torch_cpu_bmm_out",

@@ -17,6 +17,7 @@ from opgen.runtime import (
     lookup,
     lookup_autograd,
     lookup_caller,
+    lookup_cuda_casts,
     lookup_library,
     registration,
     sharding,
@@ -227,5 +228,6 @@ class _Dispatch:
         library = library_call.caller(operation)
         record = lookup_autograd.recorded(operation, run, library)
         rounding = unrounded.caller(operation) if operation.is_public else None
-        ways = lookup_caller.Ways(check, in_full, overload, record, twin, library, rounding)
+        on_gpu = lookup_cuda_casts.caller(operation) if operation.is_public else None
+        ways = lookup_caller.Ways(check, in_full, overload, record, twin, library, rounding, on_gpu)
         return _Dispatch(overload, ways, lookup_caller.derived_caller(ways, operation.is_public))

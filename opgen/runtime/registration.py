@@ -13,15 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from opgen.runtime import autocast, autograd, lookup, lookup_caller, lookup_library, namespace, vmap
-from opgen.runtime.evaluation import empty_outputs, evaluate, prepare
+from opgen.runtime.evaluation import HandsOn, empty_outputs, evaluate, prepare
 from opgen.runtime.record import record
 from opgen.runtime.schema import NAMESPACE, schema, unflatten
 
 if TYPE_CHECKING:
-    from opgen.runtime.cuda import Launched
-    from opgen.runtime.evaluation import Call
-    from opgen.runtime.library_plan import Plan
-    from opgen.runtime.library_product import Multiplication
     from opgen.runtime.operation import Operation
 
 _LIBRARY = cast(Any, torch.library.Library)(NAMESPACE, "FRAGMENT")
@@ -100,36 +96,14 @@ def _define(name: str, operation: Operation) -> None:
 
 
 @record
-class _Later:
+class _Later(HandsOn):
     """The twin of an op, made when there is something to enter."""
 
     name: str
 
-    def enter(
-        self, call: Call, outputs: Sequence[torch.Tensor], operands: dict[str, torch.Tensor]
-    ) -> None:
-        """See `lookup.Twin`."""
-        found = twin(self.name)
-        if found is not None:
-            found.enter(call, outputs, operands)
-
-    def enter_launched(
-        self,
-        call: Call,
-        outputs: Sequence[torch.Tensor],
-        operands: dict[str, torch.Tensor],
-        launched: Launched,
-    ) -> None:
-        """See `lookup.Twin`."""
-        found = twin(self.name)
-        if found is not None:
-            found.enter_launched(call, outputs, operands, launched)
-
-    def enter_library(self, call: Call, plan: Plan | Multiplication, output: torch.Tensor) -> None:
-        """See `lookup.Twin`."""
-        found = twin(self.name)
-        if found is not None:
-            found.enter_library(call, plan, output)
+    def known(self) -> lookup.Twin | None:
+        """See `HandsOn`."""
+        return twin(self.name)
 
 
 def _split(operation: Operation, arguments: Sequence[Any]) -> tuple[Any, Any]:

@@ -42,10 +42,7 @@ from opgen.runtime.special import NotMadeError
 from opgen.runtime.toolchain import NoCompilerError, find_compiler
 
 if TYPE_CHECKING:
-    from opgen.runtime.cuda import Launched
     from opgen.runtime.evaluation import Call
-    from opgen.runtime.library_plan import Plan
-    from opgen.runtime.library_product import Multiplication
     from opgen.runtime.lookup_autograd import Step
     from opgen.runtime.operation import Operation
 
@@ -58,7 +55,7 @@ Numbers = tuple[Number, ...]
 
 # ---------------------------------------------------------------------------- one op
 @dataclass
-class _Kernels:
+class _Kernels(evaluation.HandsOn):
     """The calls of an op whose kernels round float32: large inputs, or of a gradient its outputs.
 
     `refused` are calls that need casts.
@@ -113,28 +110,9 @@ class _Kernels:
         self.refused.add(_key(tensors, numbers))
         return found
 
-    def enter(
-        self, call: Call, outputs: Sequence[torch.Tensor], operands: dict[str, torch.Tensor]
-    ) -> None:
-        """See `lookup.Twin`, which is made when there is something to enter."""
-        if self.twin is not None:
-            self.twin.enter(call, outputs, operands)
-
-    def enter_launched(
-        self,
-        call: Call,
-        outputs: Sequence[torch.Tensor],
-        operands: dict[str, torch.Tensor],
-        launched: Launched,
-    ) -> None:
-        """See `lookup.Twin`."""
-        if self.twin is not None:
-            self.twin.enter_launched(call, outputs, operands, launched)
-
-    def enter_library(self, call: Call, plan: Plan | Multiplication, output: torch.Tensor) -> None:
-        """See `lookup.Twin`."""
-        if self.twin is not None:
-            self.twin.enter_library(call, plan, output)
+    def known(self) -> lookup.Twin | None:
+        """See `HandsOn`."""
+        return self.twin
 
     def cast(
         self, tensors: Tensors, numbers: Numbers

@@ -1,0 +1,129 @@
+"""Calls on a GPU under autocast, as entries of a table: casts are copies that it makes as well.
+
+To cast from Python takes longer than the kernel of a small op. What the first call of a kind found
+out after its casts is entered for the tensors that it was given, in a table for each type that they
+are cast to, since whether autocast is on, and for which type, is nothing that a table looks at.
+
+Calls that are recorded for autograd are cast from Python: autograd is to see the casts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opgen.runtime import autocast, compat, cuda, evaluation, lookup, lookup_library
+from opgen.runtime.record import record
+from opgen.runtime.schema import Number, unflatten
+
+if TYPE_CHECKING:
+    from opgen.runtime.cuda import Launched
+    from opgen.runtime.evaluation import Call, Operands, Outputs
+    from opgen.runtime.library_plan import Plan
+    from opgen.runtime.library_product import Multiplication
+    from opgen.runtime.operation import Operation
+
+_DEVICE = "cuda"
+_MOST = 1024
+"""For how many kinds of calls an op remembers that they were tried, and how they are looked up."""
+
+Tensors = Sequence[torch.Tensor | None]
+Numbers = tuple[Number, ...]
+
+
+def caller(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
+    """A function of numbers and plain CUDA tensors: the result; None where Python is to cast.
+
+    It is asked where autocast is on.
+    """
+    return _Casts(operation).call
+
+
+@dataclass
+class _Casts:
+    """The calls of an op under autocast, and those that were tried."""
+
+    operation: Operation
+    twins: dict[torch.dtype, lookup.Twin | None] = field(default_factory=dict)
+    fixed: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+    tried: set[Any] = field(default_factory=set)
+
+    def call(self, numbers: Numbers, tensors: Tensors) -> Any:
+        """See `caller`."""
+        if lookup_library.is_suspended() or lookup_library.build_meanwhile():
+            return None
+        if torch.is_grad_enabled() and compat.any_requires_grad(*tensors):
+            return None
+        dtype = torch.get_autocast_dtype(_DEVICE)
+        floats = [number for number in numbers if type(number) is float]
+        integers = tuple([n for n in numbers if type(n) is not float]) if floats else numbers
+        twin = self.fixed.get((dtype, integers))
+        if twin is not None:
+            result = twin(*tensors, *floats)
+            if lookup_library.is_answered(result):
+                return result
+        key = dtype, numbers, *[None if x is None else _kind(x) for x in tensors]
+        if key in self.tried or cuda.is_capturing():
+            return None
+        if len(self.tried) >= _MOST:
+            self.tried.clear()
+        self.tried.add(key)
+        return self._first(dtype, integers, numbers, tensors)
+
+    def _first(
+        self, dtype: torch.dtype, integers: tuple[Any, ...], numbers: Numbers, tensors: Tensors
+    ) -> Any:
+        """A call of a kind that was not tried yet, which is entered if it can be."""
+        found = self.twin(dtype)
+        given = autocast.cast(self.operation.inputs, tensors, _DEVICE, torch.Tensor.to)
+        if found is None or all(x is y for x, y in zip(given, tensors, strict=True)):
+            return None
+        twin = found.for_integers(integers)
+        if twin is not None:
+            if len(self.fixed) >= _MOST:
+                self.fixed.clear()
+            self.fixed[dtype, integers] = twin
+        attributes = unflatten(self.operation.attributes, numbers)
+        torch.set_autocast_enabled(_DEVICE, False)
+        try:
+            known = _Entering(found, tensors)
+            outputs = evaluation.evaluate(self.operation, given, attributes, known)
+        finally:
+            torch.set_autocast_enabled(_DEVICE, True)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def twin(self, dtype: torch.dtype) -> lookup.Twin | None:
+        """What runs calls that were seen before whose tensors are cast to a type."""
+        with lookup_library.LOCK:
+            if dtype not in self.twins:
+                name = f"{self.operation.registered_name}_{str(dtype).removeprefix('torch.')}"
+                self.twins[dtype] = lookup.twin(self.operation, name, is_cast=False)
+            return self.twins[dtype]
+
+
+def _kind(tensor: torch.Tensor) -> Any:
+    """What decides whether a call can be looked up."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+@record
+class _Entering:
+    """Where a call is entered for the tensors before their casts."""
+
+    twin: lookup.Twin
+    given: Tensors
+
+    def enter(self, call: Call, outputs: Outputs, operands: Operands) -> None:
+        """Of C kernels: none, since tensors are on a GPU."""
+
+    def enter_launched(
+        self, call: Call, outputs: Outputs, operands: Operands, launched: Launched
+    ) -> None:
+        """See `lookup.Twin`."""
+        self.twin.enter_launched(call, outputs, operands, launched, self.given)
+
+    def enter_library(self, call: Call, plan: Plan | Multiplication, output: torch.Tensor) -> None:
+        """Of PyTorch's libraries: none, tables know no call of those on a GPU."""
