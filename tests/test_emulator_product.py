@@ -36,7 +36,7 @@ from opgen.programs import special_threads
 from opgen.runtime import cuda, cuda_product, cuda_tiles, evaluation, library, lookup_library
 from opgen.testing import nvrtc, sass
 from opgen.testing.cuda_on_cpu import Report
-from opgen.testing.cuda_on_cpu.emulated import emulated
+from opgen.testing.cuda_on_cpu.emulated import Products, emulated
 from opgen.testing.cuda_on_cpu.launch import Order
 from opgen.testing.cuda_on_cpu.traffic import bank_conflicts
 
@@ -137,6 +137,39 @@ def test_an_iterator_that_has_the_name_of_an_axis() -> None:
     wanted = F.conv_transpose1d(y, k, stride=2)[..., :6]
     torch.testing.assert_close(got, wanted)
     assert launches.reports
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "how"),
+    [
+        ((2, 2, 2, 5), (1, 1), {"stride": (3, 1), "padding": (0, 2)}),
+        ((2, 2, 4, 5), (1, 3), {"padding": (1, 1)}),
+        ((1, 6, 5, 10), (2, 3), {"stride": (2, 3), "padding": (1, 0), "dilation": (2, 2)}),
+    ],
+)
+def test_each_factor_is_loaded_where_it_is(
+    shape: tuple[int, ...], window: tuple[int, int], how: dict[str, Any]
+) -> None:
+    """A condition on terms alone is one of both factors: either would be read outside of itself.
+
+    The emulator stops at a read that is outside of a tensor.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*sizes: int) -> torch.Tensor:
+        return torch.randint(-3, 4, sizes, generator=generator).double().requires_grad_()
+
+    x, w = drawn(*shape), drawn(4, shape[1], *window)
+    theirs = F.conv2d(x, w, **how)
+    flowing = drawn(*theirs.shape).detach()
+    with lookup_library.suspended(), emulated(products=Products.ALWAYS) as launches:
+        ours = opgen.load(SPECS / "conv.op").conv2d(x, w, **how)
+        found = torch.autograd.grad(ours, (x, w), flowing)
+    assert all("_product" in report.kernel for report in launches.reports)
+    for one, other in zip(
+        (ours, *found), (theirs, *torch.autograd.grad(theirs, (x, w), flowing)), strict=True
+    ):
+        assert one.equal(other)
 
 
 @pytest.mark.parametrize(

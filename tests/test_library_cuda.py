@@ -33,12 +33,14 @@ from library_cuda_specs import (
     whole_numbers,
 )
 from opgen.runtime import (
+    autocast,
     cuda,
     evaluation,
     library_call,
     library_cuda,
     library_product,
     lookup_autograd,
+    lookup_cuda_casts,
     lookup_library,
 )
 from opgen.runtime.lookup_table import CONVOLUTIONS
@@ -523,6 +525,22 @@ def test_other_calls_like_an_earlier_one(in_tables: list[str]) -> None:
         if turn == 1:
             del in_tables[:]
     assert in_tables == ["convolve"]  # one gradient alone
+
+
+@pytest.mark.usefixtures("without_least_work")
+def test_casts_before_a_convolution(in_tables: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call of all may be one under autocast: the next one of its casts is looked up."""
+    monkeypatch.setattr(autocast, "_is_eligible", lambda tensor, _: tensor.is_floating_point())
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: HALF)
+    conv = ops(CONVOLUTION).conv_on_gpu
+    under_autocast = lookup_cuda_casts.caller(ops(CONVOLUTION).FAMILY.operations["conv_on_gpu"])
+    x, w = whole_numbers(5, 32, 6, 5), whole_numbers(32, 32, 3, 3)
+    wanted = F.conv2d(x, w, padding=1).to(HALF)
+    assert under_autocast((1, 1, 1, 1, 1), (x, w, None)).equal(wanted)
+    assert in_tables == ["convolve"]
+    assert under_autocast((1, 1, 1, 1, 1), (x, w, None)) is None
+    assert conv(x.to(HALF), w.to(HALF), p=1).equal(wanted)
+    assert in_tables == ["convolve"]
 
 
 @pytest.mark.usefixtures("without_least_work")

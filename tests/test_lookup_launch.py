@@ -313,6 +313,44 @@ def test_what_is_cast_in_python(driver: Driver, ops: Ops) -> None:
     assert len(driver.launched) == 1
 
 
+@pytest.mark.parametrize("seen", [False, True])
+def test_tensors_without_numbers_in_memory(driver: Driver, ops: Ops, seen: bool) -> None:
+    """Those of other layouts, of zeros that nobody wrote, and samples of a batch that look like one
+    tensor are cast from Python, and so are types that kernels do not have."""
+    call = casts(ops, "biased")
+    bias = drawn(8)
+    given: list[Any] = [
+        drawn(4, 8).to_sparse(),
+        torch.nested.nested_tensor([drawn(3), drawn(4)]),
+        torch._efficientzerotensor((4, 8), dtype=torch.bfloat16),
+        torch._efficientzerotensor((4, 8), dtype=torch.float32),
+        drawn(4, 8).to(torch.float8_e4m3fn),
+    ]
+    asked: list[Any] = []
+
+    class Asking(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(_ctx: Any, *flowing: torch.Tensor) -> torch.Tensor:
+            asked.append(call((), (flowing[0], bias)))
+            return flowing[0]
+
+    x = drawn(4, 8).requires_grad_()
+    with casting(torch.bfloat16):
+        for _ in range(2 * seen):
+            call((), (drawn(4, 8), bias))
+        launched = len(driver.launched)
+        for each in given:
+            assert call((), (each, bias)) is None
+        y = Asking.apply(x)  # type: ignore[no-untyped-call]
+        torch.autograd.grad(y, x, drawn(3, 4, 8), is_grads_batched=True)
+    assert asked == [None]
+    assert len(driver.launched) == launched == seen
+
+
 def test_a_cast_that_a_launch_has_and_another_has_not(driver: Driver, ops: Ops) -> None:
     """A launch before the one that an input was copied for has the cast itself."""
     call = casts(ops, "norm")
@@ -517,9 +555,9 @@ def test_tensors_of_two_places_have_two_keys() -> None:
             return self.address
 
     places = [(0, 0), (0, 4), (0, 8), (1, 0), (1, 4)]
-    found = [lookup_library._place_of(Placed(*each)) for each in places]  # type: ignore[arg-type]
+    found = [lookup_library.place_of(Placed(*each)) for each in places]  # type: ignore[arg-type]
     assert len(set(found)) == len(places)
-    assert found[0] == lookup_library._place_of(Placed(0, 4096))  # type: ignore[arg-type]
+    assert found[0] == lookup_library.place_of(Placed(0, 4096))  # type: ignore[arg-type]
     assert all(each > max(range(256)) for each in found)
 
 

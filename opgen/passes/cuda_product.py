@@ -362,12 +362,13 @@ def _arranged(
     shared: list[list[Condition]] = [[], []]
     for condition in dict.fromkeys(collected.conditions):
         moving = condition.value.symbols & collected.moving
-        side = next((at for at in (1, 0) if moving <= allowed[at] and moving & own[at]), None)
-        if side is None:
-            side = next((at for at in (0, 1) if moving <= allowed[at]), None)
-        if side is None:
+        may = [at for at in (1, 0) if moving <= allowed[at]]
+        if not may:
             return None
-        shared[side].append(condition)
+        # A factor whose indices it keeps inside of a tensor asks for itself, before it is loaded.
+        of_it = [at for at in may if moving & own[at]] or [at for at in may if moving & used[at]]
+        for at in of_it or may[-1:]:
+            shared[at].append(condition)
     left, right = (Factor(load, tuple(each)) for load, each in zip(term, shared, strict=True))
     return Contraction(start, batch, rows, columns, terms, left, right, nest, tail)
 

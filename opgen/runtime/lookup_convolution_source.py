@@ -489,7 +489,7 @@ __attribute__((noinline)) static int convolve(
     const int64_t *expected = entry->outputs;
     for (int64_t i = 0; i < count && is_promised; expected += 2 + 2 * expected[1], i++)
         is_promised = is_as(expected, outputs[i]);
-    if (!is_promised) __atomic_store_n(&entry->refused, 1, __ATOMIC_RELAXED);
+    if (is_found && !is_promised) __atomic_store_n(&entry->refused, 1, __ATOMIC_RELAXED);
     if (is_promised && are_unspoiled(entry, about, inputs, outputs)) return 1;
     for (int64_t i = 0; i < count && is_found; i++) drop(&outputs[i]);
     return 0;

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgen.runtime import autocast, compat, cuda, evaluation, lookup, lookup_library
+from opgen.runtime import (
+    autocast,
+    checks,
+    compat,
+    cuda,
+    evaluation,
+    lookup,
+    lookup_library,
+    registration,
+)
 from opgen.runtime.record import record
 from opgen.runtime.schema import Number, unflatten
 
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
 
 _DEVICE = "cuda"
+_DTYPES = frozenset(checks.DTYPES)
 _MOST = 1024
 """For how many kinds of calls an op remembers that they were tried, and how they are looked up."""
 
@@ -56,6 +66,8 @@ class _Casts:
         if lookup_library.is_suspended() or lookup_library.build_meanwhile():
             return None
         if torch.is_grad_enabled() and compat.any_requires_grad(*tensors):
+            return None
+        if not all(map(_can_be_entered, tensors)):
             return None
         dtype = torch.get_autocast_dtype(_DEVICE)
         floats = [number for number in numbers if type(number) is float]
@@ -104,9 +116,18 @@ class _Casts:
             return self.twins[dtype]
 
 
+def _can_be_entered(tensor: torch.Tensor | None) -> bool:
+    """Whether a tensor has its numbers in memory, of a type that kernels know."""
+    if tensor is None:
+        return True
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in _DTYPES:
+        return False
+    return compat.has_memory(tensor) and not tensor._is_zerotensor()
+
+
 def _kind(tensor: torch.Tensor) -> Any:
     """What decides whether a call can be looked up."""
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    return tensor.shape, tensor.stride(), tensor.dtype, lookup_library.place_of(tensor)
 
 
 @record
@@ -126,4 +147,7 @@ class _Entering:
         self.twin.enter_launched(call, outputs, operands, launched, self.given)
 
     def enter_library(self, call: Call, plan: Plan | Multiplication, output: torch.Tensor) -> None:
-        """Of PyTorch's libraries: none, tables know no call of those on a GPU."""
+        """Of PyTorch's library: as a call of the casts, which are made in Python again."""
+        twin = registration.twin(call.operation.registered_name)
+        if twin is not None:
+            twin.enter_library(call, plan, output)

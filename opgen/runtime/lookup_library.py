@@ -345,7 +345,7 @@ class Table:
         Without a kernel, integers say what is computed, see `lookup_table`; `cast`
         are those of a `lookup_casts_source.Cast`.
         """
-        key = [word for x in tensors for word in self._described(x, _place_of)]
+        key = [word for x in tensors for word in self._described(x, place_of)]
         key += [number for number in numbers if not isinstance(number, float)]
         results = [word for x in outputs for word in self._described(x)]
         self.library.loaded.opgen_enter(
@@ -371,7 +371,7 @@ class Table:
         return [dtype, tensor.dim(), *tensor.shape, *tensor.stride()]
 
 
-def _place_of(tensor: torch.Tensor) -> int:
+def place_of(tensor: torch.Tensor) -> int:
     """What a key says of where a CUDA tensor lies, as in `lookup_launch_source`."""
     if not tensor.is_cuda:
         return 0

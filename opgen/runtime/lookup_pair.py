@@ -71,7 +71,8 @@ def both_gradients(first: Operation, second: Operation) -> Both | None:
     def enter(
         given: Tensors, one: tuple[Tensors, Numbers], other: tuple[Tensors, Numbers], pair: Pair
     ) -> None:
-        key = library_call.key_of(given, (*one[1], *other[1]))
+        places = [0 if each is None else lookup_library.place_of(each) for each in given]
+        key = *library_call.key_of(given, (*one[1], *other[1])), *places
         if key in entered or given[2] is None or len(entered) >= _MOST:
             return
         entered.add(key)
