@@ -32,6 +32,7 @@ from opgen.passes.relayout import (
     of_images,
     relayout,
     with_columns,
+    with_filters_of_groups,
     with_temporaries,
     with_workspaces,
 )
@@ -117,6 +118,7 @@ def special_along_rows(
     """
     program = along_rows(op, scheduled(op))
     orders = with_temporaries(op, channels_last(op, layout), program)
+    orders = with_filters_of_groups(specialise(op, values), orders)
     if (wide := _wide(op, program, of_images(orders), values)) is not None:
         return wide, program, of_images(orders)
     sizes = window_sizes(op, public)
@@ -138,7 +140,8 @@ def special_threads(
     """The same for the threads of a GPU."""
     program = threads(op, scheduled(op))
     orders = with_temporaries(op, channels_last(op, layout), program)
-    orders = with_columns(specialise(op, values), orders)
+    known = specialise(op, values)
+    orders = with_columns(known, with_filters_of_groups(known, orders))
     special = for_values(relayout(op, orders), program, values, threads, unclamped)
     if special is program:
         return program, program, {}

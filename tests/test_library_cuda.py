@@ -409,7 +409,8 @@ def test_channels_last_images_in_contiguous_format(
         assert has_strides_of(LAST, ours)
         flowing = whole_numbers(*ours.shape, format_=LAST)
         assert has_strides_of(LAST, *torch.autograd.grad(ours, (x, w), flowing))
-    assert asked[-2:] == ["convolve", "_both"]
+    # Gradients of several groups are those of opgen's kernels.
+    assert asked[-2:] == (["convolve", "_both"] if groups == 1 else ["convolve", "convolve"])
     same(
         ops(CONVOLUTION).conv_on_gpu(x, w, bias, **how),
         F.conv2d(x, w, bias, stride, padding, dilation, groups),
@@ -633,7 +634,10 @@ def test_contiguous_format_on_a_gpu(
     flowing = whole_numbers(16, 128, 56, 56, format_=LAST).cuda()
     ours = ops(CONVOLUTION).conv_on_gpu(x, w, g=groups, p=1)
     assert has_strides_of(LAST, ours, *torch.autograd.grad(ours, (x, w), flowing))
-    assert on_gpu == ["convolve", "_both"] or on_gpu == ["convolve"] * 3
+    if groups == 8:  # what is copied, forward alone
+        assert on_gpu == ["convolve"]
+    else:
+        assert on_gpu == ["convolve", "_both"] or on_gpu == ["convolve"] * 3
     ours = ops(CONVOLUTION).conv_on_gpu(x, w, g=groups, p=1)
     same(ours, F.conv2d(x, w, padding=1, groups=groups), (x, w), 1e-4)
 

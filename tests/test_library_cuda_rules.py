@@ -69,13 +69,16 @@ NET, NET_LAST = case(1, 64, 180), case(1, 64, 180, 1, LAST)
         (NET_LAST, IEEE, True, True),
         (case(1, 64, 50, 1, LAST), IEEE, True, True),
         (case(1, 63, 50, 1, LAST), IEEE, False, True),
-        (case(8, 256, 56, 32, LAST), IEEE, True, True),
+        (case(8, 256, 56, 32, LAST), IEEE, True, False),
+        (case(8, 256, 56, 16, LAST), IEEE, True, False),
         (case(8, 128, 56, 32, LAST), IEEE, False, False),
         (NET_LAST, TF32, True, True),
         (GROUPS_16, IEEE, False, False),
         (GROUPS_16, TF32, True, True),
         (GROUPS_16, ALL_TF32, True, True),
         (GROUPS_32, TF32, False, False),
+        (case(8, 256, 56, 32, LAST), TF32, True, True),
+        (case(8, 256, 56, 64, LAST), TF32, False, False),
         (DEPTHWISE, TF32, False, False),
         (case(8, 1024, 20, 1024, taps=31), TF32, False, False),
         # Other settings: opgen's own tiles have TF32, cuDNN has not; there is no cuDNN; all is off.
@@ -85,8 +88,10 @@ NET, NET_LAST = case(1, 64, 180), case(1, 64, 180, 1, LAST)
         # Two images of 10 channels are work enough on the way forward, one is not.
         (case(2, 10, 50), IEEE, True, False),
         (case(1, 10, 50), IEEE, False, False),
-        (case(512, 9, 50), TF32, False, False),
-        (case(512, 10, 50, taps=2), TF32, False, False),
+        (case(512, 9, 50), IEEE, False, False),
+        (case(512, 3, 50), TF32, True, True),
+        (case(512, 2, 50, taps=5), TF32, False, False),
+        (case(512, 6, 50, taps=2), TF32, False, False),
         (case(8, 252, 28, 4), IEEE, False, False),
         (case(8, 240, 56, 16), TF32, False, False),
     ],
@@ -104,7 +109,9 @@ def test_types_of_16_bits(dtype: torch.dtype, settings: Settings) -> None:
     for subject, expected in (
         *((LAYER, True), (GROUPS_4, True), (NET_LAST, True), (UNFOLDED, True), (GROUPS_16, True)),
         *((case(8, 256, 28, 32), True), (case(8, 256, 28, 32, LAST), True)),
-        *((case(8, 256, 28, 64), False), (case(512, 7, 50), False), (DEPTHWISE, False)),
+        *((case(8, 256, 28, 64), False), (case(8, 256, 28, 64, LAST), True), (DEPTHWISE, False)),
+        *((case(512, 3, 50), True), (case(512, 2, 50, taps=5), False)),
+        *((case(8, 256, 28, 256, LAST), False), (case(8, 256, 28, 128, LAST), False)),
     ):
         assert library_cuda.takes_convolution(subject, dtype, FORWARD, settings, 0) == expected
     assert not library_cuda.takes_convolution(LAYER, torch.float64, FORWARD, settings, 0)

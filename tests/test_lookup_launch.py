@@ -282,6 +282,21 @@ def test_casts_are_copies(
     assert len(driver.launched) == 18 - first
 
 
+def test_casts_of_modules_of_one_spec(driver: Driver, ops: Ops) -> None:
+    """What one of them entered is known to the other."""
+    biased = ops("biased")
+    known_as = biased.__name__
+    text = re.sub(r"^op (\w+)", rf"op {known_as}", SPEC.split("\n\n")[2], flags=re.MULTILINE)
+    again = opgen.compile(text).FAMILY.operations[known_as]
+    first = casts(ops, "biased")
+    for call in (first, lookup_cuda_casts.caller(again)):
+        for _ in range(2):
+            x = drawn(4, 8)
+            with casting(torch.bfloat16):
+                assert call((), (x, None)).equal((2 * x).bfloat16())
+    assert len(driver.launched) == 3
+
+
 def test_casts_beside_numbers(driver: Driver, ops: Ops) -> None:
     """Several outputs, a float that is new each time, an integer that is another call."""
     call = casts(ops, "scale")

@@ -42,6 +42,31 @@ def channels_last(op: Op, layout: int) -> dict[str, tuple[int, ...]]:
     return orders
 
 
+def with_filters_of_groups(op: Op, orders: Orders) -> dict[str, tuple[int, ...]]:
+    """The orders with filters of several groups, in channels-last format, like those in any other.
+
+    A filter in that format is given with its second dim last, along the channels of a group: a sum
+    over many finds them side by side. With several groups it is neighbouring cells that lie in
+    neighbouring channels. `op` is the special one.
+    """
+    found = dict(orders)
+    packed = _packed(op)
+    images = found.keys() - set(packed)
+    ranks = {tensor.name: len(tensor.dims) for tensor in op.inputs}
+    for statement in op.statements:
+        accesses = (statement.target, *reads(statement.body))
+        long = {each.name for each in statement.iterators if each.extent != poly(1)}
+        channels = [a.indices[1].value.symbols & long for a in accesses if a.tensor in images]
+        for access in accesses:
+            name = access.tensor
+            if name not in packed or name not in found or not channels:
+                continue
+            first = access.indices[0].value.symbols
+            if first & frozenset[str].intersection(*map(frozenset, channels)):
+                found[name] = (*range(1, ranks[name]), 0)
+    return found
+
+
 def with_columns(op: Op, orders: Orders) -> dict[str, tuple[int, ...]]:
     """The orders with other ones of filters whose second dim goes along the channels of a result.
 

@@ -43,8 +43,14 @@ cuDNN takes 329 microseconds for 512 images of 50 by 50 where opgen's tiles take
 both gradients where they take 2687: tiles of 64 results are mostly empty. From 256 to 256 ten
 layers on 8 images of 28 by 28 take 2450 (428 in TF32) and 4273, their gradients 3190 and 8775."""
 
-_LEAST_TERMS = 72
-"""The fewest terms of a sum: those of 8 channels and 3x3 taps are the fewest measured."""
+_LEAST_TERMS = 27
+"""The fewest terms of a sum: those of 3 channels and 3x3 taps are the fewest measured."""
+
+_LEAST_SIDE_ON_TENSOR_CORES = 3
+"""The same as `_LEAST_SIDE` in TF32 and in 16 bits, on an H200 with the same versions: from 3 to 64
+on 8 images of 224 by 224 cuDNN takes 84 in TF32 and tiles of opgen 200, for the gradients 263 and
+301; in channels-last format 63 and 195, 290 and 676. In 16 bits these are 113 and 163, 255 and 321;
+57 and 165, 147 and 796."""
 
 _LEAST_SIDE_OF_GROUPS = 64
 """The same of each of several groups. With 64 ten layers as above take 945 and 1849, their
@@ -53,18 +59,19 @@ gradients 418 and 308; with 8 these are 189 and 94, 485 and 164."""
 
 _LEAST_SIDE_OF_GROUPS_IN_TF32 = 16
 """The same in TF32, which tiles of opgen take for other settings than cuDNN does: with 16 the layer
-takes 83, its gradients 283; with 8 these are 81 and 206."""
+takes 83, its gradients 283; with 8 these are 81 and 206. In channels-last format, for which it is
+half of this, cuDNN takes 37 and 167 with 8, opgen's kernels 460 and 296."""
 
 _LEAST_SIDE_OF_COPIED_GROUPS = 8
-"""The same where images in channels-last format are copied to contiguous format (`format_of`). With
-8 tiles of opgen take 460 in channels-last format, and 2896 for the gradients."""
+"""The same where images in channels-last format are copied to contiguous format (`format_of`), on
+the way forward: with 16 that takes 273 on an H200, with 8 about as long, and opgen's kernels 458
+and 460. Gradients stay with these: with 16 they take 418, the copies and cuDNN 561; with 8 296."""
 
-_LEAST_SIDE_OF_HALVES = 8
-"""The same of numbers of 16 bits, in one group and several, on an H200 with the same versions. In
-one group of 16, on 8 images of 112 by 112, the layer takes 23 and tiles of opgen 82, its gradients
-70 and 238; in channels-last format, which cuDNN prefers, 9 and 43. In groups of 64 on 28 by 28 it
-takes 20 and 77, in groups of 8 23 and 109, their gradients 43 and 237, 42 and 361; in channels-last
-format 10 and 27, 10 and 75. Fewer than 8 were not measured."""
+_LEAST_SIDE_OF_GROUPS_OF_HALVES = 8
+"""The same of numbers of 16 bits, on an H200. With 64 in a group a layer of 256 channels on 8
+images of 28 by 28 takes 20 and tiles of opgen 77, with 8 these are 23 and 109, their gradients 43
+and 237, 42 and 361; with 4 they are 17 and 15, 40 and 29. In channels-last format, for which it is
+half of this, cuDNN takes 8.6 and 32 with 4, opgen's kernels 132 and 44."""
 
 _LEAST_WORK, _LEAST_WORK_OF_GRADIENTS = 2**22, 2**23
 """From how many multiplications on a convolution, and its gradients, are the library's. With 10
@@ -83,9 +90,8 @@ an element is copied in 2.8: that is paid for by 64 of them, or by 256 where cuD
 
 _WORTH_COPIES_OF_FEW = 16
 """The same of images in channels-last format with fewer channels in a group, or results, than fill
-tiles of opgen. For 16 groups of 16, where 72 multiplications share a copy, tiles take 458 on those
-8 images and 4113 for the gradients; cuDNN takes 179 and 418 in contiguous format, and to copy an
-image takes 18."""
+tiles of opgen. For 16 groups of 16, where 72 multiplications share a copy, opgen's kernels take 458
+on those 8 images; cuDNN takes 179 in contiguous format, and to copy an image takes 18."""
 
 _LEAST_WORK_OF_COPIES = 2**27
 """From how many multiplications on images are copied to another format. What they save is 4
@@ -162,14 +168,18 @@ def takes_convolution(
     if math.prod(case.weight[1:]) < _LEAST_TERMS:
         return False
     side = _side(case)
-    if dtype != torch.float32:
-        return side >= _LEAST_SIDE_OF_HALVES
-    if found.tf32:
-        return side >= (_LEAST_SIDE if case.groups == 1 else _LEAST_SIDE_OF_GROUPS_IN_TF32)
+    if dtype != torch.float32 or found.tf32:
+        if case.groups == 1:
+            return side >= _LEAST_SIDE_ON_TENSOR_CORES
+        is_half = dtype != torch.float32
+        least = _LEAST_SIDE_OF_GROUPS_OF_HALVES if is_half else _LEAST_SIDE_OF_GROUPS_IN_TF32
+        return side >= (least if case.format == torch.contiguous_format else least // 2)
     if found.tf32_of_products:
         return False  # opgen's tiles have tensor cores then, and cuDNN has not
     if format_of(case, dtype, found) != case.format:
-        return side >= (_LEAST_SIDE if case.groups == 1 else _LEAST_SIDE_OF_COPIED_GROUPS)
+        if case.groups > 1:
+            return side >= _LEAST_SIDE_OF_COPIED_GROUPS and not is_gradient
+        return side >= _LEAST_SIDE
     if case.format != torch.contiguous_format and not is_gradient:
         return side >= _LEAST_SIDE_OF_GROUPS
     return side >= (_LEAST_SIDE if case.groups == 1 else _LEAST_SIDE_OF_GROUPS)
@@ -184,7 +194,7 @@ def format_of(case: Case, dtype: torch.dtype, found: Settings | None) -> torch.m
     format, its gradients 626 and 643; with 8 these are 310 and 362, 711 and 1130. With 64 and more
     cuDNN is faster without the copies: ten layers take 2.81 ms with them and 2.71 without, in
     groups of 128 2.21 and 1.50, in groups of 64 1.29 and 0.95; tiles of opgen take 4.63, 2.44 and
-    2.14. It is one rule for both: a result and its gradients copy the same.
+    2.14. It is one rule for a result and its gradients, as far as these go there.
     """
     if dtype != torch.float32 or found is None or found.tf32 or found.tf32_of_products:
         return case.format

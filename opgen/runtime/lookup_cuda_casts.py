@@ -47,9 +47,10 @@ Numbers = tuple[Number, ...]
 def caller(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
     """A function of numbers and plain CUDA tensors: the result; None where Python is to cast.
 
-    It is asked where autocast is on.
+    It is asked where autocast is on. Modules of one spec share what was entered.
     """
-    return _Casts(operation).call
+    with lookup_library.LOCK:
+        return _CASTS.setdefault(operation.registered_name, _Casts(operation)).call
 
 
 @dataclass
@@ -114,6 +115,10 @@ class _Casts:
                 name = f"{self.operation.registered_name}_{str(dtype).removeprefix('torch.')}"
                 self.twins[dtype] = lookup.twin(self.operation, name, is_cast=False)
             return self.twins[dtype]
+
+
+_CASTS: dict[str, _Casts] = {}
+"""By the names of ops, each of which the dispatcher knows once."""
 
 
 def _can_be_entered(tensor: torch.Tensor | None) -> bool:
