@@ -154,6 +154,9 @@ def test_what_limits_a_row() -> None:
     cold = {**row, "limit": 0.5, "copy": {"copy_": 0.5, "empty + copy_": 0.6}}
     assert tables.limited_by(cold) == "its instructions"
     assert tables.limited_by({**row, "dispatched": True}) == "the library it is dispatched to"
+    for alone, found in ((0.5, "the call"), (0.9, "its instructions")):
+        on_gpu = {**row, "limit": 0.5, "device": {"opgen": alone}}
+        assert tables.limited_by(on_gpu) == found
 
 
 def test_the_plot_has_a_dot_for_every_row(written: Path) -> None:

@@ -35,6 +35,8 @@ TITLES: Final = {
 }
 _AT_LIMIT: Final = 0.8
 _LIKE_FRESH: Final = 1.25
+_LIKE_ALONE: Final = 1.25
+"""How much longer than the GPU alone a call takes, at most, that the GPU decides."""
 
 
 def marks(part: str) -> tuple[str, str]:
@@ -69,7 +71,10 @@ def _origin(found: Document) -> Iterator[str]:
     yield f"* command: `{found['command']}`"
     for title, key in (("not reported", "refused"), ("not measured, for lack of time", "omitted")):
         if found.get(key):
-            names = [f"{row['name']} ({row['direction']})" for row in found[key]]
+            directions: dict[str, list[str]] = {}
+            for row in found[key]:
+                directions.setdefault(row["name"], []).append(row["direction"])
+            names = [f"{name} ({', '.join(listed)})" for name, listed in directions.items()]
             yield f"* {title}: {'; '.join(names)}"
 
 
@@ -146,6 +151,9 @@ def limited_by(row: Mapping[str, Any]) -> str:
         return "the library it is dispatched to"
     if row["limit"] >= _AT_LIMIT * own:
         return "multiplications" if row["limit"] > row["copy"][COPY] else "memory"
+    alone = row.get("device", {}).get(OPGEN)
+    if alone is not None:  # a GPU
+        return "the call" if own > _LIKE_ALONE * alone else "its instructions"
     if own <= _LIKE_FRESH * row["copy"][FRESH_COPY]:
         return "fresh pages of the output"
     return "its instructions"
