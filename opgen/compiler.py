@@ -32,6 +32,7 @@ from opgen.lang.parse import parse
 from opgen.lang.read import read
 from opgen.passes.certify import certificate
 from opgen.passes.convolution import convolution
+from opgen.passes.cuda_unrounded import unrounded as rounding_inputs
 from opgen.passes.derive import derive, differentiable, joint, sources
 from opgen.passes.differentiate import derivative, tangent
 from opgen.passes.fingerprint import fingerprint
@@ -358,6 +359,24 @@ def special_cuda(
     if special is program:
         return cuda_kernels(program, "kernels")
     return cuda_kernels(special, "kernels", program, orders)
+
+
+def unrounded_cuda(
+    text: str,
+    name: str,
+    path: tuple[str, ...],
+    values: Mapping[str, int],
+    layout: int,
+    tensors: tuple[str, ...],
+) -> str:
+    """The same where these inputs are float32 and the call computes with numbers of 16 bits.
+
+    Empty where that is not worth it, see `passes.cuda_unrounded`.
+    """
+    op = for_gpu(_derived_op(text, name, path))
+    special, program, orders = special_threads(op, values, layout)
+    found = rounding_inputs(special, tensors)
+    return "" if found is None else cuda_kernels(found, "kernels", program, orders)
 
 
 def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:

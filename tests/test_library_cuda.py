@@ -542,6 +542,7 @@ def test_casts_before_a_convolution(in_tables: list[str], monkeypatch: pytest.Mo
     assert under_autocast((1, 1, 1, 1, 1), (x, w, None)) is None
     assert conv(x.to(HALF), w.to(HALF), p=1).equal(wanted)
     assert in_tables == ["convolve"]
+    assert not torch.is_autocast_enabled("cuda")
 
 
 @pytest.mark.usefixtures("without_least_work")

@@ -255,6 +255,7 @@ def casting(dtype: torch.dtype) -> Iterator[None]:
 
 def casts(ops: Ops, name: str) -> Callable[..., Any]:
     """What calls of an op under autocast are made by, of its numbers and tensors."""
+    lookup_library.build_meanwhile()  # of the first call of all nothing is entered
     known_as = ops(name).__name__
     found = [each for each in registration._OPERATIONS.values() if each.name == known_as]
     return lookup_cuda_casts.caller(found[-1])

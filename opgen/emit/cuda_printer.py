@@ -128,6 +128,8 @@ class CudaPrinter(Printer):
                 found = self._tensor(name)
                 if isinstance(found, Operand) and type_name(found) == type_name(target):
                     return self.cell(name, indices)
+                if isinstance(found, Operand) and found.unrounded and type_name(target) == "T":
+                    return f"to_T({self.cell(name, indices)})"
             case loops.Choose(test=test, then=then, otherwise=loops.Number(value=0)):
                 element = self.copied(then, target)
                 if element is not None:

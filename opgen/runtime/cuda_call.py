@@ -16,6 +16,7 @@ from opgen.runtime import (
     cuda_grid,
     cuda_operands,
     cuda_product,
+    cuda_source,
     cuda_tiles,
     prelude,
     special,
@@ -40,7 +41,7 @@ def launches(
     integers = call.shapes.integers
     results = (operands[output.name] for output in call.operation.outputs)
     images = special.Images((*call.tensors, *results))
-    kernels = special.cuda_of(call.operation, integers, images)
+    kernels = special.cuda_of(call.operation, integers, images, call.unrounded)
     own = {each.name for each in call.operation.temporaries}
     tensors = cuda_operands.laid_out(operands, kernels.orders, own)
     extents, reach = _sizes(kernels, tuple(integers.values()))
@@ -58,7 +59,8 @@ def launches(
     types = call.types
     shared = (cuda_tiles.SOURCE,) if made.products else ()
     bindings = _bindings(types.shared, types.real, tuple(types.integers.items()))
-    head = (prelude.cuda(narrow, made.whole), bindings, *shared)
+    rounding = (cuda_source.UNROUNDED,) if call.unrounded else ()
+    head = (prelude.cuda(narrow, made.whole), bindings, *rounding, *shared)
     source: Source = (*head, *made.macros, kernels.source, *made.products)
     return Launched(source, call.device, made.found, made.copies, made.lasting)
 

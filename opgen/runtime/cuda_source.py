@@ -377,3 +377,10 @@ FUNCTION void atomic_add(int64_t *cell, int64_t value)
 }
 """
 )
+
+UNROUNDED = r"""
+/* Numbers of float32 in a call that computes with those of 16 bits, as casts give them. */
+typedef float unrounded;
+FUNCTION real from_unrounded(unrounded cell) { return from_T(to_T(cell)); }
+"""
+"""What follows the bindings of types where kernels round inputs."""

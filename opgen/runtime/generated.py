@@ -28,6 +28,7 @@ MAKERS = {
     "special_source": ".c",
     "unrounded_source": ".c",
     "special_cuda": ".py",
+    "unrounded_cuda": ".py",
     "one_pass": ".txt",
 }
 """Functions of `opgen.compiler` that make texts, and what these are."""

@@ -1,8 +1,10 @@
-"""Calls on a GPU under autocast, as entries of a table: casts are copies that it makes as well.
+"""Calls on a GPU under autocast, as entries of a table: without casts, or these are copies of it.
 
-To cast from Python takes longer than the kernel of a small op. What the first call of a kind found
-out after its casts is entered for the tensors that it was given, in a table for each type that they
-are cast to, since whether autocast is on, and for which type, is nothing that a table looks at.
+To cast from Python takes longer than the kernel of a small op. Kernels that load few elements for a
+cell round them themselves (`passes.cuda_unrounded`); for others the table casts as it copies. What
+the first call of a kind found out is entered for the tensors that it was given, in a table for each
+type that they are cast to, since whether autocast is on, and for which type, is nothing that a
+table looks at.
 
 Calls that are recorded for autograd are cast from Python: autograd is to see the casts.
 """
@@ -21,12 +23,14 @@ from opgen.runtime import (
     compat,
     cuda,
     evaluation,
+    library_call,
     lookup,
     lookup_library,
     registration,
 )
-from opgen.runtime.record import record
+from opgen.runtime.record import record, replaced
 from opgen.runtime.schema import Number, unflatten
+from opgen.runtime.special import NotMadeError
 
 if TYPE_CHECKING:
     from opgen.runtime.cuda import Launched
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
 _DEVICE = "cuda"
 _DTYPES = frozenset(checks.DTYPES)
+_NARROW = ("f16", "bf16")
 _MOST = 1024
 """For how many kinds of calls an op remembers that they were tried, and how they are looked up."""
 
@@ -100,13 +105,36 @@ class _Casts:
                 self.fixed.clear()
             self.fixed[dtype, integers] = twin
         attributes = unflatten(self.operation.attributes, numbers)
-        torch.set_autocast_enabled(_DEVICE, False)
-        try:
-            known = _Entering(found, tensors)
-            outputs = evaluation.evaluate(self.operation, given, attributes, known)
-        finally:
-            torch.set_autocast_enabled(_DEVICE, True)
+        known = _Entering(found, tensors)
+        with compat.without_autocast(_DEVICE):
+            outputs = self._without_casts(tensors, given, attributes, known)
+            if outputs is None:
+                outputs = evaluation.evaluate(self.operation, given, attributes, known)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _without_casts(
+        self,
+        tensors: Tensors,
+        given: Tensors,
+        attributes: Sequence[Any],
+        known: evaluation.Known,
+    ) -> Outputs | None:
+        """The outputs by kernels that round float32 themselves; None where casts are needed."""
+        call = evaluation.prepare(self.operation, given, attributes)
+        cast = [
+            (declared.name, wide)
+            for declared, wide, narrow in zip(self.operation.inputs, tensors, given, strict=True)
+            if wide is not narrow
+        ]
+        are_wide = all(wide is not None and wide.dtype is torch.float32 for _, wide in cast)
+        is_known = call.types.shared in _NARROW and call.types.real == "f32" and are_wide
+        if not is_known or self.operation.faults or library_call.is_asked(call):
+            return None
+        names = tuple(name for name, _ in cast)
+        try:
+            return evaluation.computed(replaced(call, tensors=tensors, unrounded=names), known)
+        except NotMadeError:
+            return None
 
     def twin(self, dtype: torch.dtype) -> lookup.Twin | None:
         """What runs calls that were seen before whose tensors are cast to a type."""
@@ -127,7 +155,7 @@ def _can_be_entered(tensor: torch.Tensor | None) -> bool:
         return True
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in _DTYPES:
         return False
-    return compat.has_memory(tensor) and not tensor._is_zerotensor()
+    return compat.has_memory(tensor) and not compat.is_zero_tensor(tensor)
 
 
 def _kind(tensor: torch.Tensor) -> Any:

@@ -104,7 +104,8 @@ def _copies(
         return []
     results = (operands[output.name] for output in call.operation.outputs)
     images = special.Images((*call.tensors, *results))
-    orders = special.cuda_of(call.operation, call.shapes.integers, images).orders
+    kernels = special.cuda_of(call.operation, call.shapes.integers, images, call.unrounded)
+    orders = kernels.orders
     names = [each.name for each in call.operation.inputs]
     found = []
     for name, copy in copies.items():

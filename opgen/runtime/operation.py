@@ -84,6 +84,9 @@ class Operation:
     small: set[Values] = field(default_factory=set)
     admitted: set[Values] = field(default_factory=set)
     special_cuda: dict[Values, CudaKernels] = field(default_factory=dict)
+    unrounded_cuda: dict[tuple[Values, tuple[str, ...]], CudaKernels | None] = field(
+        default_factory=dict
+    )
     _dispatch: list[_Dispatch] = field(default_factory=list)
 
     def register(self) -> None:

@@ -238,19 +238,47 @@ def _unrounded(operation: Operation, values: Values, tensors: tuple[str, ...]) -
     return made
 
 
-def cuda_of(operation: Operation, integers: Mapping[str, int], images: Images) -> CudaKernels:
-    """The CUDA kernels for a call; none are made for lengths of rows."""
+def cuda_of(
+    operation: Operation,
+    integers: Mapping[str, int],
+    images: Images,
+    unrounded: tuple[str, ...] = (),
+) -> CudaKernels:
+    """The CUDA kernels for a call; none are made for lengths of rows.
+
+    NotMadeError if there are none that round these inputs.
+    """
     special = operation.special
     if special is None or not _most():
+        if unrounded:
+            raise NotMadeError
         return operation.cuda
     are_large = images.are_large
     values, sizes = _split(special, integers, WIDEST_WINDOW if are_large else LARGEST_WINDOW)
     factors = sizes[: len(special.factors)]
     layout = images.layout if are_large else None
     values = (*values, *factors, *(None for _ in special.lengths), layout)
+    if unrounded:
+        return _rounding(operation, special, values, unrounded)
     found = operation.special_cuda.get(values)
     if found is None:
         found = operation.special_cuda[values] = _cuda_of(operation, special, values)
+    return found
+
+
+def _rounding(
+    operation: Operation, special: Special, values: Values, tensors: tuple[str, ...]
+) -> CudaKernels:
+    """The CUDA kernels that round these inputs; NotMadeError if there are none."""
+    known = operation.unrounded_cuda
+    if (values, tensors) not in known:
+        if len(known) >= _most():
+            raise NotMadeError
+        text = _made(operation, special, values, "unrounded_cuda", tensors)
+        known[values, tensors] = _defined(text) if text else None
+    found = known[values, tensors]
+    if found is None:
+        raise NotMadeError
     return found
 
 
