@@ -16,7 +16,9 @@ import torch.nn.functional as F
 
 import opgen
 from catalogue import SPECS
-from opgen import programs
+from opgen import compiler, programs
+from opgen.errors import Source
+from opgen.lang.read import read
 from opgen.runtime import cuda_grid, cuda_operands, special
 from opgen.testing.cuda_on_cpu import Report
 from opgen.testing.cuda_on_cpu.emulated import emulated
@@ -463,3 +465,31 @@ def test_blocks_of_a_window(
     found = cuda_grid.grid(extents, cells)
     assert found is not None
     assert found.threads == threads
+
+
+def test_one_tensor_in_two_orders() -> None:
+    """As an image and as a filter of groups: each has an order of its own."""
+    text = "op twice(x[N,C,H,W], w[C,M,H,W]) -> y[N,C,H,W]\n"
+    text += "  y[n,c,i,j] = sum(m) x[n,c,i,j] * w[c,m,i,j]\n"
+    t = torch.randint(-4, 5, (4, 4, 3, 3)).float().contiguous(memory_format=torch.channels_last)
+    with mock.patch.object(special, "LARGE", 1), emulated():
+        found = opgen.compile(text).twice(t, t)
+    assert found.equal(t * t.sum(1))
+
+
+@pytest.mark.parametrize("layout", [0b1011, 0b1001])
+def test_filters_of_groups(layout: int) -> None:
+    """In any format they are given with their channels last, but for gradients of images."""
+    op = compiler.check_source(compiler.read_source(SPECS / "conv.op"))[1]
+    values = {"K": 3, "L": 3, "groups": 4}
+    geometry = {f"{n}[{at}]": 1 for n in ("stride", "padding", "dilation") for at in (0, 1)}
+    for rewrite in (
+        programs.special_threads,
+        lambda op, values, layout: programs.special_along_rows(op, op, values, layout),
+    ):
+        *_, orders = rewrite(op, {**geometry, **values}, layout)
+        assert orders["weight"] == (1, 2, 3, 0)
+    text = (SPECS / "conv_transpose.op").read_text(encoding="utf-8")
+    (other,) = (e for e in read(Source(text)) if e.name == "conv_transpose2d")
+    *_, orders = programs.special_along_rows(other, other, {"groups": 4}, 0b1011)
+    assert orders["weight"] == (0, 2, 3, 1)

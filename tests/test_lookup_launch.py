@@ -46,6 +46,12 @@ op shift(x[...,C,W]; step = 1) -> y[...,W]
 op biased(x[N,M], bias[M] = 0.0) -> y[N,M]
   y[n,m] = 2*x[n,m] + bias[m]
 
+op doubled(x[...,W]) -> y[...,W]
+  y[...,w] = 2*x[...,w]
+
+op biased_images(x[N,C,H,W], bias[C]) -> y[N,C,H,W]
+  y[n,c,h,w] = 2*x[n,c,h,w] + bias[c]
+
 op depthwise(x[N,C,H,W], weight[C,R,S], bias[C] = 0) -> y[N,C,H,W]
   y[n,c,h,w] = bias[c] + (sum(r,s) x[n,c, h+r-1 ?0, w+s-1 ?0] * weight[c,r,s])
 
@@ -296,6 +302,26 @@ def test_casts_of_modules_of_one_spec(driver: Driver, ops: Ops) -> None:
             with casting(torch.bfloat16):
                 assert call((), (x, None)).equal((2 * x).bfloat16())
     assert len(driver.launched) == 3
+
+
+def test_casts_of_batches_that_do_not_merge(driver: Driver, ops: Ops) -> None:
+    """They are copied before kernels run, and so they are cast as the table copies them."""
+    call = casts(ops, "doubled")
+    for _ in range(3):
+        x = drawn(2, 6, 8)[:, :4]
+        with casting(torch.float16):
+            y = call((), (x,))
+        assert y.equal((2 * x).half())
+    assert len(driver.launched) == 2
+
+
+def test_results_have_the_format_that_casts_give(driver: Driver, ops: Ops) -> None:
+    call = casts(ops, "biased_images")
+    for _ in range(3):
+        x = drawn(1, 8, 4, 8).contiguous(memory_format=torch.channels_last).expand(3, 8, 4, 8)
+        with casting(torch.float16):
+            y = call((), (x, drawn(8)))
+        assert y.stride() == ops("biased_images")(x.half(), torch.ones(8).half()).stride()
 
 
 def test_casts_beside_numbers(driver: Driver, ops: Ops) -> None:

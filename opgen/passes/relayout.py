@@ -47,7 +47,7 @@ def with_filters_of_groups(op: Op, orders: Orders) -> dict[str, tuple[int, ...]]
 
     A filter in that format is given with its second dim last, along the channels of a group: a sum
     over many finds them side by side. With several groups it is neighbouring cells that lie in
-    neighbouring channels. `op` is the special one.
+    neighbouring channels, unless these go along that dim. `op` is the special one.
     """
     found = dict(orders)
     packed = _packed(op)
@@ -61,7 +61,10 @@ def with_filters_of_groups(op: Op, orders: Orders) -> dict[str, tuple[int, ...]]
             name = access.tensor
             if name not in packed or name not in found or not channels:
                 continue
-            first = access.indices[0].value.symbols
+            first, second, *_ = (index.value.symbols for index in access.indices)
+            of_target = statement.target.indices[1:2]
+            if any(second & index.value.symbols & long for index in of_target):
+                continue
             if first & frozenset[str].intersection(*map(frozenset, channels)):
                 found[name] = (*range(1, ranks[name]), 0)
     return found

@@ -24,20 +24,20 @@ def laid_out(
     orders: Mapping[str, tuple[int, ...]],
     own: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
-    """The operands with their dims in these orders; those that are one tensor stay one.
+    """The operands with their dims in these orders; those that are one tensor, in one, stay one.
 
     What the kernels have of their `own` is one piece of memory with nothing in it yet: it is
     contiguous in the new order.
     """
     found = dict(operands)
-    seen: dict[int, torch.Tensor] = {}
+    seen: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
     others = {id(tensor) for name, tensor in operands.items() if name not in own}
     for name, order in orders.items():
         tensor = operands[name]
         ordered = tensor.permute(order)
         if id(tensor) not in others:
             ordered = _contiguous(tensor, ordered.shape)
-        found[name] = seen.setdefault(id(tensor), ordered)
+        found[name] = seen.setdefault((id(tensor), order), ordered)
     return found
 
 

@@ -267,7 +267,7 @@ def operands_of(call: Call, outputs: Sequence[torch.Tensor]) -> dict[str, torch.
             shape = call.shapes.optional[declared.name]
             found[declared.name] = default_tensor(declared, shape, dtype, call.device)
         else:
-            found[declared.name] = _flattened(tensor.resolve_neg(), declared)
+            found[declared.name] = flattened(tensor.resolve_neg(), declared)
     for output, tensor, shape in zip(operation.outputs, outputs, call.shapes.outputs, strict=True):
         found[output.name] = tensor.view(shape) if output.batched else tensor
     for temporary, shape in zip(operation.temporaries, call.shapes.temporaries, strict=True):
@@ -305,7 +305,7 @@ def default_tensor(
     return torch.full((), declared.default, dtype=dtype, device=device).expand(shape)
 
 
-def _flattened(tensor: torch.Tensor, declared: Input) -> torch.Tensor:
+def flattened(tensor: torch.Tensor, declared: Input) -> torch.Tensor:
     """The tensor with its batch dims made one; copied where their strides do not allow it."""
     shape = flat_shape(declared, tensor.shape)
     return tensor.reshape(shape) if declared.batched else tensor

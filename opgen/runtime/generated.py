@@ -51,7 +51,10 @@ def source(maker: str, *given: object) -> str:
     if known is not None:
         return known
     with _without_collections():
-        text: str = getattr(importlib.import_module("opgen.compiler"), maker)(*given)
+        make = getattr(importlib.import_module("opgen.compiler"), maker, None)
+    if make is None:
+        raise ImportError(f"the opgen that is installed has no {maker}: it is an older one")
+    text: str = make(*given)
     with contextlib.suppress(OSError):  # where there is no room, it is made again another time
         cache.add_source(text, cache.directory(), key, suffix)
     return text

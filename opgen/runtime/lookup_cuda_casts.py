@@ -88,8 +88,9 @@ class _Casts:
             return None
         if len(self.tried) >= _MOST:
             self.tried.clear()
-        self.tried.add(key)
-        return self._first(dtype, integers, numbers, tensors)
+        found = self._first(dtype, integers, numbers, tensors)
+        self.tried.add(key)  # not what raised
+        return found
 
     def _first(
         self, dtype: torch.dtype, integers: tuple[Any, ...], numbers: Numbers, tensors: Tensors
@@ -131,8 +132,11 @@ class _Casts:
         if not is_known or self.operation.faults or library_call.is_asked(call):
             return None
         names = tuple(name for name, _ in cast)
+        rounding = replaced(call, tensors=tensors, unrounded=names)
+        if not _are_taken_as_they_are(rounding, call):
+            return None
         try:
-            return evaluation.computed(replaced(call, tensors=tensors, unrounded=names), known)
+            return evaluation.computed(rounding, known)
         except NotMadeError:
             return None
 
@@ -143,6 +147,24 @@ class _Casts:
                 name = f"{self.operation.registered_name}_{str(dtype).removeprefix('torch.')}"
                 self.twins[dtype] = lookup.twin(self.operation, name, is_cast=False)
             return self.twins[dtype]
+
+
+def _are_taken_as_they_are(rounding: Call, call: Call) -> bool:
+    """Whether kernels have inputs where they lie, and results the format that casts give.
+
+    What is copied first is cast at once by the table. A cast of a view has no gaps, so that it may
+    be in another format.
+    """
+    inputs = zip(call.operation.inputs, rounding.tensors, strict=True)
+    given = [(declared, x) for declared, x in inputs if declared.name in rounding.unrounded]
+    for declared, x in given:
+        assert x is not None, "what is absent has no type"
+        if evaluation.flattened(x.resolve_neg(), declared).data_ptr() != x.data_ptr():
+            return False
+    pairs = zip(call.operation.outputs, call.shapes.outputs, strict=True)
+    before = len(call.leading) - 1
+    ranks = {len(shape) + before * output.batched for output, shape in pairs}
+    return all(rounding.format_of(rank) == call.format_of(rank) for rank in ranks)
 
 
 _CASTS: dict[str, _Casts] = {}
