@@ -52,9 +52,9 @@ def source(maker: str, *given: object) -> str:
         return known
     with _without_collections():
         make = getattr(importlib.import_module("opgen.compiler"), maker, None)
-    if make is None:
-        raise ImportError(f"the opgen that is installed has no {maker}: it is an older one")
-    text: str = make(*given)
+        if make is None:
+            raise ImportError(f"the opgen that is installed has no {maker}: it is an older one")
+        text: str = make(*given)
     with contextlib.suppress(OSError):  # where there is no room, it is made again another time
         cache.add_source(text, cache.directory(), key, suffix)
     return text
