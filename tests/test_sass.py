@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -192,6 +193,33 @@ def test_multiply_adds_are_fused() -> None:
     """Nine for each of four cells, and no product by itself."""
     code = code_of(CASES["depthwise f32"])
     assert (code.count("FFMA"), code.count("FMUL")) == (4 * 9, 0)
+
+
+def loops(code: sass.Code) -> list[list[str]]:
+    """The kinds of instructions of each innermost loop: up to a branch back to where it begins."""
+    ends: dict[int, int] = {}
+    for at, each in enumerate(code.instructions):
+        found = re.search(r"\.L_x_\d+", each.operands) if each.opcode == "BRA" else None
+        if found and code.labels[found[0]] < at:
+            ends[code.labels[found[0]]] = at
+    inner = [
+        (first, last)
+        for first, last in ends.items()
+        if not any(first < other and ends[other] < last for other in ends)
+    ]
+    kinds = [each.opcode.partition(".")[0] for each in code.instructions]
+    return [kinds[first : last + 1] for first, last in inner]
+
+
+def test_divisors_that_stay_are_inverted_before_the_loop() -> None:
+    """What goes on in loops that load are products: four for each of two cells of several terms."""
+    kernel = "shift_sum_pinv_grad_mask_grad_mask"
+    case = Case("shift_sum", kernel, "f32", 2, {}, {}, {"step": 2})
+    text = f"#define proved_lanes_of_{kernel} 1\n" + source([case], narrow=True)
+    code = sass.disassemble(nvrtc.compile_cuda(text, "sm_90").cubin)[kernel]
+    assert code.count("MUFU") > 0
+    assert max(kinds.count("FMUL") for kinds in loops(code)) >= 4 * 2 * 2
+    assert not any("MUFU" in kinds for kinds in loops(code) if "LDG" in kinds)
 
 
 # ---------------------------------------------------------------------------- the harness

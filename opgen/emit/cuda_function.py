@@ -14,6 +14,7 @@ from opgen.emit.cuda_parameters import Parameters
 from opgen.emit.cuda_points import CudaEmitter
 from opgen.emit.cuda_printer import CudaPrinter
 from opgen.emit.cuda_product import ProductFunction, product_function
+from opgen.emit.cuda_quotients import shared_divisors
 from opgen.emit.cuda_runs import is_window, values_of_cell
 from opgen.emit.cuda_sums import SumNames, kind_of, print_sum, stretched
 from opgen.emit.function import Signature, signature_of
@@ -111,7 +112,8 @@ class _Head:
         """The emitter of a body; `kernel` is this one, or what a thread does in place of it."""
         known = self.parameters.names
         names = replace(known, symbols=dict(known.symbols), accumulators={})
-        printer = CudaPrinter(self.program, types, names, True, helpers)
+        divisors = shared_divisors(kernel)
+        printer = CudaPrinter(self.program, types, names, True, helpers, divisors=divisors)
         emitter = CudaEmitter(printer, self.scope.inner(), kernel)
         if kernel.row is not None:
             lanes = _macro("lanes", kernel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opgen.algebra.condition import Condition, Relation
@@ -79,19 +79,27 @@ class Stretch:
 class CudaPrinter(Printer):
     """Prints expressions of a CUDA kernel; `wide` are the integers that may need 64 bits.
 
-    `registers` says where the elements of runs are kept.
+    `registers` says where the elements of runs are kept, `divisors` the functions that
+    multiply by the inverses of some, see `cuda_quotients`.
     """
 
     wide: set[str] = field(default_factory=set)
     stretches: tuple[Stretch, ...] = ()
     registers: dict[Access, str] = field(default_factory=dict)
+    divisors: Mapping[loops.Load, str] = field(default_factory=dict)
 
     def scalar(self, value: loops.Scalar) -> Text:
         """A number. Integers are computed with in 64 bits, wherever they come from."""
-        text = super().scalar(value)
-        if isinstance(value, loops.Integer) and not value.value.is_constant:
-            return Text(f"(int64_t){text.at(Level.UNARY)}", Level.UNARY)
-        return text
+        match value:
+            case loops.Integer(value=number) if not number.is_constant:
+                return Text(f"(int64_t){super().scalar(value).at(Level.UNARY)}", Level.UNARY)
+            case loops.Call(primitive="div", arguments=(number, loops.Load() as divisor)) if (
+                divisor in self.divisors
+            ):
+                parts = ", ".join(self.scalar(each).text for each in (number, divisor))
+                return Text(f"{self.divisors[divisor]}({parts})")
+            case _:
+                return super().scalar(value)
 
     def is_wide(self, value: Poly) -> bool:
         """Whether an integer was read from memory, where it may be anything."""

@@ -88,10 +88,13 @@ class CudaStatements(Emitter):
         if found is None:
             self.all_lanes(node)
             return
-        tests = [Printer.condition(self.printer, each) for each in found.conditions]
-        self.write(f"if ({' && '.join(each.at(Level.EQUALITY) for each in tests)}) {{")
+        all_hold, may_hold = (
+            " && ".join(Printer.condition(self.printer, each).at(Level.EQUALITY) for each in tests)
+            for tests in (found.conditions, found.possible)
+        )
+        self.write(f"if ({all_hold}) {{")
         inside(self).all_lanes(found.lanes)
-        self.write("} else {")
+        self.write(f"}} else if ({may_hold}) {{" if may_hold else "} else {")
         inside(self).all_lanes(node)
         self.write("}")
 

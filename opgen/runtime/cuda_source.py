@@ -268,6 +268,48 @@ template <class A, class B> FUNCTION double multiply_add(A a, B b, double total)
 }
 FUNCTION int64_t multiply_add(int64_t a, int64_t b, int64_t total) { return a * b + total; }
 
+/* A power of two that brings a number among those whose inverses have all their digits. */
+FUNCTION float scale_of(float number)
+{
+    const float size = fabsf(number);
+    return size < 0x1p-96f ? 0x1p64f : size > 0x1p96f ? 0x1p-64f : 1.0f;
+}
+FUNCTION double scale_of(double number)
+{
+    const double size = fabs(number);
+    return size < 0x1p-960 ? 0x1p640 : size > 0x1p960 ? 0x1p-640 : 1.0;
+}
+
+/* A quotient, within 2 units in its last place. The compiler takes the inverse out of loops, and
+   finds that of a number once for all who are divided by it. Zero, infinity and NaN give what a
+   division by them does. */
+template <class A, class R> FUNCTION R by_inverse(A number, R divisor)
+{
+    const R scale = scale_of(divisor);
+    return (R)number * (1 / (divisor * scale)) * scale;
+}
+
+/* The same where a loop meets another divisor in every turn: a division has a branch, so that
+   nothing is loaded ahead of it. So this is one step of Newton's method from what the machine has,
+   except where the error of that is no number. */
+FUNCTION double inverse(double number) { return 1 / number; }
+#ifndef OPGEN_HOST_EMU
+FUNCTION float inverse(float number)
+{
+    float rough;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(rough) : "f"(number));
+    const float error = fmaf(-number, rough, 1.0f);
+    return fabsf(error) < 1.0f ? fmaf(rough, error, rough) : rough;
+}
+#else
+FUNCTION float inverse(float number) { return 1 / number; }
+#endif
+template <class A, class R> FUNCTION R by_moving_inverse(A number, R divisor)
+{
+    const R scale = scale_of(divisor);
+    return (R)number * inverse(divisor * scale) * scale;
+}
+
 /* The threads of a block with the same z are a team; each has a number in it. */
 #define MEMBERS (blockDim.x * blockDim.y)
 #define MEMBER (threadIdx.y * blockDim.x + threadIdx.x)
