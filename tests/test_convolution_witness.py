@@ -1,4 +1,4 @@
-"""Pixels of a convolution's results that show whether the filter is finite."""
+"""Places of a convolution's results that show whether what it multiplies is finite."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen.runtime import convolution_witness, lookup_convolution
+from opgen.runtime import convolution_witness
 from opgen.runtime.library import Case
+from opgen.runtime.lookup_convolution_source import Convolved
+from witness_calls import convolved, listening
 
 LAST, PLANES = torch.channels_last, torch.contiguous_format
 
@@ -62,23 +64,41 @@ def test_the_first_place_of_all_that_have_every_term(rank: int) -> None:
     assert found == {True, False}
 
 
-def convolved(x: Tensor, weight: Tensor, stride: int, padding: int, groups: int) -> Tensor:
-    """A convolution that has no terms for padding, in double precision, tap by tap."""
-    batch, _, *pixels = x.shape
-    results, shared, *taps = weight.shape
-    sizes = [
-        (size + 2 * padding - tap) // stride + 1 for size, tap in zip(pixels, taps, strict=True)
-    ]
-    y = torch.zeros(batch, groups, results // groups, *sizes, dtype=torch.float64)
-    images = x.double().reshape(batch, groups, shared, *pixels)
-    filters = weight.double().reshape(groups, results // groups, shared, *taps)
-    for i, j in itertools.product(*map(range, taps)):
-        for v, u in itertools.product(*map(range, sizes)):
-            row, column = v * stride - padding + i, u * stride - padding + j
-            if 0 <= row < pixels[0] and 0 <= column < pixels[1]:
-                pixel = images[..., row, column]
-                y[..., v, u] += torch.einsum("bgc,gkc->bgk", pixel, filters[..., i, j])
-    return y.reshape(batch, results, *sizes)
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_tap_that_meets_all_pixels_of_both(rank: int) -> None:
+    """Against all taps, one by one."""
+    found: set[bool] = set()
+    for image, taps, stride, padding, dilation in itertools.product(
+        range(1, 9), range(1, 6), (1, 2, 3), range(5), (1, 2, 3)
+    ):
+        result = (image + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+        if result < 1:
+            continue
+
+        def meets_all(tap: int, about: tuple[int, ...]) -> bool:
+            result, image, stride, shift, dilation = about
+            met = [o * stride - shift + tap * dilation for o in range(result)]
+            return met == list(range(image))
+
+        about = result, image, stride, padding, dilation
+        all_met = [tap for tap in range(taps) if meets_all(tap, about)]
+        tap = convolution_witness.tap_of_weight(
+            case(image, result, taps, stride, padding, dilation, rank)
+        )
+        if stride == 1:
+            assert [tap] == ([(each,) * rank for each in all_met] or [None])
+        else:
+            assert tap is None
+        found.add(tap is None)
+    assert found == {True, False}
+
+
+def test_a_tap_of_other_dims() -> None:
+    tensors = (1, 1, 7, 6), (1, 1, 7, 6), (1, 1, 5, 3)
+    geometry = Case(1, (1, 1), (2, 2), (1, 2), *tensors, PLANES)
+    assert convolution_witness.tap_of_weight(geometry) == (2, 1)
+    one_strided = Case(1, (1, 2), (2, 2), (1, 2), *tensors, PLANES)
+    assert convolution_witness.tap_of_weight(one_strided) is None
 
 
 GEOMETRIES = [
@@ -100,19 +120,8 @@ CASES = [
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of which convolutions results show whether the weight is finite."""
-    heard = []
-    described = lookup_convolution._described
-
-    def listening(*arguments: Any) -> list[int]:
-        found = described(*arguments)
-        about = lookup_convolution.Convolved(*found[: len(lookup_convolution.Convolved._fields)])
-        heard.append(bool(about.shows_weight))
-        return found
-
-    monkeypatch.setattr(lookup_convolution, "_described", listening)
-    return heard
+def entered(monkeypatch: pytest.MonkeyPatch) -> list[Convolved]:
+    return listening(monkeypatch)
 
 
 @pytest.mark.sampled(2)
@@ -121,7 +130,7 @@ def test_numbers_that_are_not_finite_meet_no_zero_of_the_padding(
     geometry: tuple[Any, ...],
     format_: torch.memory_format,
     dtype: torch.dtype,
-    shown: list[bool],
+    entered: list[Convolved],
 ) -> None:
     """Each tap of a first and a last channel in turn, in calls that were seen before."""
     shape, filter_shape, stride, padding, groups, shows = geometry
@@ -132,8 +141,8 @@ def test_numbers_that_are_not_finite_meet_no_zero_of_the_padding(
     weight = (torch.randn(filter_shape) / 8).to(dtype)
     for _ in range(3):
         conv(x, weight, **more)
-    assert len(shown) == 1, "not looked up"
-    assert shown[0] == shows[0]
+    assert len(entered) == 1, "not looked up"
+    assert entered[0].shows_weight == shows[0]
     channels = (0, 0), (filter_shape[0] - 1, filter_shape[1] - 1)
     taps = list(itertools.product(*map(range, filter_shape[2:])))
     numbers = itertools.cycle((torch.inf, -torch.inf, torch.nan))
@@ -153,7 +162,7 @@ def test_gradients_of_numbers_that_are_not_finite(
     geometry: tuple[Any, ...],
     format_: torch.memory_format,
     dtype: torch.dtype,
-    shown: list[bool],
+    entered: list[Convolved],
 ) -> None:
     """A number of the weight, or of the cotangent, at the borders and within."""
     shape, filter_shape, stride, padding, groups, shows = geometry
@@ -171,7 +180,7 @@ def test_gradients_of_numbers_that_are_not_finite(
     cotangent = torch.randn(like.shape)
     for _ in range(3):
         gradients(weight, cotangent)
-    assert shown[-1] == shows[1]
+    assert entered[-1].shows_weight == shows[1]
 
     def expected(weight: Tensor, cotangent: Tensor) -> tuple[Tensor, ...]:
         leaves = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()

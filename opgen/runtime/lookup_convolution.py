@@ -30,6 +30,10 @@ _EXPONENTS = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 
 
 _ABSENT = -1
 
+_IN_A_ROW = 64
+"""So many numbers side by side are looked at about as fast as one among others. Where groups have
+few channels, the whole gradient takes less time than those numbers of it that a tap would have."""
+
 
 class _Checks(NamedTuple):
     """What must be finite: so many numbers of the source, the weight, and its gradient."""
@@ -265,13 +269,16 @@ def _described(
     source, image, weight_at, bias = places
     is_of_image = is_transposed or image != _ABSENT
     is_plain = _is_direct(plan) and plan.repeats == 1
-    pixel = None
+    pixel = tap = None
     if is_plain and checks.weight:
         of_image, of_result = (
             convolution_witness.pixel_of_image,
             convolution_witness.pixel_of_result,
         )
         pixel = of_image(case) if is_of_image else of_result(case)
+    at_tap = case.weight[0] + case.groups * case.weight[1]
+    if is_plain and checks.gradient and not own and weight.numel() >= _IN_A_ROW * at_tap:
+        tap = convolution_witness.tap_of_weight(case)
     convolved = Convolved(
         source=source,
         image=image,
@@ -288,6 +295,7 @@ def _described(
         checks_weight=int(checks.weight),
         checks_gradient=int(checks.gradient),
         shows_weight=int(pixel is not None),
+        shows_images=int(tap is not None),
         at_once=at_once,
         repeats=plan.repeats,
         is_moved=int(not _is_direct(plan)),
@@ -297,6 +305,7 @@ def _described(
         on_gpu=int(plan.on_gpu),
     )
     more = case.output_padding if is_transposed else (0,) * len(case.stride)
-    shown = pixel or (_ABSENT,) * len(case.stride)
+    none = (_ABSENT,) * len(case.stride)
+    shown = *(pixel or none), *(tap or none)
     words = [word for each in own for word in each.about]
     return [*convolved, *case.stride, *case.padding, *case.dilation, *more, *shown, *words]

@@ -5,16 +5,20 @@ Images that the library computes faster in channels-last format go through it so
 and lie in memory by the time they are read; those of a few are written over and over.
 Both gradients of a 3x3 filter for 256 images of 10 channels take 40 % of the time so.
 
-The zeros of padding are no terms of the op, but the library multiplies with them, so that the
-filter must be finite. Where a place of the result has terms of all its numbers
-(`convolution_witness`), it is enough to look at that place afterwards.
+The zeros of padding are no terms of the op, but the library multiplies with them, so that what
+they meet must be finite. What is looked at for that stands in `lookup_checks_source`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from opgen.runtime import lookup_images, lookup_moves_source, lookup_repeats_source
+from opgen.runtime import (
+    lookup_checks_source,
+    lookup_images,
+    lookup_moves_source,
+    lookup_repeats_source,
+)
 
 PLAIN_CODE = """
 #pragma GCC push_options
@@ -34,7 +38,7 @@ class Convolved(NamedTuple):
 
     Strides, paddings, dilations and output paddings follow, one of each for every spatial dim,
     and the pixel of the result, or of the gradient of the image, that shows whether the weight is
-    finite.
+    finite, and the tap of the weight's gradient that shows it of the image and the cotangent.
     With tiles there are the integers of `convolution_tiles_source.Tiled` after these, for both
     gradients twice.
     Where dims are those of other tensors, there are after these the moves of `lookup_moves` for
@@ -70,6 +74,9 @@ class Convolved(NamedTuple):
     """and whether its gradient must be."""
     shows_weight: int
     """Whether channels of the result have, at a pixel, terms of all the numbers of the weight."""
+    shows_images: int
+    """Whether its gradient has, at a tap, terms of all the numbers of image and cotangent, and a
+    look at these few of it is worth it."""
     at_once: int
     """How many images go through channels-last format at a time, with gradients of weights in
     float32; 0 where all go as they are."""
@@ -112,82 +119,14 @@ CONVOLVED
 /* Those of `convolution_tiles_source`. */
 typedef int64_t Tiles(const void *, const void *, const void *, void *, const int64_t *);
 
-/* Numbers to be looked at, some at a time as threads become free. Between two layers a filter lies
-   in no near cache: two threads fetch it in half the time, and lines that are asked for ahead come
-   in two thirds of it. */
-enum { LOOKED_AT = 65536, FEW_NUMBERS = 262144, LINE = 64, LINES_AHEAD = 128, LINES = 16 };
-typedef struct {
-    const char *data;
-    int64_t size, bytes, exponent, next;
-    int found;
-} Numbers;
-
-/* Whether one of them is not finite. */
-#define FIND(TYPE) \
-    static int TYPE##_found(const char *data, int64_t size, TYPE mask) \
-    { \
-        int found = 0; \
-        for (int64_t at = 0; at < size; at += LINES * LINE) { \
-            const TYPE *bits = (const TYPE *)(data + at); \
-            const int64_t left = size - at, here = left < LINES * LINE ? left : LINES * LINE; \
-            for (int64_t line = 0; line < LINES; line++) \
-                __builtin_prefetch(data + at + (LINES_AHEAD + line) * LINE); \
-            for (int64_t i = 0; i < here / (int64_t)sizeof(TYPE); i++) \
-                found |= (bits[i] & mask) == mask; \
-        } \
-        return found; \
-    }
-FIND(uint16_t)
-FIND(uint32_t)
-
+LOOPS
 static void add_numbers(float *restrict sum, const float *restrict terms, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) sum[i] += terms[i];
 }
 PLAIN_CODE
 
-static void look_at_numbers(void *data)
-{
-    Numbers *all = data;
-    for (;;) {
-        const int64_t at = __atomic_fetch_add(&all->next, LOOKED_AT, __ATOMIC_RELAXED);
-        const int64_t left = all->size - at, size = left < LOOKED_AT ? left : LOOKED_AT;
-        if (size <= 0) return;
-        if (all->bytes == 4 ? uint32_t_found(all->data + at, size, (uint32_t)all->exponent)
-                            : uint16_t_found(all->data + at, size, (uint16_t)all->exponent))
-            __atomic_store_n(&all->found, 1, __ATOMIC_RELAXED);
-    }
-}
-
-static int is_finite(Tensor tensor, int64_t count, const Convolved *about)
-{
-    const void *data;
-    if (get_const_data(tensor, &data)) return 0;
-    Numbers all = {data, count * about->bytes, about->bytes, about->exponent, 0, 0};
-    take_all(look_at_numbers, &all, all.size <= FEW_NUMBERS);
-    return !all.found;
-}
-
-/* Whether all channels of the first image of a result that is as promised are finite at a pixel. */
-static int is_finite_at(
-    const int64_t *expected, Tensor result, const int64_t *pixel, const Convolved *about)
-{
-    const int64_t *sizes = expected + 2, *strides = sizes + expected[1];
-    const void *data;
-    if (get_const_data(result, &data)) return 0;
-    const char *first = data;
-    for (int64_t i = 0; i < about->spatial; i++)
-        first += pixel[i] * strides[2 + i] * about->bytes;
-    int found = 0;
-    for (int64_t i = 0; i < sizes[1]; i++) {
-        const char *at = first + i * strides[1] * about->bytes;
-        uint32_t bits = 0;
-        memcpy(&bits, at, about->bytes == 4 ? 4 : 2);
-        found |= (bits & about->exponent) == about->exponent;
-    }
-    return !found;
-}
-
+CHECKS
 /* Whether a tensor is what these words say: type, rank, sizes, strides. */
 static int is_as(const int64_t *expected, Tensor tensor)
 {
@@ -214,7 +153,7 @@ static const int64_t *promised_tensor(const int64_t *promised, Tensor *made, voi
 static int by_tiles(const Entry *entry, const Tensor *inputs, Tensor *outputs)
 {
     const Convolved *about = (const Convolved *)entry->integers;
-    const int64_t *tiled = about->geometry + 5 * about->spatial, *next = entry->outputs;
+    const int64_t *tiled = about->geometry + 6 * about->spatial, *next = entry->outputs;
     const void *from, *image, *weight, *bias = NULL;
     void *to;
     Tiles *tiles;
@@ -403,7 +342,7 @@ static int by_repeats(const Entry *entry, const Tensor *inputs, Tensor *outputs)
 static int by_moves(const Entry *entry, const Tensor *inputs, Tensor *outputs)
 {
     const Convolved *about = (const Convolved *)entry->integers;
-    const int64_t *next = about->geometry + 5 * about->spatial;
+    const int64_t *next = about->geometry + 6 * about->spatial;
     const int64_t places[3] = {about->source, about->weight, about->bias};
     int64_t known[2 * MAX_RANK + 2], words = 0;
     Tensor made[3] = {NULL, NULL, NULL}, given[3] = {NULL, NULL, NULL}, found = NULL, moved = NULL;
@@ -440,7 +379,7 @@ static int is_contiguous(Tensor tensor)
 static int by_views(const Entry *entry, const Tensor *inputs, Tensor *outputs)
 {
     const Convolved *about = (const Convolved *)entry->integers;
-    const int64_t *words = about->geometry + 5 * about->spatial;
+    const int64_t *words = about->geometry + 6 * about->spatial;
     Tensor weight = NULL, gradient = NULL;
     words = viewed(words, inputs[about->weight], &weight);
     const int is_found = words
@@ -452,19 +391,6 @@ static int by_views(const Entry *entry, const Tensor *inputs, Tensor *outputs)
     outputs[1] = gradient;
     if (!is_viewed) drop(&outputs[0]);
     return is_viewed;
-}
-
-/* Whether nothing that is not finite met a zero of the padding, as results that are as promised
-   show, or all numbers of the weight. */
-static int are_unspoiled(
-    const Entry *entry, const Convolved *about, const Tensor *inputs, const Tensor *outputs)
-{
-    const int64_t *pixel = about->geometry + 4 * about->spatial;
-    if (about->checks_weight && about->shows_weight
-        && !is_finite_at(entry->outputs, outputs[0], pixel, about)
-        && !is_finite(inputs[about->weight], about->held, about))
-        return 0;
-    return !about->checks_gradient || is_finite(outputs[1], about->elements, about);
 }
 
 /* Apart, so that calls of kernels do not pay for its variables. */
@@ -500,7 +426,15 @@ __attribute__((noinline)) static int convolve(
 def source() -> str:
     """The text of `convolve`; before it stand the functions of LibTorch and of the table."""
     more = (lookup_images, lookup_repeats_source, lookup_moves_source)
-    own = _SOURCE.replace("CONVOLVED\n", _convolved()).replace("PLAIN_CODE\n", PLAIN_CODE)
+    parts = {
+        "CONVOLVED": _convolved(),
+        "LOOPS": lookup_checks_source.LOOPS,
+        "PLAIN_CODE": PLAIN_CODE,
+        "CHECKS": lookup_checks_source.SOURCE,
+    }
+    own = _SOURCE
+    for name, text in parts.items():
+        own = own.replace(f"{name}\n", text)
     return "".join(each.source() for each in more) + own + AS_BEFORE
 
 
