@@ -112,8 +112,12 @@ def test_a_tap_shows_whether_both_images_are_finite(
     entered: list[Convolved],
     asked: list[bool],
 ) -> None:
-    """In calls that were seen before: Python is asked if a number is not finite, and only then."""
-    found, shows = Gradients(geometry[:-1], format_, dtype), geometry[-1]
+    """In calls that were seen before: Python is asked if a number is not finite, and only then.
+
+    In 16 bits it is asked if the whole gradient says so.
+    """
+    found = Gradients(geometry[:-1], format_, dtype)
+    shows = geometry[-1] and dtype == torch.float32
     assert entered[-1].shows_images == shows
     assert entered[-1].checks_gradient == (geometry[3] != 0 or dtype != torch.float32)
     assert asked == [True], "not looked up"

@@ -15,11 +15,10 @@ the image, the tap with `i*dilation = padding` has `h = o`: every pixel of both,
 padding. For a channel of the result and one of the image, the gradient has a sum with all the
 numbers of the two there. If it is finite for every channel of the result with the first one of the
 image in its group, and for every channel of the image with the first one of the result, all numbers
-of cotangent and image are finite. Whatever zeros these met, of the padding or others with which the
-library fills up, the products are zeros, and the gradient has the terms of the op alone. If other
-taps are not finite, such terms or sums of them overflowed. That they may do in one order and not in
-another, as where there is no padding and nothing is looked at. But if this tap is not finite,
-numbers of every tap may come from zeros.
+of cotangent and image are finite. Whatever zeros of the padding these met, the products are zeros,
+and the gradient has the terms of the op alone. If other taps are not finite, such terms or sums of
+them overflowed. That they may do in one order and not in another, as where there is no padding and
+nothing is looked at. But if this tap is not finite, numbers of every tap may come from zeros.
 """
 
 from __future__ import annotations

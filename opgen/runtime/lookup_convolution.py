@@ -23,6 +23,7 @@ from opgen.runtime.lookup_convolution_source import Convolved
 
 if TYPE_CHECKING:
     from opgen.runtime.convolution_tiles import Tiles
+    from opgen.runtime.library import Case
     from opgen.runtime.library_plan import Operand, Plan
 
 _EXPONENTS = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
@@ -256,6 +257,16 @@ def _held(tensor: torch.Tensor) -> int | None:
     return count
 
 
+def _is_worth_a_tap(case: Case, weight: torch.Tensor) -> bool:
+    """Whether the gradient of a weight is large beside what of it a tap has.
+
+    In 16 bits the library fills up pixels with what lies behind them in memory. Zeros are
+    multiplied with that, too, at other taps with other places of it, so all taps are looked at.
+    """
+    at_tap = case.weight[0] + case.groups * case.weight[1]
+    return weight.dtype == torch.float32 and weight.numel() >= _IN_A_ROW * at_tap
+
+
 def _described(
     places: tuple[int, int, int, int],
     plan: Plan,
@@ -276,8 +287,7 @@ def _described(
             convolution_witness.pixel_of_result,
         )
         pixel = of_image(case) if is_of_image else of_result(case)
-    at_tap = case.weight[0] + case.groups * case.weight[1]
-    if is_plain and checks.gradient and not own and weight.numel() >= _IN_A_ROW * at_tap:
+    if is_plain and checks.gradient and not own and _is_worth_a_tap(case, weight):
         tap = convolution_witness.tap_of_weight(case)
     convolved = Convolved(
         source=source,
