@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ import torch
 import opgen
 from catalogue import SPECS
 from opgen import compiler
+from opgen.emit.cuda import cuda_source
 from opgen.emit.cuda_interior import interior
 from opgen.emit.cuda_printer import Stretch
-from opgen.emit.cuda_quotients import KEPT, MOVING, shared_divisors
+from opgen.emit.cuda_quotients import KEPT, MOVING
 from opgen.errors import Source
 from opgen.ir.context import facts_of
 from opgen.ir.loops import Define, If, Kernel, Lanes, Node, Program, walk
@@ -43,13 +45,9 @@ def read(text: str) -> Op:
     return op
 
 
-def divisors(program: Program) -> set[tuple[str, str]]:
-    """The tensors and how a number is divided by an element of them."""
-    return {
-        (load.tensor, how)
-        for kernel in program.kernels
-        for load, how in shared_divisors(kernel).items()
-    }
+def functions(program: Program) -> set[str]:
+    """How kernels divide by elements, beside by divisions."""
+    return set(re.findall(r"\bby_\w*inverse\b", cuda_source(program)))
 
 
 # ---------------------------------------------------------------------------- which
@@ -57,29 +55,29 @@ def divisors(program: Program) -> set[tuple[str, str]]:
     ("text", "expected"),
     [
         # The loop over m goes on, and d stays.
-        ("op f(x[N,M], d[N]) -> y[N]\n  y[n] = sum(m) x[n,m] / d[n]", {("d", KEPT)}),
+        ("op f(x[M,N], d[N]) -> y[N]\n  y[n] = sum(m) x[m,n] / d[n]", {KEPT}),
         # Each term has one of its own.
-        ("op f(x[N,M], d[N,M]) -> y[N]\n  y[n] = sum(m) x[n,m] / d[n,m]", set()),
+        ("op f(x[M,N], d[M,N]) -> y[N]\n  y[n] = sum(m) x[m,n] / d[m,n]", set()),
         # Another row of the same thread has the same one.
-        ("op f(x[B,M,N], d[M,N]) -> y[B,N]\n  y[b,n] = sum(m) x[b,m,n] / d[m,n]", {("d", MOVING)}),
+        ("op f(x[B,M,N], d[M,N]) -> y[B,N]\n  y[b,n] = sum(m) x[b,m,n] / d[m,n]", {MOVING}),
         # No sum rounds these further.
         ("op f(x[B,N], d[N]) -> y[B,N]\n  y[b,n] = x[b,n] / d[n]", set()),
-        ("op f(x[N,M], d[N]) -> y[N]\n  y[n] = max(m) x[n,m] / d[n]", set()),
-        # What divides is no element.
-        ("op f(x[N,M], d[N]) -> y[N]\n  y[n] = sum(m) x[n,m] / (1 + d[n])", set()),
+        ("op f(x[M,N], d[N]) -> y[N]\n  y[n] = max(m) x[m,n] / d[n]", set()),
+        # What divides is no element, or one that has no inverse of its type.
+        ("op f(x[M,N], d[N]) -> y[N]\n  y[n] = sum(m) x[m,n] / (1 + d[n])", set()),
+        ("op f(x[M,N], d: i64[N]) -> y[N]\n  y[n] = sum(m) x[m,n] / d[n]", set()),
+        ("op f(x[M,N]) -> y[N]\n  const d = [1, 2, 4]\n  y[n] = sum(m) x[m,n] / d[n%3]", set()),
     ],
 )
-def test_elements_that_more_than_one_term_is_divided_by(
-    text: str, expected: set[tuple[str, str]]
-) -> None:
-    assert divisors(threads(read(text))) == expected
+def test_elements_that_more_than_one_term_is_divided_by(text: str, expected: set[str]) -> None:
+    assert functions(threads(read(text))) == expected
 
 
 def test_gradients_of_the_pseudo_inverse() -> None:
     ops = compiler.check_source(compiler.read_source(SPECS / "shift_sum.op"))
     (op,) = (each for each in ops if each.name == "shift_sum_pinv")
     both = joint_adjoint(op, [tensor.name for tensor in differentiable(op)]).op
-    assert divisors(threads(both)) == {("mask", KEPT), ("mask", MOVING)}
+    assert functions(threads(both)) == {KEPT, MOVING}
 
 
 # ---------------------------------------------------------------------------- numbers

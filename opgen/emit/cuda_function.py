@@ -112,7 +112,7 @@ class _Head:
         """The emitter of a body; `kernel` is this one, or what a thread does in place of it."""
         known = self.parameters.names
         names = replace(known, symbols=dict(known.symbols), accumulators={})
-        divisors = shared_divisors(kernel)
+        divisors = shared_divisors(kernel, self.program)
         printer = CudaPrinter(self.program, types, names, True, helpers, divisors=divisors)
         emitter = CudaEmitter(printer, self.scope.inner(), kernel)
         if kernel.row is not None:

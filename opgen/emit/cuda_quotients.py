@@ -27,6 +27,7 @@ from opgen.ir.loops import (
     Lanes,
     Load,
     Node,
+    Program,
     Scalar,
     walk,
 )
@@ -36,16 +37,20 @@ KEPT: Final = "by_inverse"
 MOVING: Final = "by_moving_inverse"
 
 
-def shared_divisors(kernel: Kernel) -> dict[Load, str]:
+def shared_divisors(kernel: Kernel, program: Program) -> dict[Load, str]:
     """The elements that more than one term of a sum is divided by, and the function that does it.
 
-    An element that several sums divide by is kept for one of them only if it is for all.
+    They are those of floating type. An element that several sums divide by is kept for one of them
+    only if it is for all.
     """
+    floating = {each.name for each in program.operands if not each.dtype.is_integer}
     cells = frozenset(row.axis.name for row in kernel.stretched)
     rows = kernel.group.axis.name if kernel.group is not None else None
     found: dict[Load, str] = {}
     for term, moving in _terms(kernel.body, rows, frozenset()):
         for load in _divisors(term):
+            if load.tensor not in floating:
+                continue
             names = frozenset[str]().union(*(index.symbols for index in load.indices))
             if not names.isdisjoint(moving) and not cells <= names:
                 found[load] = MOVING
