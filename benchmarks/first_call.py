@@ -211,10 +211,8 @@ def main() -> int:
     parser.add_argument("--device", choices=sorted(READMES), default="cpu")
     parser.add_argument("--write-readme", action="store_true", help="put the table there")
     given = parser.parse_args()
-    if given.write_readme:
-        tables.split(
-            READMES[given.device], tables.FIRST_CALLS
-        )  # complains before minutes are spent
+    if given.write_readme:  # complains before minutes are spent
+        tables.split(READMES[given.device], tables.FIRST_CALLS)
     wanted = [row for row in rows.values() if row.quick or given.pattern is not None]
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     torch_itself, module = imports()

@@ -27,6 +27,7 @@ from opgen.passes.derive import differentiable
 from opgen.passes.differentiate import joint_adjoint
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
+from opgen.testing.cuda_on_cpu.emulated import emulated
 from test_gpu import gpu_case, on
 
 EXTREMES = (
@@ -67,6 +68,13 @@ def functions(program: Program) -> set[str]:
         ("op f(x[M,N], d[N]) -> y[N]\n  y[n] = sum(m) x[m,n] / (1 + d[n])", set()),
         ("op f(x[M,N], d: i64[N]) -> y[N]\n  y[n] = sum(m) x[m,n] / d[n]", set()),
         ("op f(x[M,N]) -> y[N]\n  const d = [1, 2, 4]\n  y[n] = sum(m) x[m,n] / d[n%3]", set()),
+        # For the last bit of a quotient these would be other numbers.
+        ("op f(x[M,N], d[N]) -> y[N]\n  y[n] = sum(m) floor(x[m,n] / d[n])", set()),
+        ("op f(x[M,N], d[N]) -> y[N]\n  y[n] = sum(m) select(x[m,n] / d[n] >= 1, 1, 0)", set()),
+        # A condition keeps an inverse in the loop, where it takes as long as a division.
+        ("op f(x[M,N], d[N]) -> y[N]\n  y[n] = sum(m if m <= n) x[m,n] / d[n]", set()),
+        # Sums and products of quotients are as smooth as these.
+        ("op f(x[M,N], d[N]) -> y[N]\n  y[n] = sum(m) (2 - 3 * x[m,n] / d[n])", {KEPT}),
     ],
 )
 def test_elements_that_more_than_one_term_is_divided_by(text: str, expected: set[str]) -> None:
@@ -81,6 +89,43 @@ def test_gradients_of_the_pseudo_inverse() -> None:
 
 
 # ---------------------------------------------------------------------------- numbers
+@pytest.mark.parametrize(
+    ("text", "types"),
+    [
+        ("floor(x[m,n] / d[n])", ("float32", "float32")),
+        ("select(x[m,n] / d[n] >= 1, 1, 0)", ("float32", "float32")),
+        # The wider of two types, whichever is divided.
+        ("x[m,n] / d[n]", ("float64", "float32")),
+        ("x[m,n] / d[n]", ("float32", "float64")),
+    ],
+)
+def test_quotients_that_a_bit_decides(text: str, types: tuple[str, str]) -> None:
+    """Whole numbers times a divisor, by it: three times the same."""
+    names = [{"float32": "f32", "float64": "f64"}[each] for each in types]
+    wide = "f64" if "f64" in names else "f32"
+    spec = opgen.compile(
+        f"op f(x: {names[0]}[M,N], d: {names[1]}[N]) -> y: {wide}[N]\n  y[n] = sum(m) {text}",
+        "bits.op",
+    )
+    x_type, d_type = (getattr(torch, each) for each in types)
+    d = torch.arange(1, 65).to(d_type) / (1 if wide == "f32" else 7)
+    x = torch.stack([d.double() * factor for factor in (1, 2, 5)]).to(x_type)
+    quotients = x / d
+    terms = {"f": quotients.floor(), "s": (quotients >= 1).to(quotients.dtype), "x": quotients}
+    with emulated():
+        found = spec.f(x, d)
+    options = {"rtol": 1e-14 if wide == "f64" else 0, "atol": 0}
+    torch.testing.assert_close(found, terms[text[0]].sum(0), **options)
+
+
+def test_only_terms_of_sums_are_products() -> None:
+    """What is divided after the sum is rounded once."""
+    op = read("op f(x[M,N], d[N]) -> y[N]\n  y[n] = (sum(m) x[m,n] / d[n]) / d[n]")
+    text = cuda_source(threads(op))
+    assert "by_inverse(" in text
+    assert re.search(r"y_out\[lane\] = to_T\(total\w*\[lane\] / ", text)
+
+
 @pytest.mark.parametrize(
     ("dtype", "device"),
     [("float32", "cpu"), ("float64", "cpu"), gpu_case("float32"), gpu_case("float64")],
@@ -190,11 +235,17 @@ def test_cells_are_left_alone_only_where_none_does_anything(stem: str) -> None:
 
 
 def test_only_what_all_of_it_is_asked_for() -> None:
-    """Nothing is left out where something is done for other cells as well."""
+    """Nothing is left out where other cells, or their other halves, have terms of their own."""
     program = threads(
-        read("op f(x[N,M]; k=1) -> y[N,V]\n  let V = M + k\n  y[n,v] = x[n, v - k ?0]")
+        read(
+            "op f(x[C,N,M]; s = 1, o = 0, V: size) -> y[N,V]\n"
+            "  y[n,v] = sum(c if 2*v + 3*n >= c*s + o) x[c,n, v//2 ?0]"
+        )
     )
-    for kernel in program.kernels:
-        for node in lanes_of(kernel.body):
-            found = interior(node, stretches(kernel), kernel.stretched)
-            assert found is None or not found.possible
+    found = [
+        interior(node, stretches(kernel), kernel.stretched)
+        for kernel in program.kernels
+        for node in lanes_of(kernel.body)
+    ]
+    assert any(each is not None for each in found)
+    assert not any(each.possible for each in found if each is not None)

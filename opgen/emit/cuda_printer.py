@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import Kind, Poly, symbol, symbol_atom
+from opgen.emit.cuda_quotients import Divisors, Quotient
 from opgen.emit.cuda_runs import Access
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
@@ -79,25 +80,22 @@ class Stretch:
 class CudaPrinter(Printer):
     """Prints expressions of a CUDA kernel; `wide` are the integers that may need 64 bits.
 
-    `registers` says where the elements of runs are kept, `divisors` the functions that
-    multiply by the inverses of some, see `cuda_quotients`.
+    `registers` says where the elements of runs are kept, `divisors` which functions divide terms.
     """
 
     wide: set[str] = field(default_factory=set)
     stretches: tuple[Stretch, ...] = ()
     registers: dict[Access, str] = field(default_factory=dict)
-    divisors: Mapping[loops.Load, str] = field(default_factory=dict)
+    divisors: Divisors = field(default_factory=dict)
 
     def scalar(self, value: loops.Scalar) -> Text:
         """A number. Integers are computed with in 64 bits, wherever they come from."""
         match value:
             case loops.Integer(value=number) if not number.is_constant:
                 return Text(f"(int64_t){super().scalar(value).at(Level.UNARY)}", Level.UNARY)
-            case loops.Call(primitive="div", arguments=(number, loops.Load() as divisor)) if (
-                divisor in self.divisors
-            ):
-                parts = ", ".join(self.scalar(each).text for each in (number, divisor))
-                return Text(f"{self.divisors[divisor]}({parts})")
+            case Quotient(arguments=arguments, function=function):
+                parts = ", ".join(self.scalar(each).text for each in arguments)
+                return Text(f"{function}({parts})")
             case _:
                 return super().scalar(value)
 

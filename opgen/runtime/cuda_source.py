@@ -283,10 +283,11 @@ FUNCTION double scale_of(double number)
 /* A quotient, within 2 units in its last place. The compiler takes the inverse out of loops, and
    finds that of a number once for all who are divided by it. Zero, infinity and NaN give what a
    division by them does. */
-template <class A, class R> FUNCTION R by_inverse(A number, R divisor)
+template <class A, class B>
+FUNCTION auto by_inverse(A number, B divisor) -> decltype(number / divisor)
 {
-    const R scale = scale_of(divisor);
-    return (R)number * (1 / (divisor * scale)) * scale;
+    const decltype(number / divisor) by = divisor, scale = scale_of(by);
+    return number * (1 / (by * scale)) * scale;
 }
 
 /* The same where a loop meets another divisor in every turn: a division has a branch, so that
@@ -304,10 +305,11 @@ FUNCTION float inverse(float number)
 #else
 FUNCTION float inverse(float number) { return 1 / number; }
 #endif
-template <class A, class R> FUNCTION R by_moving_inverse(A number, R divisor)
+template <class A, class B>
+FUNCTION auto by_moving_inverse(A number, B divisor) -> decltype(number / divisor)
 {
-    const R scale = scale_of(divisor);
-    return (R)number * inverse(divisor * scale) * scale;
+    const decltype(number / divisor) by = divisor, scale = scale_of(by);
+    return number * inverse(by * scale) * scale;
 }
 
 /* The threads of a block with the same z are a team; each has a number in it. */
