@@ -198,6 +198,8 @@ class Printer:
             case Table():
                 return Text(cell)
             case Operand(widened=widened, dtype=dtype) as operand:
+                if dtype is DType.F32 and not widened:
+                    return Text(f"(real){cell}", Level.UNARY)  # a call may compute in float64
                 if widened or dtype in DIRECT:
                     return Text(cell)
                 if dtype.is_integer:
