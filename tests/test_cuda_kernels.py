@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import opgen
 from catalogue import SPECS, Entry
-from opgen.runtime import cuda, cuda_grid
+from opgen.runtime import cuda, cuda_grid, cuda_operands
 from opgen.runtime.record import replaced
 from opgen.testing.cuda_on_cpu.emulated import Products, emulated
 from test_spec_kernels import check_two_backwards, each
@@ -198,7 +198,8 @@ def test_rows_that_are_not_aligned(name: str) -> None:
         random((*shape[:-1], 2 * shape[-1]), at, torch.float32)[..., ::2]
         for at, shape in enumerate(shapes)
     ]
-    assert 1 in compare(name, strided).values()
+    with mock.patch.object(cuda_operands, "SMALL", 0.0):  # a small one is copied
+        assert 1 in compare(name, strided).values()
     first, *others = (random(shape, at, torch.float32) for at, shape in enumerate(shapes))
     half = [first[..., : first.shape[-1] // 2 + 2].clone(), *others]
     with mock.patch.object(cuda_grid, "slab", return_value=None):  # which has whole rows
