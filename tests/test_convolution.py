@@ -406,6 +406,12 @@ def test_what_generated_kernels_compute(
         ),
         ((1024, 1024), 1024, {"stride": 2}, torch.channels_last, torch.float32, 0),
         ((4, 4), 4, {"padding": 1}, torch.contiguous_format, torch.bfloat16, 0),
+        ((6, 6), 6, {"padding": 1}, torch.channels_last, torch.float32, 3),
+        ((15, 15), 15, {"stride": 2}, torch.channels_last, torch.float32, 3),
+        ((6, 6), 6, {"padding": 1}, torch.channels_last, torch.bfloat16, 3),
+        ((6, 6), 6, {"padding": 1}, torch.contiguous_format, torch.float32, 0),
+        ((6, 6), 6, {"dilation": 2}, torch.channels_last, torch.float32, 0),
+        ((16, 16), 16, {"padding": 1}, torch.channels_last, torch.float32, 0),
     ],
 )
 def test_fewer_channels_in_channels_last_format(
@@ -435,11 +441,11 @@ def test_fewer_channels_in_channels_last_format(
     assert answers == [True] * asked
 
 
-@pytest.mark.parametrize(("width", "asked"), [(64, 0), (65, 2)])
+@pytest.mark.parametrize(("width", "asked"), [(64, 0), (65, 3)])
 def test_long_rows_of_single_channels_of_16_bits(
     width: int, asked: int, answers: list[bool]
 ) -> None:
-    """Result and image: for rows of known length there are kernels."""
+    """For rows of known length there are kernels."""
     shape = (1, 16, 3, width)
     x = torch.randn(shape).bfloat16().contiguous(memory_format=torch.channels_last)
     leaves = [x.requires_grad_(), torch.randn(16, 1, 3, 3).bfloat16().requires_grad_()]
@@ -451,6 +457,27 @@ def test_long_rows_of_single_channels_of_16_bits(
     exact = (wanted, *torch.autograd.grad(wanted, wide, cotangent.double()))
     for one, other in zip(found, exact, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=0.02, atol=0.1)
+    assert answers == [True] * asked
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "asked"), [(1, 128, 0), (2, 80, 0), (2, 90, 3), (3, 72, 3), (5, 20, 0)]
+)
+def test_large_images_of_few_single_channels(
+    channels: int, size: int, asked: int, answers: list[bool]
+) -> None:
+    """As those of pictures: a vector is neither a row nor a pixel of them."""
+    torch.manual_seed(0)
+    x = torch.randn(2, channels, size, size).contiguous(memory_format=torch.channels_last)
+    leaves = [x.requires_grad_(), torch.randn(channels, 1, 3, 3).requires_grad_()]
+    y = conv.conv2d(*leaves, groups=channels, padding=1)
+    wide = [each.detach().double().requires_grad_() for each in leaves]
+    wanted = F.conv2d(*wide, groups=channels, padding=1)
+    cotangent = torch.randn_like(y)
+    found = (y, *torch.autograd.grad(y, leaves, cotangent))
+    exact = (wanted, *torch.autograd.grad(wanted, wide, cotangent.double()))
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-2)
     assert answers == [True] * asked
 
 
@@ -469,7 +496,8 @@ LAST = torch.channels_last
         ),
         ((32, 128, 16, 17), (3, 3), {}, LAST, torch.bfloat16, True),
         ((8, 48, 48, 56), (3, 3), {}, LAST, torch.bfloat16, False),  # fewer cells
-        ((24, 15, 64, 56), (3, 3), {}, LAST, torch.bfloat16, False),  # fewer channels
+        ((24, 15, 64, 56), (3, 3), {}, LAST, torch.bfloat16, True),  # too few for a vector
+        ((24, 15, 32, 28), (3, 3), {"dilation": 2}, LAST, torch.bfloat16, False),
         ((8, 48, 64, 56), (3, 2), {}, LAST, torch.bfloat16, False),
         pytest.param(
             *((8, 48, 64, 56), (3, 3), {"dilation": 2, "padding": 2}, LAST, torch.bfloat16, False),
@@ -505,6 +533,22 @@ def test_single_channels_of_bfloat16_through_small_windows(
     assert answers == [True] * asked
 
 
+@pytest.mark.parametrize(("width", "asked"), [(64, 0), (70, 1)])
+def test_steps_of_single_channels_of_16_bits(width: int, asked: int, answers: list[bool]) -> None:
+    """The result of long rows: the library takes ten times as long as kernels for gradients."""
+    x = torch.randn(1, 16, 6, width).bfloat16().contiguous(memory_format=LAST).requires_grad_()
+    w = torch.randn(16, 1, 5, 5).bfloat16().requires_grad_()
+    y = conv.conv2d(x, w, padding=2, stride=2, groups=16)
+    wide = [each.detach().double().requires_grad_() for each in (x, w)]
+    wanted = F.conv2d(*wide, padding=2, stride=2, groups=16)
+    cotangent = torch.randn_like(y)
+    found = (y, *torch.autograd.grad(y, (x, w), cotangent))
+    exact = (wanted, *torch.autograd.grad(wanted, wide, cotangent.double()))
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=0.02, atol=0.2)
+    assert answers == [True] * asked
+
+
 def test_filters_of_single_channels_that_are_not_finite_stay_here(answers: list[bool]) -> None:
     """The zeros of padding are no terms, and meet no infinity."""
     x = torch.randn(8, 48, 64, 56).bfloat16().contiguous(memory_format=LAST)
@@ -521,7 +565,8 @@ def test_filters_of_single_channels_that_are_not_finite_stay_here(answers: list[
     [
         (16, 65, 1, True),
         (16, 64, 1, False),  # kernels are made for rows of this length
-        (15, 65, 1, False),
+        (15, 65, 1, True),  # too few for a vector
+        (1, 65, 1, False),
         (16, 65, 2, True),
         (16, 65, 3, False),
     ],
@@ -547,7 +592,8 @@ def test_filters_of_long_rows_of_single_channels(
         (16, 65, {}, torch.channels_last, 2),
         (16, 70, {"stride": 2}, torch.channels_last, 2),
         (16, 64, {}, torch.channels_last, 0),
-        (15, 65, {}, torch.channels_last, 0),
+        (15, 65, {}, torch.channels_last, 3),  # too few for a vector: the filter's as well
+        (15, 65, {"dilation": 2}, torch.channels_last, 0),
         (16, 65, {"stride": 3}, torch.channels_last, 0),
         (16, 65, {"dilation": 2}, torch.channels_last, 0),
         (16, 65, {}, torch.contiguous_format, 0),
@@ -561,7 +607,7 @@ def test_long_rows_of_single_channels(
     asked: int,
     answers: list[bool],
 ) -> None:
-    """Result and image, through windows of 5 by 5: a filter's gradient is not the library's."""
+    """Result and image, through windows of 5 by 5."""
     x = torch.randn(2, channels, 9, width).contiguous(memory_format=format_).requires_grad_()
     w = torch.randn(channels, 1, 5, 5, requires_grad=True)
     y = conv.conv2d(x, w, groups=channels, padding=2, **geometry)

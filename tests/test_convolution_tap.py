@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,9 +12,7 @@ import opgen
 from catalogue import SPECS
 from opgen.runtime import convolution_tiles, library, library_call
 from opgen.runtime.lookup_convolution_source import Convolved
-from witness_calls import convolved, listening
-
-LAST, PLANES = torch.channels_last, torch.contiguous_format
+from witness_calls import LAST, PLANES, Gradients, convolved, listening, spoiled
 
 IMAGES = [
     ((2, 16, 4, 5), (16, 16, 3, 3), 1, 1, 1, 1, True),
@@ -55,52 +51,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(library_call, "_both", heard_of)
     return heard
-
-
-class Gradients:
-    """Those of a convolution with a call for finite numbers behind it."""
-
-    def __init__(
-        self, geometry: tuple[Any, ...], format_: torch.memory_format, dtype: torch.dtype
-    ) -> None:
-        shape, filter_shape, *self.geometry = geometry
-        torch.manual_seed(0)
-        self.conv = opgen.load(SPECS / "conv.op").conv2d
-        self.weight = (torch.randn(filter_shape) / 8).to(dtype)
-        self.image = torch.randn(shape).to(dtype).contiguous(memory_format=format_)
-        like = self.naive(self.image, self.weight)
-        self.cotangent = torch.randn(like.shape).to(dtype).contiguous(memory_format=format_)
-        for _ in range(2):
-            self.check(self.image, self.cotangent)
-
-    def naive(self, image: Tensor, weight: Tensor) -> Tensor:
-        stride, padding, dilation, groups = self.geometry
-        return convolved(image, weight, stride, padding, groups, dilation)
-
-    def check(self, image: Tensor, cotangent: Tensor) -> tuple[Tensor, ...]:
-        """Those of opgen, which are those of the naive loops."""
-        names = ("stride", "padding", "dilation", "groups")
-        given = image.detach().requires_grad_(), self.weight.detach().requires_grad_()
-        y = self.conv(*given, **dict(zip(names, self.geometry, strict=True)))
-        got = torch.autograd.grad(y, given, cotangent)
-        exact = tuple(each.detach().double().requires_grad_() for each in given)
-        wanted = torch.autograd.grad(self.naive(*exact), exact, cotangent.double())
-        for one, other in zip(got, wanted, strict=True):
-            in_type = other.to(one.dtype).double()  # large numbers are infinite in it
-            torch.testing.assert_close(one.double(), in_type, rtol=0.02, atol=0.05, equal_nan=True)
-        return got
-
-
-def spoiled(tensor: Tensor) -> Iterator[Tensor]:
-    """Copies with one number that is not finite: at corners, a border and within."""
-    *_, height, width = tensor.shape
-    pixels = (0, 0), (height - 1, width - 1), (height // 2, width - 1), (height // 2, width // 2)
-    places = itertools.product(pixels, (0, tensor.shape[1] - 1))
-    numbers = itertools.cycle((torch.inf, -torch.inf, torch.nan))
-    for (pixel, channel), number in zip(places, numbers, strict=False):
-        copy = tensor.clone()
-        copy[-1, channel, pixel[0], pixel[1]] = number
-        yield copy
 
 
 @pytest.mark.sampled(2)

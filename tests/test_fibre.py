@@ -28,7 +28,7 @@ from opgen.algebra.fibre import (
     points,
     solve,
 )
-from opgen.algebra.poly import ZERO, Kind, Poly, load, poly, symbol
+from opgen.algebra.poly import ZERO, Kind, Poly, load, maximum, poly, symbol
 from relations import FACTS, compare, iterations, seeded
 
 B, C, G, H, W, V, K, L, N, R = map(symbol, "BCGHWVKLNR")
@@ -207,6 +207,12 @@ CASES = {
         {"W": range(5), "p": range(4)},
         lets=[("V", W + 2 * p)],
         where=[Condition(p)],
+    ),
+    "bilinear, corners aligned": case(
+        {"h": OH, "a": poly(2)},
+        [at(h * (H - 1) // maximum(OH - 1, poly(1)) + a, H, clamp=True)],
+        {"H": range(1, 5), "OH": range(1, 8)},
+        where=[Condition(H - 1)],
     ),
     "clamp to an extent that the value may miss": case(
         {"w": W}, [at(w - 5, H, clamp=True)], {"W": range(9), "H": range(5)}
@@ -504,6 +510,16 @@ def test_no_turn_is_wasted(name: str) -> None:
         for cell in itertools.product(*map(range, extents)):
             turns = iterations(fibre, sizes, cell)
             assert turns == sum(1 for _ in points(fibre, sizes, cell))
+
+
+@pytest.mark.parametrize("size", [50, 100])
+def test_turns_of_aligned_corners_do_not_grow(size: int) -> None:
+    """The factor of a row, one less than a size, may be 0; where it is not, the row is known."""
+    given = CASES["bilinear, corners aligned"]
+    fibre = solve(given.problem, given.facts)
+    turns = [iterations(fibre, {"H": size, "OH": 2 * size}, (cell,)) for cell in range(size)]
+    assert max(turns) <= 8
+    assert iterations(fibre, {"H": 1, "OH": size}, (0,)) == 2 * size
 
 
 # ---------------------------------------------------------------------------- structure

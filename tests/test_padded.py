@@ -20,6 +20,7 @@ from opgen.errors import Source
 from opgen.ir.binding import Array
 from opgen.ir.cells import Cells, to_array
 from opgen.ir.context import facts_of
+from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import Finite, For, Load, Program, Start, Store, walk
 from opgen.ir.map_loops import map_loads
 from opgen.ir.notation import Op
@@ -73,6 +74,8 @@ GEOMETRIES = {
     "ten rows of a large window": geometry(7, 20, 3, 1, 1, 1),
     "seven rows of a large window": geometry(5, 14, 2, 1, 1, 1),
     "a large window with a stride": geometry(5, 9, 2, 2, 1, 1),
+    "a stride of three": geometry(4, 10, 2, 3, 1, 1),
+    "a stride and a dilation": geometry(3, 11, 2, 2, 3, 2),
 }
 
 
@@ -110,6 +113,22 @@ def test_loops_of_gradients(name: str) -> None:
     (wanted, _), (got, _) = run(ordinary, tensors, {}), run(changed, tensors, {})
     np.testing.assert_array_equal(numbers(got["grad_x"]), numbers(wanted["grad_x"]))
     assert "grad_y_padded" in got
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("3x3", 1), ("a stride", 2), ("a large window with a stride", 2), ("a stride of three", 3)],
+)
+def test_lanes_load_neighbours(name: str, step: int) -> None:
+    """Columns with one remainder stand together: one apart in memory, however far windows move."""
+    _, changed = padded(CONV["conv2d"], GEOMETRIES[name])
+    kernel = changed.kernels[0]
+    assert kernel.row is not None
+    loads = [each for each in loads_of(walk(kernel.body)) if each.tensor == "x_padded"]
+    assert {load.indices[-1].step_in(kernel.row.axis.name) for load in loads} == {1}
+    assert {len(load.indices) for load in loads} == {2 if step == 1 else 3}
+    extents = changed.operand("x_padded").extents
+    assert len(extents) == 2 or extents[1] == step
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -182,7 +201,7 @@ def test_edges_repeated_along_one_dim_alone() -> None:
 
 
 def test_a_large_image_is_not_copied() -> None:
-    ordinary, changed = padded(CONV["conv2d"], GEOMETRIES["3x3"] | {"H": 56, "W": 56})
+    ordinary, changed = padded(CONV["conv2d"], GEOMETRIES["3x3"] | {"H": 72, "W": 72})
     assert changed == ordinary
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import notation_strategies
 import opgen
-from catalogue import CATALOGUE, Entry, each_but_long
+from catalogue import CATALOGUE, SPECS, Entry, each_but_long
 from notation_strategies import Call
 from opgen.ir.binding import bind
 from opgen.ir.context import facts_of
@@ -33,7 +33,7 @@ from opgen.passes.specialise import (
     windows_of,
 )
 from opgen.testing.sizes import flattened
-from spec_calls import checked, gradient, leading, sizes_of
+from spec_calls import checked, gradient, leading, ops_of, sizes_of
 from spec_calls import run as run_reference
 from test_loops import _agree, differences, execute, op_of
 
@@ -359,3 +359,14 @@ def test_sums_of_rows_are_vectors_whatever_comes_of_them(line: str, sums: int) -
 
 
 SUMMED = {"x": "N,D", "z": "N,D", "t": "D,N", "p": "N"}
+
+
+@pytest.mark.parametrize(("sizes", "row"), [({}, "w"), ({"H": 9, "W": 7}, None)])
+def test_rows_that_are_stored_side_by_side(sizes: dict[str, int], row: str | None) -> None:
+    """They are rows if they are not short, wherever they are read from."""
+    fold = next(op for op in ops_of(SPECS / "unfold.op") if op.name == "fold")
+    names = {"kernel_size": 4, "stride": 4, "padding": 0, "dilation": 1}
+    values = {f"{name}[{at}]": value for name, value in names.items() for at in (0, 1)}
+    special = specialise(fold, values | {"K": 4, "L": 4} | sizes)
+    (kernel,) = rows(schedule(special, gather(special)), facts_of(special)).kernels
+    assert (kernel.row and kernel.row.axis.name) == row, show_kernel(kernel)

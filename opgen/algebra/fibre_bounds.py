@@ -14,7 +14,7 @@ from typing import Final
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.fibre_system import GiveUp, System, length
 from opgen.algebra.fibre_types import Loop
-from opgen.algebra.poly import ZERO, Poly, symbol
+from opgen.algebra.poly import ZERO, Poly, select_zero, symbol
 
 _PAIRS: Final = 6  # inequalities of each sign that one elimination combines
 _INEQUALITIES: Final = 48  # an elimination that grows beyond this is stopped
@@ -61,11 +61,14 @@ def settle(system: System) -> None:
 
 def _try_loop(system: System, name: str, *, enumerated: bool) -> bool:
     lower, upper, used = _bounds(system, name, system.required)
-    more_lower, more_upper, _ = _bounds(
-        system, name, [*system.implied, *_consequences(system, name)]
-    )
+    consequences = _consequences(system, name)
+    more_lower, more_upper, _ = _bounds(system, name, [*system.implied, *consequences])
     if not (lower or more_lower) or not (upper or more_upper):
         return False
+    if lower and upper:
+        values = [*system.required, *consequences]
+        more = _bounds_unless_zero(system, name, values, lower[0], upper[0])
+        more_lower, more_upper = [*more_lower, *more[0]], [*more_upper, *more[1]]
     lows = _strongest(system, lower, more_lower, 1)
     highs = _strongest(system, upper, more_upper, -1)
     for low, high in itertools.product(lows, highs):
@@ -101,6 +104,31 @@ def _bounds(
                 continue
         used.add(value)
     return lower, upper, used
+
+
+def _bounds_unless_zero(
+    system: System, name: str, inequalities: list[Poly], least: Poly, greatest: Poly
+) -> tuple[list[Poly], list[Poly]]:
+    """Bounds from inequalities in which the factor of `name` may be 0, but has a known sign else.
+
+    Where it is 0 an inequality says nothing of `name`, and `least` and `greatest` hold.
+    """
+    lower: list[Poly] = []
+    upper: list[Poly] = []
+    for value in inequalities:
+        if system.unknowns_of(value) != [name]:
+            continue
+        form = system.linear(value)
+        if form.opaque or system.sign(form.factors[name]) is not None:
+            continue
+        factor = form.factors[name]
+        if system.nonnegative(factor):
+            bound = system.quotient(factor - 1 - form.rest, factor)
+            lower.append(select_zero(factor, least, bound))
+        elif system.nonnegative(-factor):
+            bound = system.quotient(form.rest, -factor)
+            upper.append(select_zero(factor, greatest, bound))
+    return lower, upper
 
 
 def _strongest(

@@ -331,13 +331,12 @@ class System:
             high = None if high is None or ends[1] is None else replaced(high, atom, ends[1])
         for name, factor in form.factors.items():
             unknown = self.unknowns[name]
-            match self.sign(factor):
-                case 1:
-                    ends = [unknown.lower, unknown.upper]
-                case -1:
-                    ends = [unknown.upper, unknown.lower]
-                case _:
-                    return None, None
+            if self.nonnegative(factor):
+                ends = [unknown.lower, unknown.upper]
+            elif self.nonnegative(-factor):
+                ends = [unknown.upper, unknown.lower]
+            else:
+                return None, None
             low = None if low is None or ends[0] is None else low + factor * ends[0]
             high = None if high is None or ends[1] is None else high + factor * ends[1]
         if low is not None and self.unknowns_of(low):

@@ -52,6 +52,7 @@ class ScopeEmitter(ABC):
     members: dict[str, str] = field(default_factory=dict)  # of stretched axes: their names,
     parts: dict[str, str] = field(default_factory=dict)  # and the names of the stretches
     joined: str = ""  # how many of the row's are one, if there may be several
+    tabled: str = ""  # the variable with the first cell of the stretch that tables are for
     streams: str = ""  # the parameter that says whether results go past the caches
     guest: str = ""  # the parameter for the call of a guest, 0 where none runs within
     coarse: Coarse | None = None  # what is to be coarse where numbers are rounded at once,

@@ -72,6 +72,8 @@ class Printer:
     rows: Mapping[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # where the
     # index walks from, by what is left of places without it; of tensors that may be absent:
     ones: Mapping[str, str] = field(default_factory=dict)  # vectors of the number for all elements
+    tables: Mapping[Atom | loops.Scalar, tuple[str, Poly]] = field(default_factory=dict)  # arrays
+    # of what differs along a row alone, and places in these
 
     # ------------------------------------------------------------ polynomials
     def poly(self, value: Poly) -> Text:
@@ -79,6 +81,8 @@ class Printer:
         return sum_text(value, self._atom)
 
     def _atom(self, atom: Atom) -> Text:
+        if atom in self.tables:
+            return self._tabled(atom)
         match atom.kind:
             case AtomKind.SYMBOL:
                 return Text(self.names.symbols[atom.name])
@@ -100,6 +104,10 @@ class Printer:
                 return self._integer_load(atom)
             case unexpected:
                 assert_never(unexpected)
+
+    def _tabled(self, value: Atom | loops.Scalar) -> Text:
+        name, place = self.tables[value]
+        return Text(f"{name}[{self.poly(place).text}]")
 
     def _call(self, function: str, args: Sequence[Poly]) -> Text:
         """A call of a binary function, nested to the left for more arguments."""
@@ -293,6 +301,8 @@ class Printer:
     # ------------------------------------------------------------ scalars
     def scalar(self, value: loops.Scalar) -> Text:
         """A number."""
+        if value in self.tables:
+            return self._tabled(value)
         match value:
             case loops.Number(value=number):
                 return _number(number)

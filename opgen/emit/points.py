@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from opgen.algebra.poly import symbol
+from opgen.algebra.poly import Atom, Poly, of_atom, symbol
 from opgen.emit.expression import type_name
+from opgen.emit.lane_tables import lane_tables
 from opgen.emit.planes import print_plane
 from opgen.emit.polynomial import Text
 from opgen.emit.rows_ahead import fetch_piece
 from opgen.emit.statements import Emitter
-from opgen.ir.loops import Row, Short
+from opgen.emit.types import Type
+from opgen.ir.loops import Row, Scalar, Short
 from opgen.ir.primitives import Level
 
 MOST_ON_STACK: Final = 2**14
@@ -45,6 +47,7 @@ class PointEmitter(Emitter):
         if not digits:
             memory = self.take_memory()
             self.begin_with_zeros()
+            self.begin_tables()
             self.inner_body()
             self.give_back(memory)
             return
@@ -61,6 +64,7 @@ class PointEmitter(Emitter):
                 self.write(f"{rest} /= {digit.extent.at(Level.ADDITIVE)};")
         memory = self.take_memory()
         self.begin_with_zeros()
+        self.begin_tables()
         self.loop_over_points(begin, end, digits)
         self.give_back(memory)
 
@@ -140,6 +144,7 @@ class PointEmitter(Emitter):
                 first = self.printer.names.symbols.get(row.first, "")
                 self.printer.names.symbols[name] = own
                 self.write(f"const int64_t {own} = {value.format(first)};")
+        self.renew_tables()
         for name in self.kernel.local:
             if not self.has_memory and name not in self.kernel.zeroed:
                 self.declare_local(name)
@@ -148,6 +153,60 @@ class PointEmitter(Emitter):
         elif self.kernel.group is not None:
             self.declare_group_accumulators()
         self.nodes(self.kernel.body)
+
+    # ------------------------------------------------------------ tables of a row
+    def begin_tables(self) -> None:
+        """Arrays for what `lane_tables` finds, which are filled for a row that is one stretch."""
+        found, row = lane_tables(self.kernel, self.printer.program), self.kernel.row
+        if not found or row is None:
+            return
+        width = row.width + row.least - 1
+        is_whole = self.is_whole(row)
+        lane = symbol(row.axis.name)
+        place = lane if is_whole else lane - symbol(row.first)
+        tables: dict[Atom | Scalar, tuple[str, Poly]] = {}
+        for each in found:
+            name = self.scope.fresh(f"{row.axis.name}_table")
+            kind = Type.INTEGER if isinstance(each, Atom) else self.printer.types.of(each)
+            self.write(f"{kind.value} {name}[{width}];")
+            tables[each] = name, place
+        if is_whole:
+            self.fill_tables(tables, "0", self.text(row.axis.extent - 1))
+        else:
+            self.tabled = self.scope.fresh(f"{row.axis.name}_tabled")
+            self.write(f"int64_t {self.tabled} = -1;")
+        self.printer = replace(self.printer, tables=tables)
+
+    def renew_tables(self) -> None:
+        """Fill them where a stretch is another one than the last."""
+        row = self.kernel.row
+        if row is None or not self.tabled:
+            return
+        first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
+        self.write(f"if ({self.tabled} != {first}) {{")
+        inner = self.inner()
+        inner.fill_tables(self.printer.tables, first, last)
+        inner.write(f"{self.tabled} = {first};")
+        self.write("}")
+
+    def fill_tables(
+        self, tables: Mapping[Atom | Scalar, tuple[str, Poly]], first: str, last: str
+    ) -> None:
+        """All of them, for the cells of a stretch."""
+        row = self.kernel.row
+        assert row is not None
+        inner = self.inner()
+        name = inner.scope.fresh(row.axis.name)
+        inner.printer.names.symbols[row.axis.name] = name
+        inner.printer = replace(inner.printer, tables={})
+        self.write(f"for (int64_t {name} = {first}; {name} <= {last}; {name}++) {{")
+        for each, (table, place) in tables.items():
+            value = of_atom(each) if isinstance(each, Atom) else each
+            text = (
+                inner.text(value) if isinstance(value, Poly) else inner.printer.scalar(value).text
+            )
+            inner.write(f"{table}[{inner.text(place)}] = {text};")
+        self.write("}")
 
     # ------------------------------------------------------------ arrays of a point's own
     def declare_local(self, name: str) -> None:

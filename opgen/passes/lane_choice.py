@@ -113,6 +113,21 @@ def short_sum(kernel: Kernel) -> Choice:
     return Choice(Way.SUM, best) if scores.get(best, -1) >= 0 else Choice(Way.POINTS)
 
 
+def stored_row(kernel: Kernel) -> Choice:
+    """A row of results side by side, where nothing that is read lies so.
+
+    What differs from row to row, and conditions on its ends, are then not looked at for each cell:
+    columns of an image in channels-last format take a fifth of the time, and an image from columns
+    of windows side by side a twentieth.
+    """
+    stores = [node.indices for node in walk(kernel.body) if isinstance(node, Store)]
+    for axis in reversed(kernel.axes):
+        is_short = axis.extent.is_constant and axis.extent.constant < _SHORTEST
+        if not is_short and stores and all(_walk(s, axis.name) == _CONSECUTIVE for s in stores):
+            return Choice(Way.ROW, axis.name)
+    return Choice(Way.POINTS)
+
+
 def walks(kernel: Kernel, loop: For) -> int:
     """How well a loop loads what the kernel does, wherever it stands."""
     score = sum(_walk(access, loop.name) for access in _loads(kernel))

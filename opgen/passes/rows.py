@@ -58,7 +58,7 @@ from opgen.passes.innermost import with_sum_innermost
 from opgen.passes.interior import with_interior
 from opgen.passes.jam import copies_along, jammed
 from opgen.passes.lane_bounds import LaneBounds, greatest_over, least_over, solve
-from opgen.passes.lane_choice import Choice, Way, choose, short_sum, sums_of_rows, walks
+from opgen.passes.lane_choice import Choice, Way, choose, short_sum, stored_row, sums_of_rows, walks
 from opgen.passes.lane_passes import fused
 from opgen.passes.moves import moves_of
 from opgen.passes.moving_loops import from_begin
@@ -105,6 +105,7 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
         choice = choose(moved)
         kernel = moved if choice.way is Way.SUM else kernel
         choice = short_sum(kernel) if choice.way is Way.POINTS else choice
+        choice = stored_row(kernel) if choice.way is Way.POINTS else choice
     match choice:
         case Choice(way=Way.ROW, name=name):
             return with_planes(along_row(kernel, name, facts))

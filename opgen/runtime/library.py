@@ -53,6 +53,10 @@ channels-last format, copies included; with fewer channels, or many results, the
 _FEW_RESULTS = 40
 _FEW_TAPS = 9
 
+_FEW_SINGLES = 6
+_MUCH = 2**18
+"""From how many channels, or multiplications, such images are the library's."""
+
 _STREAMED = 2**20
 _WHOLE_ROWS = (*range(1, 12), *range(14, 17))
 """From how many cells of a result on the library is faster for single channels of bfloat16 through
@@ -229,7 +233,9 @@ class Case:
         """Whether single channels have rows that no kernels are made for.
 
         In rows of a known length several blocks of channels go through an image together, and cells
-        share what they load. Without that the library takes 0.1 to 0.8 of the time.
+        share what they load. Without that the library takes 0.1 to 0.8 of the time. In bfloat16 it
+        takes 0.1 to 0.7 for results where windows move by two pixels, but 4 to 17 times as long for
+        the gradients of their images; and 0.05 to 0.1 for those of filters of 3 by 3.
         """
         is_plain = len(self.stride) == 2 and max(self.stride) <= 2 and max(self.dilation) == 1
         is_depthwise = self.channels == 1 and self.groups >= _VECTOR
@@ -246,6 +252,18 @@ class Case:
         is_window = tuple(self.weight[2:]) == (3, 3)
         is_much = math.prod(self.result) >= _STREAMED
         return is_plain and is_depthwise and is_window and is_much and not is_uncut
+
+    @property
+    def is_few_singles(self) -> bool:
+        """Whether single channels are too few to fill a vector, as those of a picture.
+
+        In channels-last format neighbours in memory are then neither those of a row nor enough of
+        a pixel's: generated kernels go cell by cell, and take up to 14 times as long.
+        """
+        is_plain = len(self.stride) == 2 and max(self.dilation) == 1
+        is_few = 1 < self.groups < _VECTOR
+        is_many_pixels = self.groups >= _FEW_SINGLES or self.work >= _MUCH
+        return is_plain and self.channels == 1 and is_few and is_many_pixels
 
     @property
     def is_narrow(self) -> bool:
@@ -343,16 +361,19 @@ def _least_channels(case: Case, dtype: torch.dtype, names: Convolution) -> int:
         return 1
     if case.format == torch.contiguous_format:
         return _LEAST_CHANNELS[dtype]
+    is_tried = dtype != torch.float16  # no processor that has kernels for it was at hand
+    if case.is_few_singles and is_tried:
+        return 1
     least = _LEAST_CHANNELS_LAST[dtype]
     if names.target == names.weight:
         # A sum over all pixels, for which one channel is a long row.
-        return 1 if dtype == torch.float32 and case.is_narrow else max(least, 2)
+        return 1 if case.is_narrow and is_tried else max(least, 2)
+    is_forward = names.target == names.result
     if case.channels == 1 and not case.is_long:
-        is_forward = names.target == names.result
         if dtype == torch.bfloat16 and is_forward and case.is_streamed:
             return 1
         return max(least, 2)
-    if dtype == torch.float32 and case.is_long_single:
+    if case.is_long_single and (dtype == torch.float32 or (is_forward and is_tried)):
         return 1
     return least if max(case.stride) == 1 else max(least, 4)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,34 @@ def told_apart(numbers: Sequence[Number]) -> tuple[Any, ...]:
     return tuple([(n, math.copysign(1.0, n)) if type(n) is float else n for n in numbers])
 
 
+_TRIED = 3
+"""How often a pair is asked for in vain: after two calls its ops are known, in the third it is."""
+
+
+class Pair:
+    """What may compute a later step as well: both gradients, or None.
+
+    It is asked before the ops of the two, unless it had no answer in the first calls. Later it may
+    have none for numbers that are not finite, which says nothing of the next call.
+    """
+
+    __slots__ = ("both", "misses", "other")
+
+    def __init__(self, other: Step, both: lookup_pair.Both) -> None:
+        self.other, self.both, self.misses = other, both, 0
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether it had an answer once, or was not asked often."""
+        return self.misses < _TRIED
+
+    def answer(self, given: list[Any], numbers: tuple[Number, ...], other: list[Any]) -> Any:
+        """Both gradients, or None."""
+        found = self.both(given, numbers, other, self.other.numbers)
+        self.misses = self.misses + 1 if found is None else -sys.maxsize
+        return found
+
+
 @record
 class Step:
     """Gradients that one op computes: where they go, the op, its numbers, its tensors' sources.
@@ -60,8 +89,7 @@ class Step:
     sources: tuple[int, ...]
     twin: Callable[..., Any] | None
     floats: tuple[float, ...]
-    beside: tuple[Step, Callable[..., Any]] | None = None
-    """A later step, and what may compute both at once: the gradients, or None."""
+    beside: Pair | None = None
 
 
 class Plans(dict[Any, tuple[Step, ...]]):
@@ -277,6 +305,12 @@ def computed(
             if gradients is not None:
                 _place(found, step, gradients)
                 continue
+        if is_quick and step.beside is not None and step.beside.is_likely:
+            other = step.beside.other
+            pair = step.beside.answer(given, step.numbers, _given(other, cotangents, kept, saved))
+            if pair is not None:
+                found[step.at], found[other.at] = pair
+                continue
         if is_quick and step.twin is not None:
             result = step.twin(*given, *step.floats)
             if step.together:
@@ -285,13 +319,6 @@ def computed(
                     continue
             elif result is not answer:
                 found[step.at] = result
-                continue
-        if is_quick and step.beside is not None:
-            other, both = step.beside
-            given_to_other = _given(other, cotangents, kept, saved)
-            pair = both(given, step.numbers, given_to_other, other.numbers)
-            if pair is not None:
-                found[step.at], found[other.at] = pair
                 continue
         _place(found, step, step.derived.apply(given, step.numbers))
     return found
@@ -386,6 +413,6 @@ def _paired(steps: Sequence[Step]) -> tuple[Step, ...]:
         both = lookup_pair.both_gradients(one.derived, other.derived)
         if both is not None:
             return tuple(
-                replaced(each, beside=(other, both)) if each is one else each for each in steps
+                replaced(each, beside=Pair(other, both)) if each is one else each for each in steps
             )
     return tuple(steps)

@@ -100,14 +100,16 @@ static int are_unspoiled(
     const Entry *entry, const Convolved *about, const Tensor *inputs, const Tensor *outputs)
 {
     const int64_t *pixel = about->geometry + 4 * about->spatial, *tap = pixel + about->spatial;
+    const int is_alone = about->gradient == OF_WEIGHT;
     const int64_t *promised = entry->outputs, *after = promised + 2 + 2 * promised[1];
     if (about->checks_weight && about->shows_weight
         && !is_finite_at(promised, outputs[0], pixel, 1, 0, about)
         && !is_finite(inputs[about->weight], about->held, about))
         return 0;
     if (!about->checks_gradient) return 1;
-    return about->shows_images ? is_finite_at_tap(after, outputs[1], tap, about)
-                               : is_finite(outputs[1], about->elements, about);
+    const Tensor gradient = outputs[is_alone ? 0 : 1];
+    return about->shows_images ? is_finite_at_tap(is_alone ? promised : after, gradient, tap, about)
+                               : is_finite(gradient, about->elements, about);
 }
 """
 """The rest, which has none that are long."""

@@ -19,7 +19,7 @@ from opgen.runtime import (
     lookup_moves,
 )
 from opgen.runtime.convolution_tiles_source import Tiled
-from opgen.runtime.lookup_convolution_source import Convolved
+from opgen.runtime.lookup_convolution_source import OF_IMAGE, OF_WEIGHT, Convolved
 
 if TYPE_CHECKING:
     from opgen.runtime.convolution_tiles import Tiles
@@ -45,9 +45,14 @@ class _Checks(NamedTuple):
 
 
 def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
-    """A convolution, or a transposed one, of tensors as they are; None for what Python prepares."""
+    """A convolution, a transposed one, or the gradient of the image or the weight alone.
+
+    Of tensors as they are; None for what Python prepares.
+    """
     source = plan.image or plan.result
-    if source is None or plan.weight is None or plan.strips is not None:
+    if plan.weight is None or (plan.image is None and not plan.is_forward):
+        return _gradient(plan, tensors)
+    if source is None or plan.strips is not None:
         return None
     if plan.on_gpu:
         return _on_gpu(plan, source, plan.weight, tensors)
@@ -55,8 +60,6 @@ def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | N
     if moves is None:
         return None
     is_transposed = plan.image is None
-    if is_transposed and not plan.is_forward:
-        return None
     weight = tensors[plan.weight.at]
     is_checked = is_transposed or plan.checks_source or any(plan.case.padding)
     if weight is None or not _can_be_checked(weight, is_checked):
@@ -118,6 +121,38 @@ def gradients(
     places = 0, 1, 2, _ABSENT
     checks = _Checks(checked, weight=True, gradient=is_checked)
     return _described(places, for_weight, False, weight, checks, at_once, own or ()) + views
+
+
+def _gradient(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
+    """The gradient of the image or the weight alone: the other one may be no leaf, or frozen."""
+    other = plan.image or plan.weight
+    if plan.result is None or other is None or plan.on_gpu or not _is_direct(plan):
+        return None
+    if plan.repeats > 1 or plan.is_copied:
+        return None
+    cotangent, given = tensors[plan.result.at], tensors[other.at]
+    if cotangent is None or given is None or not _are_taken_so(cotangent, given):
+        return None
+    own = [] if plan.tiles is None else [plan.tiles]
+    if plan.weight is None:
+        shape = tuple(plan.case.weight)
+        weight = torch.empty(shape, dtype=cotangent.dtype, device="meta")
+        is_checked = library_call.meets_zeros(plan, weight.dtype)
+        checks = _Checks(0, weight=False, gradient=is_checked)
+        places = (plan.result.at, other.at, _ABSENT, _ABSENT)
+        if own:  # tiles take an image and the cotangent, as if that were the weight
+            places = (other.at, _ABSENT, plan.result.at, _ABSENT)
+    else:
+        weight = given
+        checked = (_held(cotangent) or _ABSENT) if plan.checks_source else 0
+        if checked == _ABSENT:
+            return None
+        checks = _Checks(checked, weight=True, gradient=False)
+        places = (plan.result.at, _ABSENT, other.at, _ABSENT)
+    if not _can_be_checked(weight, checks.weight):
+        return None
+    which = OF_WEIGHT if plan.weight is None else OF_IMAGE
+    return _described(places, plan, False, weight, checks, 0, own, which)
 
 
 def _on_gpu(
@@ -275,10 +310,11 @@ def _described(
     checks: _Checks,
     at_once: int,
     own: Sequence[Tiles],
+    gradient: int = 0,
 ) -> list[int]:
     case = plan.case
     source, image, weight_at, bias = places
-    is_of_image = is_transposed or image != _ABSENT
+    is_of_image = is_transposed or image != _ABSENT or gradient == OF_IMAGE
     is_plain = _is_direct(plan) and plan.repeats == 1
     pixel = tap = None
     if is_plain and checks.weight:
@@ -295,6 +331,7 @@ def _described(
         weight=weight_at,
         bias=bias,
         is_transposed=int(is_transposed),
+        gradient=gradient,
         groups=case.groups,
         spatial=len(case.stride),
         exponent=_EXPONENTS[weight.dtype],

@@ -33,6 +33,11 @@ AS_BEFORE = """
 """After it there are loops again."""
 
 
+OF_IMAGE = 1
+OF_WEIGHT = 2
+"""Gradients that are computed without the other one."""
+
+
 class Convolved(NamedTuple):
     """The integers of an entry without a kernel, in this order; places are -1 for what is absent.
 
@@ -54,6 +59,8 @@ class Convolved(NamedTuple):
     weight: int
     bias: int
     is_transposed: int
+    gradient: int
+    """Which one is wanted alone: `OF_IMAGE`, `OF_WEIGHT`, or 0 for neither, or both."""
     groups: int
     spatial: int
     """How many spatial dims there are."""
@@ -194,6 +201,32 @@ static int compute(
         return 0;
     drop(&none);
     return 1;
+}
+
+/* The gradient of an image, or of a weight, alone. The library looks at the shape and the format of
+   what it is the gradient of, which are those of the gradient: not at its numbers. */
+static int one_gradient(const Entry *entry, const Tensor *inputs, Tensor *outputs)
+{
+    const Convolved *about = (const Convolved *)entry->integers;
+    const int64_t n = about->spatial, *geometry = about->geometry;
+    const int is_of_weight = about->gradient == OF_WEIGHT;
+    const int32_t wanted[3] = {!is_of_weight, is_of_weight, 0};
+    Tensor unread = NULL, found[3] = {NULL, NULL, NULL};
+    void *data;
+    if (!convolution_backward[about->on_gpu] || !promised_tensor(entry->outputs, &unread, &data)) {
+        drop(&unread);
+        return 0;
+    }
+    const int is_found = convolution_backward[about->on_gpu](
+        inputs[about->source], is_of_weight ? inputs[about->image] : unread,
+        is_of_weight ? unread : inputs[about->weight], NULL, 0, geometry, n, geometry + n, n,
+        geometry + 2 * n, n, 0, geometry + 3 * n, n, about->groups, wanted, 3, &found[0],
+        &found[1], &found[2]) == 0;
+    drop(&unread);
+    outputs[0] = found[is_of_weight];
+    found[is_of_weight] = NULL;
+    for (int i = 0; i < 3; i++) drop(&found[i]);
+    return is_found;
 }
 
 static const Tensor *bias_of(const Convolved *about, const Tensor *inputs)
@@ -406,6 +439,7 @@ __attribute__((noinline)) static int convolve(
         return 0;
     const Tensor image = about->image < 0 ? NULL : inputs[about->image];
     const int is_found = about->tiles ? by_tiles(entry, inputs, outputs)
+        : about->gradient ? one_gradient(entry, inputs, outputs)
         : about->at_once ? by_pieces(entry, inputs, outputs)
         : about->repeats > 1 ? by_repeats(entry, inputs, outputs)
         : about->is_moved ? (image ? by_views : by_moves)(entry, inputs, outputs)
@@ -441,4 +475,8 @@ def source() -> str:
 def _convolved() -> str:
     """The type of the integers in C."""
     listed = "".join(f"    int64_t {name};\n" for name in (*Convolved._fields, "geometry[]"))
-    return f"/* What these are is said in Python. */\ntypedef struct {{\n{listed}}} Convolved;\n\n"
+    either = f"enum {{ OF_IMAGE = {OF_IMAGE}, OF_WEIGHT = {OF_WEIGHT} }};\n"
+    return (
+        "/* What these are is said in Python. */\n"
+        f"{either}typedef struct {{\n{listed}}} Convolved;\n\n"
+    )
