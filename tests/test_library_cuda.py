@@ -246,7 +246,7 @@ def test_steps_of_a_backward_pass_on_a_gpu(groups: int) -> None:
         assert [each.together for each in steps] == [(0, 1)]
     else:
         assert [each.at for each in steps] == [0, 1]
-        assert steps[0].beside is not None and steps[0].beside[0] is steps[1]
+        assert steps[0].beside is not None and steps[0].beside.other is steps[1]
 
 
 def test_filters_in_another_format_do_not_copy_images(

@@ -61,7 +61,7 @@ def test_stretches_are_the_points() -> None:
     assert text.count("for m in 0 .. M - 1\n        if 0 <= k[m] < N (else fault") >= 3
     assert "atomic y_total[k[m], d] += (x[m, d] * x[m, d])" in text
     # Cells that lie apart would be added to one by one.
-    assert "parallel m < M, d < D\n" in text[text.index("program turned\n") :]
+    assert "parallel d < D, m < M\n" in text[text.index("program turned\n") :]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32])

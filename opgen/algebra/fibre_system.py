@@ -71,7 +71,7 @@ class System:
     only where the iterator is in its range. The conditions that see to that must not be left out
     because something evaluated later implies them. `fragile` tells whether the relation has such
     values, `safe_facts` are what is known without evaluating any, and `outer_facts[k]` those at
-    loop level k.
+    loop level k. `divides` tells whether indices are quotients: then it takes long to try a point.
     """
 
     def __init__(self, problem: Problem, facts: Facts, cell_facts: Facts) -> None:
@@ -103,6 +103,10 @@ class System:
         self._boxes: tuple[Facts, tuple[Unknown, ...], Facts] | None = None
         values = [guard.value for guard in problem.guards]
         values += [index.value for index in problem.target]
+        atoms = (atom for value in values for atom in value.all_atoms())
+        self.divides = any(
+            atom.kind is Kind.FLOOR_DIV and not iterators.isdisjoint(atom.symbols) for atom in atoms
+        )
         self._fragility: dict[str, int] = {}  # of definitions
         self.fragile = True
         self.fragile = any(map(self.fragility, values))

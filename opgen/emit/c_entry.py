@@ -10,16 +10,18 @@ from typing import Final
 
 from opgen.algebra.poly import Poly, poly
 from opgen.emit import frames, moves, rows_ahead
-from opgen.emit.c_layout import broken, wrapped
+from opgen.emit.c_layout import broken
 from opgen.emit.coarse import coarse
 from opgen.emit.entry_conditions import Condition, condition_sizes, declare_flag
 from opgen.emit.entry_helpers import Orders, copied_inputs
 from opgen.emit.entry_scope import EntryScope
 from opgen.emit.expression import type_name
 from opgen.emit.function import Function
+from opgen.emit.joint import Joint, print_joint
 from opgen.emit.lane_pairs import hold_pairs
 from opgen.emit.names import CNames
 from opgen.emit.streams import stored_beside, stores_lines
+from opgen.emit.together import Together, together
 from opgen.ir.loops import Kernel, Program
 from opgen.ir.primitives import Level
 from opgen.ir.work import points, work
@@ -33,10 +35,11 @@ _SHARED: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The function that the runtime calls."""
+    """The function that the runtime calls, and the tasks of several kernels that it runs."""
 
     name: str
     lines: tuple[str, ...]
+    joint: tuple[Joint, ...] = ()
 
 
 def entry_name(program: Program) -> str:
@@ -55,19 +58,24 @@ def print_entry(
     """Run the kernels in order, each over all of its points."""
     scope = CNames({function.name for function in functions} | {"arguments", "call", "n"})
     counts = [(points(kernel), work(kernel, program.integers)) for kernel in program.kernels]
+    groups = {group.first: group for group in together(program)}
     writer = _Writer(program, called_as, orders, scope)
     for kernel in program.kernels:
         found = coarse(kernel, program)
         if found is not None:
             writer.coarse[kernel.name] = found.before
     values = [value for pair in counts for value in pair]
+    values += [
+        each for group in groups.values() for each in (group.count(program), group.work(program))
+    ]
     writer.declare_integers([*values, *writer.sizes()])
     writer.announce_outputs(
         {
             kernel.written
             for kernel, function in zip(program.kernels, functions, strict=True)
             if _may_stream(kernel, function) and stored_beside(kernel, program) is None
-        }
+        },
+        {name for group in groups.values() for name, _ in group.own(program)},
     )
     copies = writer.copy_inputs()
     writer.look_at_inputs()
@@ -76,13 +84,23 @@ def print_entry(
         for kernel, (count, _) in zip(program.kernels, counts, strict=True)
         if kernel.guest is not None
     }
-    for kernel, function, (count, each) in zip(program.kernels, functions, counts, strict=True):
+    joint: list[Joint] = []
+    end = 0
+    runs = zip(program.kernels, functions, counts, strict=True)
+    for at, (kernel, function, (count, each)) in enumerate(runs):
+        if at in groups:
+            task = print_joint(program, called_as, orders, functions, groups[at])
+            joint.append(task)
+            writer.begin_joint(task, groups[at], functions)
+            end = groups[at].end
         if kernel.name in hosts:
             writer.invite(kernel, function, count, each, *hosts[kernel.name])
         else:
             writer.run(kernel, function, count, each)
+        if at + 1 == end:
+            writer.lines.append("}")
     writer.lines += [f"free({copy});" for copy in copies]
-    return Entry(entry_name(program), tuple(writer.lines))
+    return Entry(entry_name(program), tuple(writer.lines), tuple(joint))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +124,7 @@ class _Writer(EntryScope):
     vectors: dict[str, str] = field(default_factory=dict)  # and whether vectors of them do
     guests: dict[str, _Guest] = field(default_factory=dict)  # by their names
     coarse: dict[str, tuple[str, ...]] = field(default_factory=dict)  # tensors, by kernels
+    unready: dict[str, str] = field(default_factory=dict)  # what makes memory ready if need be
     arguments: str = "arguments"  # what `call` points to
 
     def written(self) -> Iterator[tuple[str, Poly]]:
@@ -140,19 +159,11 @@ class _Writer(EntryScope):
             if kernel.only is not None:
                 yield from condition_sizes(kernel.only, self.program)
 
-    def declare_integers(self, values: Sequence[Poly]) -> None:
-        used = frozenset[str]().union(*(value.symbols for value in values))
-        for name in self.program.integers:
-            if name in used:
-                self.symbols[name] = self.scope.fresh(name)
-        place = self.called_as.integers.index
-        parts = [f"{local} = n[{place(name)}]" for name, local in self.symbols.items()]
-        if parts:
-            declared = ",\n    ".join(wrapped(parts, 76))
-            self.lines += f"const int64_t {declared};".split("\n")
+    def announce_outputs(self, streamed: Set[str], own: Set[str]) -> None:
+        """Make memory ready; for tensors in `streamed` remember whether to go past the caches.
 
-    def announce_outputs(self, streamed: Set[str]) -> None:
-        """Make memory ready; for tensors in `streamed` remember whether to go past the caches."""
+        Not that of tensors in `own`, for which tasks have memory, if kernels go together.
+        """
         for name, cells in self.written():
             size = self.printer.poly(cells).at(Level.MULTIPLICATIVE)
             kind = type_name(self.program.operand(name))
@@ -170,7 +181,9 @@ class _Writer(EntryScope):
             if name in streamed:
                 self.streams[name] = self.scope.fresh(f"{name}_streams")
                 text = f"const int {self.streams[name]} = {text}"
-            if name in streamed or name not in self.vectors:
+            if name in own:
+                self.unready[name] = text
+            elif name in streamed or name not in self.vectors:
                 self.lines += broken(text)
 
     def beside(self, kernel: Kernel) -> str | None:
@@ -228,6 +241,22 @@ class _Writer(EntryScope):
             if condition is not None and condition not in self.flags:
                 streams = self.streams.get(kernel.written, "")
                 self.flags[condition] = declare_flag(self, kernel, condition, streams)
+
+    def begin_joint(self, task: Joint, group: Together, functions: Sequence[Function]) -> None:
+        """Run kernels together where there are enough points for all threads; open what else is."""
+        kernels = group.kernels(self.program)
+        count, each = group.count(self.program), group.work(self.program)
+        most = self.printer.poly(points(kernels[-1])).text
+        texts = [self.printer.poly(value).text for value in (count, each)]
+        self.lines += broken(f"if (run_as_one({texts[0]}, {most})) {{")
+        own = functions[group.first : group.end]
+        streaming = [k for k, f in zip(kernels, own, strict=True) if _may_stream(k, f)]
+        value = self.streams[streaming[-1].written] if len(streaming) == 1 else "0"
+        self.lines.append(f"    {self.arguments}.streams = {value};")
+        self.lines += broken(f"    in_parallel({task.name}, call, {', '.join(texts)});")
+        self.lines.append("} else {")
+        for name, _ in group.own(self.program):
+            self.lines += broken(self.unready[name])
 
     def run(self, kernel: Kernel, function: Function, count: Poly, each: Poly) -> None:
         """Call a kernel, if it is one for this call."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from opgen.emit.c_layout import broken
+from opgen.algebra.poly import Poly
+from opgen.emit.c_layout import broken, wrapped
 from opgen.emit.entry_helpers import Orders
 from opgen.emit.expression import Names, Printer
 from opgen.emit.names import CNames
@@ -53,6 +54,18 @@ class EntryScope:
     def extents(self, tensor: str) -> list[str]:
         """The extents of all dims."""
         return [self.printer.poly(each).text for each in self.program.operand(tensor).extents]
+
+    def declare_integers(self, values: Sequence[Poly]) -> None:
+        """Variables for the integers of the call that values depend on."""
+        used = frozenset[str]().union(*(value.symbols for value in values))
+        for name in self.program.integers:
+            if name in used:
+                self.symbols[name] = self.scope.fresh(name)
+        place = self.called_as.integers.index
+        parts = [f"{local} = n[{place(name)}]" for name, local in self.symbols.items()]
+        if parts:
+            declared = ",\n    ".join(wrapped(parts, 76))
+            self.lines += f"const int64_t {declared};".split("\n")
 
     def declare_array(self, declared: str, values: Iterable[str]) -> None:
         """Write an array with these values."""
