@@ -6,9 +6,9 @@ kernel after the other, as many as stay in a near cache, and threads wait for ea
 temporaries of these rows lie in memory of the task's own, which the next rows take again: there,
 and not in memory that is new in every call, they never leave that cache.
 
-The gradient of a softmax over 196 cells takes 3.3 ms in place of 4.3 where there are 18816 of them,
-those of local attention over 9 neighbours of 16384 places 2.2 in place of 2.8, and those of a group norm
-of 16 images of 256 by 56 by 56 cells 12 in place of 16.
+The gradient of a softmax over 18816 rows of 196 cells takes 3.3 ms in place of 4.3, that of local
+attention over 9 neighbours of 16384 places 2.2 in place of 2.8, and that of a group norm over 16
+images of 256 by 56 by 56 cells 12 in place of 16.
 
 Kernels that follow each other go together where their leading axes are the same, and every tensor
 that one of them writes and another one reads or writes too is accessed at these axes themselves.
