@@ -1,4 +1,4 @@
-"""The programs in benchmarks/: bounds written by hand, and the figures of first calls."""
+"""The programs in benchmarks/: bounds written by hand, figures of first calls, layers of nets."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def program(name: str) -> ModuleType:
 
 bounds = program("bounds")
 first_call = program("first_call")
+nets = program("nets")
 
 
 # ---------------------------------------------------------------------------- bounds
@@ -257,3 +258,37 @@ def test_what_is_slow() -> None:
     assert first_call.FirstCalls(row, quick, (calls(1, 41, gradients=2),) * 3).is_slow
     assert first_call.FirstCalls(row, quick, (calls(21, 1),) * 3).is_slow
     assert first_call.FirstCalls(row, (calls(1501, 1),) * 3, quick).is_slow
+
+
+# ---------------------------------------------------------------------------- layers of nets
+def test_layers_have_names_of_their_own() -> None:
+    labels = [layer.label for layer in nets.LAYERS]
+    assert len(set(labels)) == len(labels)
+
+
+def test_a_layer_is_measured_in_both_formats() -> None:
+    layer = nets._convolution("tiny", (2, 4, 5, 6), (4, 1, 3, 3), padding=1, groups=4)
+    line, ratios = nets.cells(layer, 0.01)
+    assert line[0] == "tiny [2,4,5,6] [4,1,3,3]" and len(line) == 5
+    assert len(ratios) == 4 and all(ratio > 0 for ratio in ratios)
+
+
+def test_a_layer_that_is_no_image_leaves_cells_empty() -> None:
+    layer = nets.Layer(
+        "tiny", "softmax", "softmax", ((3, 5),), lambda x: torch.softmax(x, -1), is_image=False
+    )
+    line, ratios = nets.cells(layer, 0.01)
+    assert line[2] == line[4] == "" and len(ratios) == 2
+
+
+def test_a_layer_that_computes_something_else_is_refused() -> None:
+    layer = nets.Layer("tiny", "softmax", "softmax", ((3, 5),), torch.exp, is_image=False)
+    with pytest.raises(DisagreementError):
+        nets.cells(layer, 0.01)
+
+
+def test_ratios_of_layers_are_summed_up() -> None:
+    found = {"ratios": [0.5, 0.97, 2.0], tables.NETS: [("a [1]", "0.50", "", "0.97", "")]}
+    text = "\n".join(tables._nets(found))
+    assert "2 of 3 ratios are 0.97 or more" in text and "geometric mean: 0.99" in text
+    assert "| a [1] | 0.50 |  | 0.97 |  |" in text

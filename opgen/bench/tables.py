@@ -17,11 +17,13 @@ ROWS: Final = "rows"
 GROWTH: Final = "growth"
 FIRST_CALLS: Final = "first calls"
 BOUNDS: Final = "bounds"
+NETS: Final = "nets"
 COMMANDS: Final = {
     ROWS: "opgen bench",
     GROWTH: "opgen bench",
     FIRST_CALLS: "benchmarks/first_call.py",
     BOUNDS: "benchmarks/bounds.py",
+    NETS: "benchmarks/nets.py",
 }
 """What writes each part of the file."""
 TITLES: Final = {
@@ -34,6 +36,7 @@ TITLES: Final = {
     "own": "Own ops",
 }
 _AT_LIMIT: Final = 0.8
+_KEEPS_UP: Final = 0.97
 _LIKE_FRESH: Final = 1.25
 _LIKE_ALONE: Final = 1.25
 """How much longer than the GPU alone a call takes, at most, that the GPU decides."""
@@ -232,6 +235,18 @@ def _bounds(found: Document) -> Iterator[str]:
         yield _cells(*row)
 
 
+def _nets(found: Document) -> Iterator[str]:
+    ratios = found["ratios"]
+    ahead = sum(ratio >= _KEEPS_UP for ratio in ratios)
+    yield f"* {ahead} of {len(ratios)} ratios are {_KEEPS_UP} or more"
+    yield f"* their geometric mean: {geometric_mean(ratios):.2f}"
+    yield ""
+    yield "| layer | forward | channels_last | backward | channels_last |"
+    yield "|---|---:|---:|---:|---:|"
+    for row in found[NETS]:
+        yield _cells(*row)
+
+
 def _microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.{1 if seconds < 1e-4 else 0}f}"
 
@@ -244,4 +259,10 @@ def _cells(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-_PARTS: Final = {ROWS: _rows, GROWTH: _growth, FIRST_CALLS: _first_calls, BOUNDS: _bounds}
+_PARTS: Final = {
+    ROWS: _rows,
+    GROWTH: _growth,
+    FIRST_CALLS: _first_calls,
+    BOUNDS: _bounds,
+    NETS: _nets,
+}

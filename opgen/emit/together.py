@@ -105,8 +105,10 @@ def _leading(program: Program, first: int, end: int) -> int:
 
 def _is_plain(kernel: Kernel, program: Program) -> bool:
     """Whether a kernel runs in every call, in one way, over points of its own."""
+    guests = (host.guest.kernel for host in program.kernels if host.guest is not None)
     return (
         kernel.is_deterministic
+        and kernel.name not in guests
         and kernel.only is None
         and kernel.unless is None
         and kernel.guest is None
