@@ -339,9 +339,13 @@ def _numbers(call: Call) -> dict[str, float]:
 
 
 def images_of(call: Call, operands: Mapping[str, torch.Tensor]) -> special.Images:
-    """The inputs and outputs of a call."""
-    outputs = (operands[output.name] for output in call.operation.outputs)
-    return special.Images((*call.tensors, *outputs))
+    """The inputs and outputs of a call, as kernels see them: with batch dims made one."""
+    operation = call.operation
+    inputs = (
+        None if tensor is None else operands[declared.name]
+        for declared, tensor in zip(operation.inputs, call.tensors, strict=True)
+    )
+    return special.Images((*inputs, *(operands[output.name] for output in operation.outputs)))
 
 
 def compiled(call: Call, operands: Mapping[str, torch.Tensor]) -> Compiled:
