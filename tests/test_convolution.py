@@ -549,6 +549,42 @@ def test_steps_of_single_channels_of_16_bits(width: int, asked: int, answers: li
     assert answers == [True] * asked
 
 
+@pytest.mark.parametrize(
+    ("image", "weight", "stride", "padding", "asked"),
+    [
+        ((2, 3, 8, 1), (4, 3, 5, 3), 3, 2, False),  # the first and the last column of the filter
+        ((2, 3, 2, 1), (4, 3, 3, 3), 2, 1, False),
+        ((1, 3, 8, 2), (4, 3, 5, 3), 3, 2, False),
+        ((2, 3, 8, 3), (4, 3, 3, 3), 1, 1, True),
+        ((2, 8, 8, 5), (4, 8, 5, 5), 2, 2, True),
+    ],
+)
+def test_taps_that_meet_no_pixel_have_no_gradient(
+    image: tuple[int, ...],
+    weight: tuple[int, ...],
+    stride: int,
+    padding: int,
+    asked: bool,
+    answers: list[bool],
+) -> None:
+    """In 16 bits the library leaves theirs as memory was."""
+    torch.manual_seed(0)
+    x = torch.randn(image).bfloat16().contiguous(memory_format=LAST)
+    w = torch.randn(weight).bfloat16().requires_grad_()
+    y = conv.conv2d(x, w, stride=stride, padding=padding)
+    cotangent = torch.randn_like(y)
+    wide = w.detach().double().requires_grad_()
+    wanted = F.conv2d(x.double(), wide, stride=stride, padding=padding)
+    (exact,) = torch.autograd.grad(wanted, wide, cotangent.double())
+    answers.clear()
+    for _ in range(10):
+        memory = [torch.full((1 << size,), 1e30) for size in range(4, 12)]
+        del memory
+        (found,) = torch.autograd.grad(y, w, cotangent, retain_graph=True)
+        torch.testing.assert_close(found.double(), exact, rtol=0.02, atol=0.1)
+    assert bool(answers) == asked
+
+
 def test_filters_of_single_channels_that_are_not_finite_stay_here(answers: list[bool]) -> None:
     """The zeros of padding are no terms, and meet no infinity."""
     x = torch.randn(8, 48, 64, 56).bfloat16().contiguous(memory_format=LAST)

@@ -100,6 +100,26 @@ def test_what_others_see_stays_in_memory() -> None:
     torch.testing.assert_close(v, t @ x)
 
 
+def test_guests_stay_with_their_hosts() -> None:
+    """The gradient of one input may run within that of the other, behind a kernel of its own."""
+    module = opgen.compile(
+        "op f(x: float[N,C,H], z: float[N]) -> y[N,C,H]\n  m[n,c] = sum(h) x[n,c,h] * z[n]\n"
+        "  y[n,c,h] = tanh(x[n,c,h] + m[n,c])\n"
+    )
+    torch.manual_seed(0)
+    for shape in ((3, 4, 5), (20, 30, 70)):
+        x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        z = torch.randn(shape[0], dtype=torch.float64, requires_grad=True)
+        got = module.f(x, z)
+        wanted = torch.tanh(x + (x * z[:, None, None]).sum(2, keepdim=True))
+        torch.testing.assert_close(got, wanted)
+        cotangent = torch.randn_like(wanted)
+        mine = torch.autograd.grad(got, (x, z), cotangent)
+        theirs = torch.autograd.grad(wanted, (x, z), cotangent)
+        for one, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(one, other)
+
+
 softmax = opgen.load(SPECS / "softmax.op")
 norm = opgen.load(SPECS / "norm.op")
 

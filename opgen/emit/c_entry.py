@@ -251,6 +251,7 @@ class _Writer(EntryScope):
         self.lines += broken(f"if (run_as_one({texts[0]}, {most})) {{")
         own = functions[group.first : group.end]
         streaming = [k for k, f in zip(kernels, own, strict=True) if _may_stream(k, f)]
+        assert not any(k.written in self.unready or self.beside(k) for k in streaming)
         value = self.streams[streaming[-1].written] if len(streaming) == 1 else "0"
         self.lines.append(f"    {self.arguments}.streams = {value};")
         self.lines += broken(f"    in_parallel({task.name}, call, {', '.join(texts)});")

@@ -118,6 +118,24 @@ class Case:
         return any(padding > dilation * (taps - 1) for padding, dilation, taps in sizes)
 
     @property
+    def has_idle_taps(self) -> bool:
+        """Whether some tap meets no pixel in any window.
+
+        In 16 bits the library leaves their gradients as memory was: numbers of any size, which
+        `F.conv2d` has too.
+        """
+        spatial = (self.image[2:], self.result[2:], self.weight[2:])
+        for image, result, taps, stride, padding, dilation in zip(
+            *spatial, self.stride, self.padding, self.dilation, strict=True
+        ):
+            for tap in range(taps):
+                first = tap * dilation - padding
+                window = max(0, -(first // stride))
+                if window >= result or window * stride + first >= image:
+                    return True
+        return False
+
+    @property
     def geometry(self) -> tuple[Hashable, ...]:
         """What is alike for the ops of one convolution, whatever their formats."""
         sizes = (self.stride, self.padding, self.dilation, self.result, self.image, self.weight)
@@ -300,8 +318,10 @@ def case_of(call: Call) -> Case | None:
         format_ = library_cuda.format_of(case, dtype, found)
         about = found, _copied(call, names) if format_ == case.format else 0
         return case if library_cuda.takes_convolution(case, dtype, names, *about) else None
-    if names.target == names.weight and dtype.itemsize == _HALF and max(dilation) > 1:
-        return None  # the library reads memory that nobody wrote, of rows of more than 30 pixels
+    # With a dilation the library reads memory that nobody wrote, of rows of more than 30 pixels.
+    reads_more = max(dilation) > 1 or case.has_idle_taps
+    if names.target == names.weight and dtype.itemsize == _HALF and reads_more:
+        return None
     if case.channels < _least_channels(case, dtype, names):
         return case if convolution_tiles.tiles_of(case, call) is not None else None
     if case.is_of_planes and names.target != names.weight and _goes_over_planes(call):
