@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen.compiler import check_source, read_source
+from opgen.compiler import check_source, operation, read_source
+from opgen.emit.streams import streams
 from opgen.emit.together import Together, together
 from opgen.errors import Source
 from opgen.ir.context import facts_of
@@ -98,6 +101,23 @@ def test_what_others_see_stays_in_memory() -> None:
     p = (x - t[:, None]).exp()
     torch.testing.assert_close(y, p * p.sum(1, keepdim=True))
     torch.testing.assert_close(v, t @ x)
+
+
+def test_a_temporary_that_nobody_reads_stays_in_memory() -> None:
+    """It is stored past the caches. No spec has one: this was found by random ops."""
+    (op,) = check_source(
+        Source("op f(x[N,D]) -> y[N,D]\n  t[n,d] = x[n,d] + 1\n  y[n,d] = t[n,d]\n", "<test>")
+    )
+    first, last = op.statements
+    op = replace(op, statements=(first, replace(last, body=first.body)))
+    program = rows(schedule(op, gather(op)), facts_of(op))
+    (group,) = together(program)
+    assert list(group.own(program)) == []
+    (kernel,) = (each for each in program.kernels if each.written == "t")
+    assert streams(kernel, program)
+    x = torch.randn(40, 300)
+    (y,) = operation(op).apply((x,), ())
+    assert torch.equal(y, x + 1)
 
 
 def test_guests_stay_with_their_hosts() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -79,28 +80,9 @@ def print_entry(
     )
     copies = writer.copy_inputs()
     writer.look_at_inputs()
-    hosts = {
-        kernel.guest.kernel: (kernel, count)
-        for kernel, (count, _) in zip(program.kernels, counts, strict=True)
-        if kernel.guest is not None
-    }
-    joint: list[Joint] = []
-    end = 0
-    runs = zip(program.kernels, functions, counts, strict=True)
-    for at, (kernel, function, (count, each)) in enumerate(runs):
-        if at in groups:
-            task = print_joint(program, called_as, orders, functions, groups[at])
-            joint.append(task)
-            writer.begin_joint(task, groups[at], functions)
-            end = groups[at].end
-        if kernel.name in hosts:
-            writer.invite(kernel, function, count, each, *hosts[kernel.name])
-        else:
-            writer.run(kernel, function, count, each)
-        if at + 1 == end:
-            writer.lines.append("}")
+    joint = writer.run_all(functions, counts, groups)
     writer.lines += [f"free({copy});" for copy in copies]
-    return Entry(entry_name(program), tuple(writer.lines), tuple(joint))
+    return Entry(entry_name(program), tuple(writer.lines), joint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +224,40 @@ class _Writer(EntryScope):
                 streams = self.streams.get(kernel.written, "")
                 self.flags[condition] = declare_flag(self, kernel, condition, streams)
 
+    def run_all(
+        self,
+        functions: Sequence[Function],
+        counts: Sequence[tuple[Poly, Poly]],
+        groups: Mapping[int, Together],
+    ) -> tuple[Joint, ...]:
+        """Call all kernels; `groups` go together, by the place of the first of each."""
+        kernels = self.program.kernels
+        hosts = {
+            kernel.guest.kernel: (kernel, count)
+            for kernel, (count, _) in zip(kernels, counts, strict=True)
+            if kernel.guest is not None
+        }
+        joint: list[Joint] = []
+        end = apart = 0
+        for at, (kernel, function, (count, each)) in enumerate(
+            zip(kernels, functions, counts, strict=True)
+        ):
+            if at in groups:
+                group = groups[at]
+                given = self.program, self.called_as, self.orders, functions, group
+                joint.append(print_joint(*given))
+                self.begin_joint(joint[-1], group, functions)
+                end, apart = group.end, len(self.lines)
+                self.ready(group)
+            if kernel.name in hosts:
+                self.invite(kernel, function, count, each, *hosts[kernel.name])
+            else:
+                self.run(kernel, function, count, each)
+            if at + 1 == end:
+                inner = [broken(f"    {line}") for line in self.lines[apart:]]
+                self.lines[apart:] = [*itertools.chain.from_iterable(inner), "}"]
+        return tuple(joint)
+
     def begin_joint(self, task: Joint, group: Together, functions: Sequence[Function]) -> None:
         """Run kernels together where there are enough points for all threads; open what else is."""
         kernels = group.kernels(self.program)
@@ -256,6 +272,9 @@ class _Writer(EntryScope):
         self.lines.append(f"    {self.arguments}.streams = {value};")
         self.lines += broken(f"    in_parallel({task.name}, call, {', '.join(texts)});")
         self.lines.append("} else {")
+
+    def ready(self, group: Together) -> None:
+        """Make memory ready for temporaries of kernels that do not go together."""
         for name, _ in group.own(self.program):
             self.lines += broken(self.unready[name])
 

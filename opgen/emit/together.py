@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit import frames, moves, rows_ahead
 from opgen.emit.coarse import coarse
-from opgen.ir.loop_parts import loads_of, uses
+from opgen.ir.loop_parts import loads_of, read_by, uses
 from opgen.ir.loops import AtomicAdd, Kernel, Program, Store, walk
 from opgen.ir.work import points, work
 
@@ -56,14 +56,16 @@ class Together:
         return functools.reduce(operator.add, each)
 
     def own(self, program: Program) -> Iterator[tuple[str, Poly]]:
-        """Those of them that no other kernel, and no caller, ever sees.
+        """Those of them that they read, and no other kernel, and no caller, ever sees.
 
-        What is widened is a temporary, as there are no workspaces.
+        What is widened is a temporary, as there are no workspaces. One that nobody reads goes past
+        the caches.
         """
         others = (*program.kernels[: self.first], *program.kernels[self.end :])
         seen = frozenset[str]().union(*(uses(kernel).tensors for kernel in others))
+        read = read_by(*self.kernels(program))
         for name, cells in self.written(program):
-            if program.operand(name).widened and name not in seen:
+            if program.operand(name).widened and name in read - seen:
                 yield name, cells
 
     def written(self, program: Program) -> Iterator[tuple[str, Poly]]:
