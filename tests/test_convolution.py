@@ -671,6 +671,8 @@ def test_wide_windows_of_single_channels(
     format_: torch.memory_format,
     answers: list[bool],
 ) -> None:
+    if channels < 16 and format_ == LAST:
+        asked = 3  # too few for a vector
     x = torch.randn(2, channels, 12, 13).contiguous(memory_format=format_)
     w = torch.randn(channels, 1, window, window) / window
     leaves = [x.requires_grad_(), w.requires_grad_()]
