@@ -37,6 +37,7 @@ from opgen.passes.relayout import (
     with_workspaces,
 )
 from opgen.passes.rows import rows
+from opgen.passes.scatters import with_scatters
 from opgen.passes.schedule import schedule
 from opgen.passes.separate import rejoined, separated
 from opgen.passes.shared_rows import with_shared_rows
@@ -47,8 +48,9 @@ from opgen.runtime.description import LARGEST_WINDOW
 
 
 def for_cpu(op: Op) -> Op:
-    """The op as kernels of the CPU compute it: with temporaries that its spec does not have."""
-    return with_partial_sums(for_gpu(op))
+    """The op as kernels of the CPU compute it: with temporaries that its spec does not have, and
+    marks at sums that are computed point by point."""
+    return with_scatters(with_partial_sums(for_gpu(op)))
 
 
 def for_gpu(op: Op) -> Op:

@@ -60,8 +60,9 @@ def test_stretches_are_the_points() -> None:
     text = stage_text(Source(TEXT, "<test>"), "rows")
     assert text.count("for m in 0 .. M - 1\n        if 0 <= k[m] < N (else fault") >= 3
     assert "atomic y_total[k[m], d] += (x[m, d] * x[m, d])" in text
-    # Cells that lie apart would be added to one by one.
-    assert "parallel d < D, m < M\n" in text[text.index("program turned\n") :]
+    # Cells that lie apart are added to one by one, those of one d by one thread.
+    turned = text[text.index("program turned\n") :]
+    assert "parallel d < D\n      for m in 0 .. M - 1\n        if 0 <= k[m] < N" in turned
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32])

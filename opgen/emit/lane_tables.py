@@ -55,7 +55,7 @@ def lane_tables(kernel: Kernel, program: Program) -> tuple[Atom | Scalar, ...]:
     has_vectors = isinstance(kernel.only, Blocks | Short) and kernel.only.holds
     if row is None or row.joined > 1 or has_vectors or kernel.plane or kernel.sums:
         return ()
-    search = _Search(row.axis.name, frozenset((*program.integers, row.axis.name)))
+    search = Search(row.axis.name, frozenset((*program.integers, row.axis.name)))
     lanes = (node for node in walk(kernel.body) if isinstance(node, Lanes))
     found = Counter(each for node in lanes for each in search.nodes(node.body))
     ordered = sorted(found, key=lambda each: (isinstance(each, Atom), -found[each], str(each)))
@@ -63,7 +63,7 @@ def lane_tables(kernel: Kernel, program: Program) -> tuple[Atom | Scalar, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
+class Search:
     """Looks for what depends on `known` symbols alone, and differs from lane to lane."""
 
     lane: str

@@ -10,12 +10,13 @@ from typing import Final
 from opgen.algebra.poly import Atom, Poly, of_atom, symbol
 from opgen.emit.expression import type_name
 from opgen.emit.lane_tables import lane_tables
+from opgen.emit.loop_tables import LoopTables, loop_tables
 from opgen.emit.planes import print_plane
 from opgen.emit.polynomial import Text
 from opgen.emit.rows_ahead import fetch_piece
 from opgen.emit.statements import Emitter
 from opgen.emit.types import Type
-from opgen.ir.loops import Row, Scalar, Short
+from opgen.ir.loops import Integer, Row, Scalar, Short
 from opgen.ir.primitives import Level
 
 MOST_ON_STACK: Final = 2**14
@@ -48,6 +49,7 @@ class PointEmitter(Emitter):
             memory = self.take_memory()
             self.begin_with_zeros()
             self.begin_tables()
+            memory += self.begin_loop_tables()
             self.inner_body()
             self.give_back(memory)
             return
@@ -65,6 +67,7 @@ class PointEmitter(Emitter):
         memory = self.take_memory()
         self.begin_with_zeros()
         self.begin_tables()
+        memory += self.begin_loop_tables()
         self.loop_over_points(begin, end, digits)
         self.give_back(memory)
 
@@ -171,7 +174,7 @@ class PointEmitter(Emitter):
             self.write(f"{kind.value} {name}[{width}];")
             tables[each] = name, place
         if is_whole:
-            self.fill_tables(tables, "0", self.text(row.axis.extent - 1))
+            self.fill_tables(row.axis.name, tables, "0", self.text(row.axis.extent - 1))
         else:
             self.tabled = self.scope.fresh(f"{row.axis.name}_tabled")
             self.write(f"int64_t {self.tabled} = -1;")
@@ -185,28 +188,53 @@ class PointEmitter(Emitter):
         first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
         self.write(f"if ({self.tabled} != {first}) {{")
         inner = self.inner()
-        inner.fill_tables(self.printer.tables, first, last)
+        inner.fill_tables(row.axis.name, self.printer.tables, first, last)
         inner.write(f"{self.tabled} = {first};")
         self.write("}")
 
     def fill_tables(
-        self, tables: Mapping[Atom | Scalar, tuple[str, Poly]], first: str, last: str
+        self, index: str, tables: Mapping[Atom | Scalar, tuple[str, Poly]], first: str, last: str
     ) -> None:
-        """All of them, for the cells of a stretch."""
-        row = self.kernel.row
-        assert row is not None
+        """All of them, for the values of an index from the first to the last one."""
         inner = self.inner()
-        name = inner.scope.fresh(row.axis.name)
-        inner.printer.names.symbols[row.axis.name] = name
+        name = inner.scope.fresh(index)
+        inner.printer.names.symbols[index] = name
         inner.printer = replace(inner.printer, tables={})
         self.write(f"for (int64_t {name} = {first}; {name} <= {last}; {name}++) {{")
         for each, (table, place) in tables.items():
-            value = of_atom(each) if isinstance(each, Atom) else each
-            text = (
-                inner.text(value) if isinstance(value, Poly) else inner.printer.scalar(value).text
-            )
+            value = Integer(of_atom(each)) if isinstance(each, Atom) else each
+            text = inner.printer.scalar(value).text
             inner.write(f"{table}[{inner.text(place)}] = {text};")
         self.write("}")
+
+    def begin_loop_tables(self) -> list[str]:
+        """Those of `loop_tables`, in memory that is given back behind the points; its names.
+
+        Loops may be long, and threads have small stacks.
+        """
+        memory: list[str] = []
+        tables = dict(self.printer.tables)
+        for found in loop_tables(self.kernel, self.printer.program):
+            own = self.take_table_memory(found)
+            memory += (name for name, _ in own.values())
+            self.fill_tables(found.loop, own, "0", self.text(found.count - 1))
+            tables |= own
+        if memory:
+            self.printer = replace(self.printer, tables=tables)
+        return memory
+
+    def take_table_memory(self, found: LoopTables) -> dict[Atom | Scalar, tuple[str, Poly]]:
+        """Memory for the tables of a loop, and the places in these."""
+        tables: dict[Atom | Scalar, tuple[str, Poly]] = {}
+        count = self.printer.poly(found.count).at(Level.MULTIPLICATIVE)
+        for each in found.values:
+            name = self.scope.fresh(f"{found.loop}_table")
+            kind = Type.INTEGER if isinstance(each, Atom) else self.printer.types.of(each)
+            size = f"greatest({count}, 1) * sizeof({kind.value})"
+            self.write(f"{kind.value} *const {name} = malloc({size});")
+            self.write(f"if (!{name}) abort();")
+            tables[each] = name, symbol(found.loop)
+        return tables
 
     # ------------------------------------------------------------ arrays of a point's own
     def declare_local(self, name: str) -> None:

@@ -260,7 +260,8 @@ class Statement:
     `iterators` are in declared order, those of the left-hand side first: "first in iteration
     order" (ties of max, argmax) means the lexicographic order of this tuple. `position` is the
     stated index of argmax and argmin. `is_exclusive` tells `=`, also that of a reduction, from
-    `+=`: what the checker proved of it, no part of what the statement computes.
+    `+=`: what the checker proved of it, no part of what the statement computes. `is_scattered` asks
+    for loops over its points, each of which adds to its cell, where cells could enumerate theirs.
     """
 
     target: Access
@@ -271,6 +272,7 @@ class Statement:
     position: Poly | None = None
     span: Span | None = field(default=None, compare=False)
     is_exclusive: bool = field(default=False, compare=False)
+    is_scattered: bool = False
 
 
 # ---------------------------------------------------------------------------- ops

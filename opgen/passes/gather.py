@@ -102,7 +102,7 @@ def _gather(op: Op, statement: Statement, facts: Facts) -> GatheredStatement:
         )
         for target, folds in _target_pieces(indices, extents)
     )
-    kind = _classify(statement.target, pieces)
+    kind = Kind.SCATTER if statement.is_scattered else _classify(statement.target, pieces)
     return GatheredStatement(statement, tuple(names.items()), coordinates, pieces, assumed, kind)
 
 

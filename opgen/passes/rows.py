@@ -93,7 +93,10 @@ def rows(program: Program, facts: Facts) -> Program:
 
 def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
     if not kernel.is_deterministic and (found := scattered_rows(kernel)) is not None:
-        return _narrow(along_row(*found, facts))
+        kernel, name = found
+        if name is None:
+            return replace(kernel, body=unrolled(kernel.body))
+        return _narrow(along_row(kernel, name, facts))
     if not kernel.is_deterministic or not kernel.axes:
         return kernel
     kernel = replace(kernel, body=direct(kernel.body))

@@ -1,4 +1,4 @@
-"""Kernels that add rows to the rows of a tensor that another one names.
+"""Kernels that add to cells that share no axis with others.
 
 Before: `grad_x[k[m],d] += grad_y[m,d]` has a point for every m and d. Points share cells, so that
 the CPU runs them one after the other. After: cells with different d are never the same ones, so
@@ -6,6 +6,9 @@ stretches of d are points of their own, each of which goes through all m, and th
 lanes. The terms of a cell come in the order that they had.
 
 The stretches are short, so that there are some for every thread; each reads all names of rows.
+
+Where such cells do not lie side by side, as those of different images, each is a point: with
+`grad_x[n, i*H//OH] += grad_y[n,i]` a point goes through all i.
 """
 
 from __future__ import annotations
@@ -22,23 +25,24 @@ WIDTH: Final = 128
 """The most cells of a stretch: the rows of its terms are read that much at a time."""
 
 
-def scattered_rows(kernel: Kernel) -> tuple[Kernel, str] | None:
+def scattered_rows(kernel: Kernel) -> tuple[Kernel, str | None] | None:
     """The kernel with loops for the axes whose points share cells, and the axis for the lanes.
 
-    None where no axis chooses cells of its own that lie side by side.
+    None where no axis chooses cells of its own; no axis for lanes where these lie apart.
     """
     targets = list(_targets(kernel))
     names = [axis.name for axis in kernel.axes]
     own = {name for name in names if all(_chooses(indices, name) for indices in targets)}
     row = next((axis for axis in reversed(kernel.axes) if _is_row(kernel, axis, own)), None)
     others = [axis for axis in kernel.axes if axis.name not in own]
-    if row is None or not others or kernel.prologue:
+    if not own or not others or kernel.prologue:
         return None
     body: tuple[Node, ...] = kernel.body
     for axis in reversed(others):
         body = (For(axis.name, (ZERO,), (axis.extent - 1,), body),)
     axes = tuple(axis for axis in kernel.axes if axis.name in own)
-    return replace(kernel, axes=axes, body=body, shares_cells=False), row.name
+    kernel = replace(kernel, axes=axes, body=body, shares_cells=False)
+    return kernel, None if row is None else row.name
 
 
 def _targets(kernel: Kernel) -> Iterator[tuple[Poly, ...]]:

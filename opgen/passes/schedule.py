@@ -291,10 +291,12 @@ class _Scheduler:
             node = self._guarded(statement, If((), (store,), inside))
         self._point_kernel(run.tensor, statement, node, spec)
 
-    def _guarded(self, statement: Statement, node: If) -> If:
+    def _guarded(self, statement: Statement, node: If) -> Node:
         """A node at the points of a statement that its guards allow."""
         checks = self.lowering.loads_inside(*(guard.value for guard in statement.guards))
         if checks == Always():
+            if not statement.guards and node.test == Always() and len(node.body) == 1:
+                return node.body[0]
             return replace(node, conditions=statement.guards)
         return If((), (If(statement.guards, (node,)),), checks)
 

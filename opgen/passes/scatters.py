@@ -1,0 +1,79 @@
+"""Sums into cells that a quotient chooses, point by point: on the CPU.
+
+The gradient of a resizing to any size adds every pixel of the result to the few of the image that
+it was made of,
+
+    grad_x[n,c, i*H//OH, j*W//OW] += grad_y[n,c,i,j]
+
+A cell that looks for its terms divides for each that may be one, and asks whether it is. A point
+knows its cells. So the points of an image are gone through as they lie in memory, each adds to its
+cells, and quotients and weights that depend on a row or a column alone are in tables, see
+`emit.loop_tables`. What makes an image another one, `n` and `c` here, is an index itself, so that
+the points of two images share no cells and threads have images of their own. Every cell gets its
+terms in the order of the points: results are the same in every run.
+
+On a GPU a cell still looks for its terms. There points are threads of their own, which would add in
+any order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from opgen.algebra.poly import Kind, Poly, poly, symbol, symbol_atom
+from opgen.ir.notation import AttributeType, Iterator, Op, Reducer, Statement
+
+_SHORT: Final = 16
+"""Up to so many values of an iterator are enumerated for a cell: they are a window."""
+
+
+def with_scatters(op: Op) -> Op:
+    """The op with marks at the statements whose points are to look for their cells."""
+    statements = tuple(
+        replace(each, is_scattered=True) if _is_better_scattered(op, each) else each
+        for each in op.statements
+    )
+    return op if statements == op.statements else replace(op, statements=statements)
+
+
+def _is_better_scattered(op: Op, statement: Statement) -> bool:
+    """Whether cells would look for terms, and an iterator of images is an index by itself."""
+    if statement.reducer is not Reducer.ADD:
+        return False
+    values = [index.value for index in statement.target.indices]
+    if any(value.is_data_dependent for value in values):
+        return False
+    names = {each.name for each in statement.iterators if _is_long(op, each)}
+    return any(_is_resized(value, names) for value in values) and any(
+        values.count(symbol(name)) == 1 and sum(name in value.symbols for value in values) == 1
+        for name in names
+    )
+
+
+def _is_long(op: Op, iterator: Iterator) -> bool:
+    """Whether an iterator may go through a dim, and not only through a factor."""
+    if iterator.extent.is_constant:
+        return iterator.extent.constant > _SHORT
+    factors = (each.symbols for each in op.attributes if each.type is AttributeType.INT)
+    return iterator.extent.symbol is not None and not any(
+        iterator.extent.symbol in symbols for symbols in factors
+    )
+
+
+def _is_resized(value: Poly, names: set[str]) -> bool:
+    """Whether an index has a multiple of an iterator divided by something.
+
+    The values of an iterator that have one quotient are a range where no multiple is divided.
+    """
+    return any(
+        _is_multiple(atom.args[0], name)
+        for atom in value.all_atoms()
+        if atom.kind is Kind.FLOOR_DIV
+        for name in sorted(names & atom.args[0].symbols)
+    )
+
+
+def _is_multiple(dividend: Poly, name: str) -> bool:
+    split = dividend.linear_in(symbol_atom(name))
+    return split is not None and split[0] not in (poly(1), poly(-1))

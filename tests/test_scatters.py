@@ -1,0 +1,228 @@
+"""Sums into cells that a quotient chooses: the points look for their cells, not the other way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opgen
+from catalogue import SPECS
+from opgen.compiler import check_source
+from opgen.emit.c import c_source
+from opgen.emit.loop_tables import MOST, loop_tables
+from opgen.errors import Source
+from opgen.passes.scatters import with_scatters
+from opgen.programs import along_rows, for_cpu, for_gpu, scheduled
+
+RESIZED = "op f(g[N,C,V]; W: size) -> y[N,C,W]\n  where W >= 1, V >= 1\n  "
+WINDOWS = "op f(g[N,C,V]; W: size, s: int) -> y[N,C,W]\n  where W >= 1, V >= 1, s >= 1\n  "
+
+
+def is_scattered(spec: str) -> bool:
+    (op,) = check_source(Source(spec, "<test>"))
+    assert for_gpu(op) == op  # cells of a GPU look for their terms
+    return any(each.is_scattered for each in with_scatters(op).statements)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "y[n,c,v*W//V] += g[n,c,v]",
+        "y[n,c,(2*v + 1)*W//(2*V)] += g[n,c,v]",
+        "y[n,c,v*(W-1)//max(V-1,1) + a ?clamp] += (1-abs(a - v/V))*g[n,c,v] for a in 2",
+        "y[n,c,2*v//3 ?drop] += g[n,c,v]",
+        "y[n,(2*c//3) ?clamp,v ?drop] += g[n,c,v]",
+    ],
+)
+def test_points_look_for_their_cells(line: str) -> None:
+    assert is_scattered(f"{RESIZED}{line}\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "y[n,c,v ?drop] += g[n,c,v]",
+        "y[n,c,3*v + 1 ?drop] += g[n,c,v]",
+        "y[n,c,v//3 ?drop] += g[n,c,v]",  # a range of v for every cell
+        "y[n,c,(v+1)//V ?drop] += g[n,c,v]",
+        "y[n,c,v%5 ?drop] += g[n,c,v]",
+        "y[n,c,w] = g[n,c,w*V//W]",  # read, not written
+    ],
+)
+def test_cells_look_for_their_points(line: str) -> None:
+    assert not is_scattered(f"{RESIZED}{line}\n")
+
+
+def test_a_window_is_no_dim() -> None:
+    """Of a factor or a few values there are few terms to look for."""
+    assert not is_scattered(f"{WINDOWS}y[n,c,v + 3*k//2 ?drop] += g[n,c,v] for k in 5\n")
+    assert not is_scattered(f"{WINDOWS}y[n,c,v + 3*k//2 ?drop] += g[n,c,v] for k in s\n")
+    assert is_scattered(f"{WINDOWS}y[n,c,v + 3*k//2 ?drop] += g[n,c,v] for k in 17\n")
+
+
+def test_threads_need_cells_of_their_own() -> None:
+    spec = "op f(g[N,V]; W: size) -> y[N + W]\n  where W >= 1, V >= 1\n"
+    assert not is_scattered(f"{spec}  y[n + v*W//V ?drop] += g[n,v]\n")
+
+
+def c_text(spec: str) -> str:
+    (op,) = check_source(Source(spec, "<test>"))
+    op = for_cpu(op)
+    return c_source(along_rows(op, scheduled(op)))
+
+
+def test_divisions_are_those_of_a_loop() -> None:
+    text = c_text(f"{RESIZED}y[n,c,v*W//V] += g[n,c,v]\n")
+    (line,) = [line for line in text.splitlines() if "floor_div" in line and "V" in line]
+    assert line.strip() == "v_table[v] = floor_div(W * v, V);"
+    assert text.count("free(v_table);") == text.count("= malloc(") == 1
+
+
+def test_tables_are_not_too_many() -> None:
+    shifts = " + ".join(f"{k}*((v*W%{k}V)/V)".replace(f"%{k}V", f"%(V+{k})") for k in range(1, 20))
+    (op,) = check_source(Source(f"{RESIZED}y[n,c,v*W//V] += g[n,c,v] * ({shifts})\n", "<test>"))
+    op = for_cpu(op)
+    program = along_rows(op, scheduled(op))
+    sizes = [sum(len(t.values) for t in loop_tables(k, program)) for k in program.kernels]
+    assert max(sizes) <= MOST
+
+
+# ---------------------------------------------------------------------------- numbers
+nearest = opgen.load(SPECS / "upsample_nearest.op")
+bilinear = opgen.load(SPECS / "upsample_bilinear.op")
+
+Resize = Callable[[Tensor, tuple[int, int]], Tensor]
+
+
+def rows_of(x: Tensor, rows: list[list[tuple[int, float]]], dim: int) -> Tensor:
+    """Sums of rows along a dim, with weights."""
+    parts = [sum(w * x.select(dim, at) for at, w in row) for row in rows]
+    return torch.stack([part for part in parts if isinstance(part, Tensor)], dim)
+
+
+def weights(size: int, wanted: int, *, align: bool) -> list[list[tuple[int, float]]]:
+    """The pixels that each one of a resized row is made of, and how much of each."""
+    found = []
+    for i in range(wanted):
+        centre = (i + 0.5) * size / wanted - 0.5
+        at = i * (size - 1) / max(wanted - 1, 1) if align else centre
+        low = int(at // 1)
+        part = at - low
+        pairs = [(low, 1 - part), (low + 1, part)]
+        found.append([(min(max(place, 0), size - 1), weight) for place, weight in pairs])
+    return found
+
+
+def by_rows(x: Tensor, size: tuple[int, int], *, align: bool) -> Tensor:
+    for dim, wanted in zip((2, 3), size, strict=True):
+        x = rows_of(x, weights(x.shape[dim], wanted, align=align), dim)
+    return x
+
+
+OPS: dict[str, tuple[Resize, Resize]] = {
+    "nearest": (
+        lambda x, size: nearest.upsample_nearest_size(x, output_size=size),
+        lambda x, size: F.interpolate(x, size, mode="nearest"),
+    ),
+    "nearest exact": (
+        lambda x, size: nearest.upsample_nearest_exact(x, output_size=size),
+        lambda x, size: F.interpolate(x, size, mode="nearest-exact"),
+    ),
+    "bilinear": (
+        lambda x, size: bilinear.upsample_bilinear_size(x, output_size=size),
+        lambda x, size: by_rows(x, size, align=False),
+    ),
+    "aligned": (
+        lambda x, size: bilinear.upsample_bilinear_size(x, output_size=size, align_corners=True),
+        lambda x, size: by_rows(x, size, align=True),
+    ),
+}
+SIZES = [
+    ((8, 8), (8, 8)),
+    ((5, 7), (9, 13)),
+    ((9, 13), (5, 7)),
+    ((1, 1), (3, 5)),
+    ((4, 6), (1, 1)),
+    ((33, 20), (65, 40)),
+    ((2, 1100), (3, 1300)),
+]
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize(("pixels", "size"), SIZES)
+@pytest.mark.parametrize("shape", [(3, 2), (1, 1), (2, 17)])
+def test_gradients_of_resizing(
+    name: str, pixels: tuple[int, int], size: tuple[int, int], shape: tuple[int, int]
+) -> None:
+    own, other = OPS[name]
+    torch.manual_seed(0)
+    x = torch.randn(*shape, *pixels, dtype=torch.float64)
+    cotangent = torch.randn(*shape, *size, dtype=torch.float64)
+    last = {"memory_format": torch.channels_last}
+    wide = torch.randn(*shape, size[0], 2 * size[1], dtype=torch.float64)
+    wide[..., ::2] = cotangent
+    for image, flowing in (
+        (x, cotangent),
+        (x.contiguous(**last), cotangent.contiguous(**last)),
+        (x, wide[..., ::2]),
+        (x.contiguous(**last), cotangent),
+    ):
+        image = image.detach().requires_grad_()
+        (mine,) = torch.autograd.grad(own(image, size), image, flowing)
+        (theirs,) = torch.autograd.grad(other(image, size), image, cotangent)
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sums_are_wide(name: str, dtype: torch.dtype, threads: int) -> None:
+    """A cell with many terms is rounded once: the sum of 4096 ones and a half is not 256."""
+    own, other = OPS[name]
+    x = torch.zeros(2, 3, 1, 1, dtype=dtype, requires_grad=True)
+    got = own(x, (64, 64))
+    (mine,) = torch.autograd.grad(got, x, torch.ones_like(got))
+    assert torch.equal(mine, torch.full_like(mine, 4096))
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 9, 11).to(dtype).requires_grad_()
+    got = own(x, (20, 31))
+    cotangent = torch.randn(got.shape).to(dtype)
+    (mine,) = torch.autograd.grad(got, x, cotangent)
+    exact = x.detach().double().requires_grad_()
+    (wanted,) = torch.autograd.grad(other(exact, (20, 31)), exact, cotangent.double())
+    # Half a step of the result's type, of the largest number; weights are those of float32.
+    step = torch.finfo(dtype).eps * wanted.abs().max().item()
+    assert (mine.double() - wanted).abs().max().item() <= 0.5 * step + 1e-5
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_gradients_of_gradients(name: str) -> None:
+    own, _ = OPS[name]
+    torch.manual_seed(0)
+    x = torch.randn(2, 2, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: own(x, (5, 7)), (x,))
+
+
+def test_every_run_gives_the_same_bits(threads: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 7, 30, 40, requires_grad=True)
+    got = bilinear.upsample_bilinear_size(x, output_size=(77, 55))
+    cotangent = torch.randn_like(got)
+    first, *others = [
+        torch.autograd.grad(got, x, cotangent, retain_graph=True)[0] for _ in range(5)
+    ]
+    assert all(torch.equal(each, first) for each in others)
+
+
+def test_what_is_not_finite_stays_in_its_image() -> None:
+    x = torch.zeros(3, 2, 4, 4, requires_grad=True)
+    got = bilinear.upsample_bilinear_size(x, output_size=(9, 9), align_corners=True)
+    cotangent = torch.ones_like(got)
+    cotangent[1, 1] = float("nan")
+    (mine,) = torch.autograd.grad(got, x, cotangent)
+    assert mine[1, 1].isnan().all()
+    mine[1, 1] = 0
+    assert mine.isfinite().all()
