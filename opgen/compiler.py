@@ -25,7 +25,7 @@ from opgen.ir.convolution import Convolution
 from opgen.ir.family import JOINT, Member, Traits
 from opgen.ir.loops import Program
 from opgen.ir.matrix_product import MatrixProduct
-from opgen.ir.notation import Op
+from opgen.ir.notation import BATCH, Op
 from opgen.ir.show import show_file
 from opgen.ir.show_loops import show_program
 from opgen.lang.parse import parse
@@ -39,6 +39,7 @@ from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
+from opgen.passes.leading_dims import with_leading_dims
 from opgen.passes.matrix_product import matrix_product
 from opgen.passes.relayout import Orders
 from opgen.passes.schedule import schedule
@@ -345,7 +346,7 @@ def _special_program(
     latest = _LATEST.get((text, name, path, tuple(values.items()), layout))
     if latest is not None:
         return latest
-    public = _checked(text, name)[path[0]]
+    public = _derived_op(text, name, path[:1])
     op = for_cpu(_derived_op(text, name, path))
     return special_along_rows(op, public, values, layout)
 
@@ -379,13 +380,39 @@ def unrounded_cuda(
     return "" if found is None else cuda_kernels(found, "kernels", program, orders)
 
 
+def leading_source(text: str, name: str, path: tuple[str, ...]) -> str:
+    """A module of an op whose leading dims are dims of their own, as the path says how many.
+
+    Empty for an op that needs them as one, or has no leading dims.
+    """
+    try:
+        op = _derived_op(text, name, path)
+    except _WholeError:
+        return ""
+    return _operation_source(op, path, text, name, _checked(text, name))
+
+
+class _WholeError(Exception):
+    """The leading dims of an op are one."""
+
+
 def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:
-    """The op at the end of a path of differentiations."""
+    """The op at the end of a path of differentiations.
+
+    Behind the name of the first one stands how many leading dims all ops have, if these are not
+    one: `pad_zero...2`.
+    """
     ops = _checked(text, name)
-    op = ops[path[0]]
+    first, _, count = path[0].partition(BATCH)
+    op = ops[first]
     for step in path[1:]:
         op = derivative(op, step, ops).op
-    return op
+    if not count:
+        return op
+    found = with_leading_dims(op, int(count))
+    if found is None:
+        raise _WholeError
+    return found
 
 
 def operation(
@@ -411,7 +438,8 @@ def _operation_source(
     on_cpu, on_gpu = along_rows(cpu_op, program), threads(gpu_op, scheduled(gpu_op))
     kernels = None  # without a spec nothing can be made later
     if text and len(member.path) <= 2:
-        kernels = _special_kernels(cpu_op, gpu_op, on_cpu, on_gpu, ops.get(member.path[0], op))
+        public = ops.get(member.path[0].partition(BATCH)[0], op)
+        kernels = _special_kernels(cpu_op, gpu_op, on_cpu, on_gpu, public)
     traits = _traits(op, ops)
     unit = Unit(member, program, on_cpu, on_gpu, traits, kernels, *_library_forms(member))
     return torch_module.module_source((unit,), text, name)

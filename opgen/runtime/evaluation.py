@@ -14,6 +14,7 @@ from opgen.runtime import (
     checks,
     cuda,
     eager,
+    leading,
     library_call,
     prelude,
     special,
@@ -220,7 +221,8 @@ def evaluate(
                 known.enter_library(call, plan, found)
             return (found,)
         known = None  # the next call like this one may well be the library's
-    return computed(prepare(operation, tensors, values) if call is None else call, known)
+    call = prepare(operation, tensors, values) if call is None else call
+    return computed(leading.of_dims(call), known)
 
 
 def computed(call: Call, known: Known | None = None) -> Outputs:

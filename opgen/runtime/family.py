@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from opgen.runtime import generated
 from opgen.runtime.description import JOINT, Gradient
@@ -22,6 +23,7 @@ class Family:
     operations: dict[str, Operation] = field(default_factory=dict)
     _derived: dict[tuple[str, ...], tuple[Operation, Gradient]] = field(default_factory=dict)
     _together: dict[_Wanted, tuple[Operation, Gradient] | None] = field(default_factory=dict)
+    _of_dims: dict[tuple[str, ...], Operation | None] = field(default_factory=dict)
 
     def add(self, operation: Operation) -> Operation:
         """Make an op known to PyTorch, and to the ops whose gradient it computes."""
@@ -84,6 +86,25 @@ class Family:
         None without opgen, as no module holds such ops.
         """
         return self._derived_together(operation, names, False, True)
+
+    def with_leading_dims(self, operation: Operation, count: int) -> Operation | None:
+        """The op with so many leading dims in place of one, as `opgen.compiler.leading_source`
+        makes it; None without opgen, and where it makes none."""
+        first, *steps = operation.path
+        path = (f"{first}...{count}", *steps)
+        if path not in self._of_dims:
+            self._of_dims[path] = self._made_of_dims(path)
+        return self._of_dims[path]
+
+    def _made_of_dims(self, path: tuple[str, ...]) -> Operation | None:
+        try:
+            text = generated.source("leading_source", self.spec, self.spec_name, path)
+        except ImportError:
+            return None
+        if not text:
+            return None
+        (operation,) = generated.load(text, self.spec_name).FAMILY.operations.values()
+        return cast("Operation", operation)
 
     def _derived_together(
         self, operation: Operation, names: Sequence[str], *which: bool

@@ -25,6 +25,7 @@ from opgen.runtime import cache
 MAKERS = {
     "module_source": ".py",
     "derived_source": ".py",
+    "leading_source": ".py",
     "special_source": ".c",
     "unrounded_source": ".c",
     "special_cuda": ".py",

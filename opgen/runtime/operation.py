@@ -155,6 +155,10 @@ class Operation:
         """The same op where it need not share any work."""
         return self.family.partners(self, names)
 
+    def with_leading_dims(self, count: int) -> Operation | None:
+        """The op with so many dims in place of its leading ones, if that can be had."""
+        return self.family.with_leading_dims(self, count)
+
     def is_differentiable(self, declared: Input) -> bool:
         """Whether an input has a gradient."""
         return not declared.nograd and declared.dtype in (*GENERIC, *checks.FLOATING)
