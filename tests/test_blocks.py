@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 import opgen
 from catalogue import SPECS
-from opgen.compiler import check_source, read_source
+from opgen.algebra.poly import poly, symbol
+from opgen.compiler import check_source, read_source, special_source
 from opgen.emit import lane_pairs
 from opgen.emit.c import c_source
 from opgen.errors import Source
@@ -429,3 +430,41 @@ def test_cells_of_a_block_that_lie_apart_are_written_one_by_one(
     x, weight, bias = torch.randn(1, 2, 2, 19), torch.randn(4, 2, 1, 1), torch.randn(4)
     wanted = F.pixel_shuffle(F.conv2d(x, weight, bias), 2)
     torch.testing.assert_close(conv_shuffle(x, weight, bias, r=2), wanted)
+
+
+def test_sums_over_images_have_points_for_all_threads() -> None:
+    """A few hundred channels are several points; of many a thread has several as one."""
+    op = adjoint(CONV["conv2d"], "weight").op
+    _, program = programs(op, geometry(3, 56, 56, 1), 0b11)
+    (row,) = (
+        each.row
+        for each in program.kernels
+        if isinstance(each.only, Blocks) and each.only.holds and each.row is not None
+    )
+    assert row.axis.extent == symbol("groups")
+    for channels, points in ((16, 1), (96, 3), (144, 4), (1024, 32)):
+        assert row.stretches.substitute({"groups": poly(channels)}) == points
+    assert row.joined * row.width == 128
+
+
+@pytest.mark.parametrize("images", [1, 2, 4])
+@pytest.mark.parametrize("window", [3, 7])
+def test_filters_are_copied_where_they_are_used_often(images: int, window: int) -> None:
+    """Neighbouring channels of a filter lie apart: of a large one in few images, too."""
+    torch.manual_seed(0)
+    x = torch.randn(images, 768, 7, 7).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(768, 1, window, window)
+    conv = opgen.load(SPECS / "conv.op")
+    wanted = F.conv2d(x, weight, groups=768, padding=window // 2)
+    for _ in range(2):
+        got = conv.conv2d(x, weight, groups=768, padding=window // 2)
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_how_large_a_filter_is_copied() -> None:
+    text = special_source(
+        (SPECS / "conv.op").read_text(), "conv.op", ("conv2d",), geometry(7, 7, 7, 3), 0b1001
+    )
+    (limit,) = re.findall(r"consecutive\(&own_tensors\[1\],(.*?)\);", text, re.DOTALL)
+    assert "greatest((49 * N * groups) / 4, (" in " ".join(limit.split())
+    assert limit.rstrip(" )").endswith("/ 16")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from opgen.algebra.poly import Poly, poly
+from opgen.algebra.poly import Poly, maximum, poly
 from opgen.emit import frames, moves, rows_ahead
 from opgen.emit.c_layout import broken
 from opgen.emit.coarse import coarse
@@ -28,7 +28,10 @@ from opgen.ir.primitives import Level
 from opgen.ir.work import points, work
 
 _SMALL: Final = 4
-"""How many times as large as an input all results must be for a copy of it to be worth its time."""
+"""How many times as large as an input all results must be for a copy of it to be worth its time,"""
+
+_USES: Final = 16
+"""or how many terms there must be for each of its elements: a filter of 7x7 has many."""
 
 _SHARED: Final = 16
 """How many times as many cells a kernel must write for a look at an input to be worth its time."""
@@ -203,13 +206,16 @@ class _Writer(EntryScope):
         ]
         largest = " + ".join(self.printer.poly(cells).text for _, cells in self.written())
         names = []
+        known = self.program.integers
+        terms = maximum(*(points(each) * work(each, known) for each in self.program.kernels))
+        most = f"greatest(({largest}) / {_SMALL}, ({self.printer.poly(terms).text}) / {_USES})"
         for name in copied:
             copy, sizes = self.scope.fresh(f"{name}_copy"), self.scope.fresh(f"{name}_sizes")
             places = self.scope.fresh(f"{name}_places")
             self.declare_array(f"const int64_t {sizes}", self.extents(name))
             self.declare_array(f"const int {places}", map(str, self.places(name)))
             arguments = f"&{tensors}[{operands.index(name)}], {own}, {len(self.extents(name))}"
-            arguments += f", {sizes}, {places}, ({largest}) / {_SMALL}"
+            arguments += f", {sizes}, {places}, {most}"
             self.lines += broken(f"void *const {copy} = consecutive({arguments});")
             names.append(copy)
         self.lines.append(f"call = &{changed}, n = {own};")

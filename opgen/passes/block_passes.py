@@ -27,9 +27,12 @@ from opgen.ir.loops import Accumulate, Define, For, Kernel, Lanes, Load, Node, S
 from opgen.passes.apart import terms_are_apart
 from opgen.passes.merge import Body, at, constant_range, terms_of
 
-WIDTH: Final = 128
-"""How many cells of a row a parallel point has: more of them take more of each page at a time,
-fewer leave points for more threads."""
+WIDTH: Final = 32
+"""How many cells of a row a parallel point has: few, so that there are points for all threads."""
+
+JOINED: Final = 4
+"""How many stretches of a thread run as one: more cells take more of each page at a time. 192
+channels of 4 images of 56 by 56 pixels took 1.0 ms as a single point, and take 0.4 as six."""
 
 LEAST_TERMS: Final = 4
 """The fewest terms of a pass, for each accumulator that it finds and leaves."""
@@ -37,10 +40,10 @@ LEAST_TERMS: Final = 4
 MOST_SUMS: Final = 16
 """The most accumulators of passes for single pixels: they stay in registers for that long."""
 
-JOINED: Final = 8
-"""How many stretches may run as one, however many sums there are."""
+JOINED_PIXELS: Final = 32
+"""How many may run as one where pixels are passes, however many sums there are."""
 
-HELD: Final = 64
+HELD: Final = 256
 """How many sums of whole stretches are held at once, where a cell has few: 2048 cells with four
 sums of float32 are 32 kB. Whole pixels of 8 kB lie one behind the other: with 64 images of 2048
 channels both gradients of a filter take 0.92 of the time of passes through half pixels, and these
@@ -70,8 +73,10 @@ def with_passes(kernel: Kernel) -> Kernel:
     passes = _passes(body, sums if is_single else LEAST_TERMS * sums)
     if not any(isinstance(node, For) for node in passes):
         return kernel
-    joined = max(JOINED, HELD // sums) if is_single and not kernel.axes else 1
+    joined = max(JOINED_PIXELS, HELD // sums) if is_single else JOINED
     row = replace(kernel.row, width=WIDTH, least=WIDTH, joined=joined)
+    if kernel.axes:  # which there are points of, and stretches are not neighbours
+        row = replace(kernel.row, width=JOINED * WIDTH, least=JOINED * WIDTH)
     return replace(kernel, body=passes, row=row)
 
 
