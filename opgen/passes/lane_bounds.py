@@ -43,7 +43,7 @@ def solve(value: Poly, lane: str, facts: Facts) -> LaneBounds | None:
 
     a*lane + r >= 0       lane >= -(r // a)           for a > 0, else lane <= r // -a
     a*(n//d) + r >= 0     n >= -(r // a) * d          for a > 0, else n <= (r // -a) * d + d - 1
-    min(p, q) + r >= 0    p + r >= 0 and q + r >= 0   and likewise r - max(p, q)
+    a*min(p, q) + r >= 0  a*p + r >= 0 and a*q + r >= 0   for a > 0, and r - a*max(p, q) likewise
     """
     if lane not in value.symbols:
         return None
@@ -55,7 +55,7 @@ def solve(value: Poly, lane: str, facts: Facts) -> LaneBounds | None:
         return None
     factor, rest = linear
     if atom.kind in (Kind.MIN, Kind.MAX):
-        if factor != (1 if atom.kind is Kind.MIN else -1):
+        if not factor.is_constant or (factor.constant > 0) != (atom.kind is Kind.MIN):
             return None
         return _all_of([factor * arg + rest for arg in atom.args], lane, facts)
     if is_positive(factor, facts):

@@ -204,7 +204,7 @@ def _passes(
     """Bodies that do not depend on each other as passes over the row."""
     name = row.axis.name
     bodies = tuple(unrolled(body, most) for body in copies)
-    middle = Peeling(name, inside).peeled(bodies)
+    middle = Peeling(name, row.axis.extent, inside).peeled(bodies)
     rewriter = Rewriter(row, inside)
     scope = Scope(bounds=middle.bounds.needed(row.axis.extent, inside))
     rewritten = [tuple(rewriter.nodes(unrolled(body, most), scope)) for body in middle.bodies]
