@@ -13,7 +13,7 @@ import opgen
 from catalogue import SPECS
 from opgen.compiler import check_source
 from opgen.emit.c import c_source
-from opgen.emit.loop_tables import MOST, loop_tables
+from opgen.emit.loop_tables import MOST, axis_tables, loop_tables
 from opgen.errors import Source
 from opgen.passes.scatters import with_scatters
 from opgen.programs import along_rows, for_cpu, for_gpu, scheduled
@@ -89,6 +89,41 @@ def test_tables_are_not_too_many() -> None:
     program = along_rows(op, scheduled(op))
     sizes = [sum(len(t.values) for t in loop_tables(k, program)) for k in program.kernels]
     assert max(sizes) <= MOST
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("y[n,v,w] = x[n, v*H//V, w]", {"v": 1}),
+        ("y[n,v,w] = x[n, (v*H)//V, w] * ((v*H%V)/V)", {"v": 2}),
+        ("y[n,v,w] = x[n, n*H//V ?clamp, w] + x[n, v*H//V, w]", {"n": 1, "v": 1}),
+        ("y[n,v,w] = x[n, v//3 ?clamp, w]", {}),  # few quotients differ
+        ("y[n,v,w] = x[n, (v + n*H)//V ?clamp, w]", {}),  # others for every n
+        ("y[n,v,w] = x[n, v - V ?wrap, w]", {}),
+        ("y[n,v,w] = x[n, v ?clamp, w*W//V ?clamp]", {}),  # that of a row
+    ],
+)
+def test_axes_have_tables(line: str, wanted: dict[str, int]) -> None:
+    header = "op f(x: float[N,H,W]; V: size) -> y[N,V,W]\n  where H >= 1, V >= 1, W >= 1\n"
+    (op,) = check_source(Source(f"{header}  {line}\n", "<test>"))
+    op = for_cpu(op)
+    program = along_rows(op, scheduled(op))
+    (kernel,) = program.kernels
+    assert {each.loop: len(each.values) for each in axis_tables(kernel, program)} == wanted
+
+
+@pytest.mark.parametrize("images", [(1, 1), (1, 40), (3, 1), (2, 3)])
+@pytest.mark.parametrize(("pixels", "size"), [((5, 7), (900, 3)), ((700, 9), (3, 1000))])
+def test_tables_of_axes_hold_what_points_need(
+    images: tuple[int, int], pixels: tuple[int, int], size: tuple[int, int], threads: int
+) -> None:
+    """A thread has a part of the points, which begins within an axis and may go around its end."""
+    torch.manual_seed(0)
+    x = torch.randn(*images, *pixels, dtype=torch.float64)
+    for image in (x, x.contiguous(memory_format=torch.channels_last)):
+        for own, other in OPS.values():
+            wanted = other(x, size)
+            torch.testing.assert_close(own(image, size), wanted, rtol=1e-9, atol=1e-9)
 
 
 # ---------------------------------------------------------------------------- numbers
@@ -172,7 +207,9 @@ def test_gradients_of_resizing(
         (x.contiguous(**last), cotangent),
     ):
         image = image.detach().requires_grad_()
-        (mine,) = torch.autograd.grad(own(image, size), image, flowing)
+        got = own(image, size)
+        torch.testing.assert_close(got, other(x, size), rtol=1e-9, atol=1e-9)
+        (mine,) = torch.autograd.grad(got, image, flowing)
         (theirs,) = torch.autograd.grad(other(image, size), image, cotangent)
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 

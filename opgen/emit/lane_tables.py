@@ -101,7 +101,7 @@ class Search:
 
     def is_number(self, value: Scalar) -> bool:
         """Whether a call is to be in a table: it has a function or a division in it."""
-        parts = list(_parts(value))
+        parts = list(parts_of(value))
         integers = [each.value for each in parts if isinstance(each, Integer)]
         calls = [each for each in parts if isinstance(each, Call)]
         return (
@@ -138,9 +138,9 @@ class Search:
         return not (divisor.is_constant and divisor.constant.bit_count() == 1)
 
 
-def _parts(value: Scalar) -> Iterator[Scalar]:
+def parts_of(value: Scalar) -> Iterator[Scalar]:
     """A number and all that calls in it are given."""
     yield value
     if isinstance(value, Call):
         for argument in value.arguments:
-            yield from _parts(argument)
+            yield from parts_of(argument)

@@ -10,7 +10,7 @@ from typing import Final
 from opgen.algebra.poly import Atom, Poly, of_atom, symbol
 from opgen.emit.expression import type_name
 from opgen.emit.lane_tables import lane_tables
-from opgen.emit.loop_tables import LoopTables, loop_tables
+from opgen.emit.loop_tables import LoopTables, axis_tables, loop_tables
 from opgen.emit.planes import print_plane
 from opgen.emit.polynomial import Text
 from opgen.emit.rows_ahead import fetch_piece
@@ -68,6 +68,7 @@ class PointEmitter(Emitter):
         self.begin_with_zeros()
         self.begin_tables()
         memory += self.begin_loop_tables()
+        memory += self.begin_axis_tables(f"{end} - {begin}")
         self.loop_over_points(begin, end, digits)
         self.give_back(memory)
 
@@ -198,14 +199,20 @@ class PointEmitter(Emitter):
         """All of them, for the values of an index from the first to the last one."""
         inner = self.inner()
         name = inner.scope.fresh(index)
-        inner.printer.names.symbols[index] = name
-        inner.printer = replace(inner.printer, tables={})
         self.write(f"for (int64_t {name} = {first}; {name} <= {last}; {name}++) {{")
+        inner.fill_at(index, tables, name)
+        self.write("}")
+
+    def fill_at(
+        self, index: str, tables: Mapping[Atom | Scalar, tuple[str, Poly]], name: str
+    ) -> None:
+        """All of them, for a value of an index."""
+        self.printer.names.symbols[index] = name
+        self.printer = replace(self.printer, tables={})
         for each, (table, place) in tables.items():
             value = Integer(of_atom(each)) if isinstance(each, Atom) else each
-            text = inner.printer.scalar(value).text
-            inner.write(f"{table}[{inner.text(place)}] = {text};")
-        self.write("}")
+            text = self.printer.scalar(value).text
+            self.write(f"{table}[{self.text(place)}] = {text};")
 
     def begin_loop_tables(self) -> list[str]:
         """Those of `loop_tables`, in memory that is given back behind the points; its names.
@@ -218,6 +225,28 @@ class PointEmitter(Emitter):
             own = self.take_table_memory(found)
             memory += (name for name, _ in own.values())
             self.fill_tables(found.loop, own, "0", self.text(found.count - 1))
+            tables |= own
+        if memory:
+            self.printer = replace(self.printer, tables=tables)
+        return memory
+
+    def begin_axis_tables(self, points: str) -> list[str]:
+        """Those of `axis_tables`, filled for as many values as there are points at most: what the
+        first point has, and the next ones."""
+        memory: list[str] = []
+        tables = dict(self.printer.tables)
+        for found in axis_tables(self.kernel, self.printer.program):
+            own = self.take_table_memory(found)
+            memory += (name for name, _ in own.values())
+            extent = self.printer.poly(found.count)
+            first = self.printer.names.symbols[found.loop]
+            inner = self.inner()
+            number, value = (inner.scope.fresh(name) for name in ("number", found.loop))
+            last = f"least({extent.text}, {points})"
+            self.write(f"for (int64_t {number} = 0; {number} < {last}; {number}++) {{")
+            inner.write(f"const int64_t {value} = ({first} + {number}) % {extent.at(Level.UNARY)};")
+            inner.fill_at(found.loop, own, value)
+            self.write("}")
             tables |= own
         if memory:
             self.printer = replace(self.printer, tables=tables)
