@@ -187,6 +187,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize(("pixels", "size"), SIZES)
 @pytest.mark.parametrize("shape", [(3, 2), (1, 1), (2, 17)])
