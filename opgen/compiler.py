@@ -155,17 +155,22 @@ def _traits(op: Op, ops: Mapping[str, Op]) -> Traits:
 
 
 def _special_kernels(
-    op: Op, gpu_op: Op, program: Program, on_gpu: Program, public: Op
+    op: Op,
+    gpu_op: Op,
+    program: Program,
+    on_gpu: Program,
+    public: Op,
+    leading: frozenset[str] = frozenset(),
 ) -> SpecialKernels | None:
     """What the op's kernels can be made for, and those for default attributes.
 
     The op is given as it is for the CPU, and as it is for a GPU. `public` is the op of the spec
-    that it was derived from: it knows what a window is.
+    that it was derived from: it knows what a window is. None are made for the `leading` sizes.
     """
     if program.faults:
         return None  # faults are numbered, and each program numbers its own
     names = attributes_of(op)
-    taken: set[str] = set()
+    taken = set(leading)
     sizes = []
     windows = window_sizes(op, public)
     # Gradients have rows of their own: those of the result, which are inputs to them.
@@ -346,7 +351,7 @@ def _special_program(
     latest = _LATEST.get((text, name, path, tuple(values.items()), layout))
     if latest is not None:
         return latest
-    public = _derived_op(text, name, path[:1])
+    public = _checked(text, name)[_begin(path)[0]]
     op = for_cpu(_derived_op(text, name, path))
     return special_along_rows(op, public, values, layout)
 
@@ -389,27 +394,33 @@ def leading_source(text: str, name: str, path: tuple[str, ...]) -> str:
         op = _derived_op(text, name, path)
     except _WholeError:
         return ""
-    return _operation_source(op, path, text, name, _checked(text, name))
+    first, _ = _begin(path)
+    whole = _derived_op(text, name, (first, *path[1:]))
+    leading = frozenset(op.sizes) - frozenset(whole.sizes)
+    return _operation_source(op, path, text, name, _checked(text, name), leading)
 
 
 class _WholeError(Exception):
     """The leading dims of an op are one."""
 
 
-def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:
-    """The op at the end of a path of differentiations.
-
-    Behind the name of the first one stands how many leading dims all ops have, if these are not
-    one: `pad_zero...2`.
-    """
-    ops = _checked(text, name)
+def _begin(path: tuple[str, ...]) -> tuple[str, int | None]:
+    """The op of the spec that a path begins with, and how many leading dims all ops have, if that
+    stands behind its name: `pad_zero...2`."""
     first, _, count = path[0].partition(BATCH)
+    return first, int(count) if count else None
+
+
+def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:
+    """The op at the end of a path of differentiations, with the leading dims that it says."""
+    ops = _checked(text, name)
+    first, count = _begin(path)
     op = ops[first]
     for step in path[1:]:
         op = derivative(op, step, ops).op
-    if not count:
+    if count is None:
         return op
-    found = with_leading_dims(op, int(count))
+    found = with_leading_dims(op, count)
     if found is None:
         raise _WholeError
     return found
@@ -429,17 +440,22 @@ def operation(
 
 
 def _operation_source(
-    op: Op, path: tuple[str, ...], text: str, name: str, ops: Mapping[str, Op]
+    op: Op,
+    path: tuple[str, ...],
+    text: str,
+    name: str,
+    ops: Mapping[str, Op],
+    leading: frozenset[str] = frozenset(),
 ) -> str:
-    """A module of one op."""
+    """A module of one op; `leading` are the sizes of leading dims that have one each."""
     member = Member(op, path or (op.name,), ())
     cpu_op, gpu_op = for_cpu(op), for_gpu(op)
     program = scheduled(cpu_op)
     on_cpu, on_gpu = along_rows(cpu_op, program), threads(gpu_op, scheduled(gpu_op))
     kernels = None  # without a spec nothing can be made later
     if text and len(member.path) <= 2:
-        public = ops.get(member.path[0].partition(BATCH)[0], op)
-        kernels = _special_kernels(cpu_op, gpu_op, on_cpu, on_gpu, public)
+        public = ops.get(_begin(member.path)[0], op)
+        kernels = _special_kernels(cpu_op, gpu_op, on_cpu, on_gpu, public, leading)
     traits = _traits(op, ops)
     unit = Unit(member, program, on_cpu, on_gpu, traits, kernels, *_library_forms(member))
     return torch_module.module_source((unit,), text, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Callable
 
 import pytest
@@ -34,7 +35,7 @@ def split(spec: str, count: int = 2) -> str | None:
 def test_every_dim_has_an_iterator() -> None:
     spec = "op f(x[...,W]; s: int) -> y[...,V]\n  let V = W + s\n  y[...,v] = x[..., v - s ?0]\n"
     assert split(spec) == (
-        "op f_of_2(x[B1,B2,W]; s: int) -> y[B1,B2,V]\n  let V = W + s\n"
+        "op f(x[B1,B2,W]; s: int) -> y[B1,B2,V]\n  let V = W + s\n"
         "  y[b1,b2,v] = x[b1,b2, v - s ?0]\n"
     )
 
@@ -103,12 +104,12 @@ IMAGES: dict[str, Callable[[], Tensor]] = {
 
 @pytest.fixture
 def ops_that_ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of ops whose kernels were asked for."""
+    """The ops whose kernels were asked for: the first of their paths, and the inputs behind it."""
     names: list[str] = []
     inner = evaluation.run_on_cpu
 
     def run(call: evaluation.Call, operands: dict[str, Tensor]) -> bool:
-        names.append(call.operation.name)
+        names.append(" ".join(call.operation.path))
         return inner(call, operands)
 
     monkeypatch.setattr(evaluation, "run_on_cpu", run)
@@ -141,11 +142,11 @@ def test_images_are_not_copied(ops_that_ran: list[str]) -> None:
     torch.manual_seed(0)
     x = last(torch.randn(5, 16, 33, 31))
     got = pad.pad_zero(x, padding=PADDING)
-    assert ops_that_ran == ["pad_zero_of_2"]
+    assert ops_that_ran == ["pad_zero...2"]
     assert got.is_contiguous(memory_format=torch.channels_last)
     for _ in range(2):
         assert torch.equal(pad.pad_zero(x, padding=PADDING), got)
-    assert ops_that_ran == ["pad_zero_of_2"]  # the others were looked up
+    assert ops_that_ran == ["pad_zero...2"]  # the others were looked up
     pad.pad_zero(x.contiguous(), padding=PADDING)
     assert ops_that_ran[1:] == ["pad_zero"]
 
@@ -154,13 +155,13 @@ def test_gradients_are_not_copied_either(ops_that_ran: list[str]) -> None:
     x = last(torch.randn(5, 16, 33, 32)).requires_grad_()
     got = roll.roll(x, shifts=(1, 2))
     torch.autograd.grad(got, x, last(torch.randn(5, 16, 33, 32)))
-    assert ops_that_ran == ["roll_of_2", "roll_grad_x_of_2"]
+    assert ops_that_ran == ["roll...2", "roll...2 x"]
 
 
 def test_three_leading_dims(ops_that_ran: list[str]) -> None:
     x = last(torch.randn(2, 8, 12, 20, 24))
     got = pad.pad_reflect(x, padding=PADDING)
-    assert ops_that_ran == ["pad_reflect_of_3"]
+    assert ops_that_ran == ["pad_reflect...3"]
     wanted = F.pad(x.flatten(0, 2), PADDING, mode="reflect").view(*x.shape[:3], 26, 28)
     assert torch.equal(got, wanted)
 
@@ -185,7 +186,7 @@ def test_formats_that_differ_are_copied(ops_that_ran: list[str]) -> None:
     for one, other, name in (
         (last(x), z, "f"),
         (x, last(z), "f"),
-        (last(x), last(z), "f_of_3"),
+        (last(x), last(z), "f...3"),
     ):
         assert torch.equal(ops.f(one, other), x - z)
         assert ops_that_ran.pop() == name
@@ -205,6 +206,43 @@ def test_errors_speak_of_the_op_of_the_spec() -> None:
     x, z = last(torch.randn(4, 24, 28, 20)), last(torch.randn(4, 24, 28, 21))
     with pytest.raises(ValueError, match=r"^f: z.shape\[-1\] = 21 but the spec needs W = 20"):
         ops.f(x, z)
+
+
+def test_messages_have_the_name_of_the_op() -> None:
+    """Those of what is found after the op was chosen, too."""
+    operation = pad.FAMILY.operations["pad_zero"].with_leading_dims(2)
+    assert operation is not None and operation.name == "pad_zero"
+    assert operation.registered_name != pad.FAMILY.operations["pad_zero"].registered_name
+
+
+def test_batches_and_channels_ask_for_no_kernels() -> None:
+    operation = softmax.FAMILY.operations["softmax"].with_leading_dims(2)
+    assert operation is not None and operation.special is not None
+    assert operation.special.integers == ("D",)  # short rows do, B1 and B2 do not
+
+
+def test_a_gradient_of_an_op_that_has_no_such_form(ops_that_ran: list[str]) -> None:
+    """One output needs the batch as one index, which the gradient of the other input does not."""
+    ops = opgen.compile(
+        "op f(x[...,W], k: i64[...], z[...,H,V]) -> y[...], u[...,H,V]\n"
+        "  y[...] = x[..., k[...] ?0]\n  u[...,h,v] = z[...,h,v] * z[...,h,v]\n"
+    )
+    x, k = torch.randn(3, 16, 5), torch.randint(0, 5, (3, 16))
+    z = last(torch.randn(3, 16, 30, 34)).requires_grad_()
+    cotangent = last(torch.randn(3, 16, 30, 34))
+    for _ in range(2):
+        _, u = ops.f(x, k, z)
+        (mine,) = torch.autograd.grad(u, z, cotangent)
+        torch.testing.assert_close(mine, 2 * z * cotangent)
+    assert "f...2 z" in ops_that_ran
+
+
+def test_threads_that_meet_an_op_at_the_same_time() -> None:
+    ops = opgen.compile("op g(x[...,H,W]) -> y[...,H,W]\n  y[...,h,w] = 3 * x[...,h,w]\n")
+    x = last(torch.randn(3, 16, 30, 34))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: ops.g(x), range(16)))
+    assert all(torch.equal(each, 3 * x) for each in results)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int32])

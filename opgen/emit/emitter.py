@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
-from opgen.algebra.poly import Poly
+from opgen.algebra.poly import Atom, Poly
 from opgen.emit.c_layout import broken
 from opgen.emit.expression import Printer
 from opgen.emit.names import CNames
 from opgen.emit.types import Type
-from opgen.ir.loops import Kernel, Load, Node
+from opgen.ir.loops import Kernel, Load, Node, Scalar
 
 if TYPE_CHECKING:
     from opgen.emit.coarse import Coarse
@@ -52,7 +52,8 @@ class ScopeEmitter(ABC):
     members: dict[str, str] = field(default_factory=dict)  # of stretched axes: their names,
     parts: dict[str, str] = field(default_factory=dict)  # and the names of the stretches
     joined: str = ""  # how many of the row's are one, if there may be several
-    tabled: str = ""  # the variable with the first cell of the stretch that tables are for
+    tabled: str = ""  # the variable with the first cell of the stretch that tables are for,
+    of_row: Mapping[Atom | Scalar, tuple[str, Poly]] = field(default_factory=dict)  # and these
     streams: str = ""  # the parameter that says whether results go past the caches
     guest: str = ""  # the parameter for the call of a guest, 0 where none runs within
     coarse: Coarse | None = None  # what is to be coarse where numbers are rounded at once,

@@ -73,7 +73,7 @@ class Printer:
     # index walks from, by what is left of places without it; of tensors that may be absent:
     ones: Mapping[str, str] = field(default_factory=dict)  # vectors of the number for all elements
     tables: Mapping[Atom | loops.Scalar, tuple[str, Poly]] = field(default_factory=dict)  # arrays
-    # of what differs along a row alone, and places in these
+    # of what differs along a row, a loop or an axis alone, and places in these
 
     # ------------------------------------------------------------ polynomials
     def poly(self, value: Poly) -> Text:

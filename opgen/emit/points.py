@@ -179,6 +179,7 @@ class PointEmitter(Emitter):
         else:
             self.tabled = self.scope.fresh(f"{row.axis.name}_tabled")
             self.write(f"int64_t {self.tabled} = -1;")
+        self.of_row = tables
         self.printer = replace(self.printer, tables=tables)
 
     def renew_tables(self) -> None:
@@ -189,7 +190,7 @@ class PointEmitter(Emitter):
         first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
         self.write(f"if ({self.tabled} != {first}) {{")
         inner = self.inner()
-        inner.fill_tables(row.axis.name, self.printer.tables, first, last)
+        inner.fill_tables(row.axis.name, self.of_row, first, last)
         inner.write(f"{self.tabled} = {first};")
         self.write("}")
 

@@ -272,7 +272,7 @@ class Statement:
     position: Poly | None = None
     span: Span | None = field(default=None, compare=False)
     is_exclusive: bool = field(default=False, compare=False)
-    is_scattered: bool = False
+    is_scattered: bool = field(default=False, metadata={"how": True})
 
 
 # ---------------------------------------------------------------------------- ops

@@ -37,7 +37,8 @@ def _described(op: Op, ops: Mapping[str, Op], outer: tuple[str, ...]) -> str:
 
 
 def _text(value: object) -> str:
-    """A value of the notation, without the fields that do not take part in comparisons."""
+    """A value of the notation, without the fields that do not take part in comparisons, and without
+    those that say how something is computed."""
     if isinstance(value, Poly):
         return f"<{value}>"
     if isinstance(value, Enum):
@@ -45,6 +46,7 @@ def _text(value: object) -> str:
     if isinstance(value, tuple):
         return f"({','.join(map(_text, value))})"
     if is_dataclass(value):
-        compared = (getattr(value, each.name) for each in fields(value) if each.compare)
+        named = (each for each in fields(value) if each.compare and "how" not in each.metadata)
+        compared = (getattr(value, each.name) for each in named)
         return f"{type(value).__name__}({','.join(map(_text, compared))})"
     return repr(value)

@@ -3,7 +3,8 @@
 Before: a statement relates the points of a box to cells of a tensor. After: `pieces` enumerate, for
 a cell given by its coordinates, exactly the points of its fibre, each in one piece. A statement
 whose target index is read from a tensor may have no such form; its kind is then SCATTER, and the
-fibres, which try every point for every cell, are still right.
+fibres, which try every point for every cell, are still right. So is that of a statement that
+`passes.scatters` marked.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Kind(Enum):
     INJECTIVE = "injective"  # every cell has at most one
     GATHER = "gather"  # the points of a cell are enumerated by loops
     ENUMERATED = "enumerated"  # some loop tries points that belong to other cells
-    SCATTER = "scatter"  # the target is known only at the point: iterate over points instead
+    SCATTER = "scatter"  # the target is known, or known sooner, at the point: iterate over points
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from opgen.ir.walk import all_reads, polynomials
 def with_leading_dims(op: Op, count: int) -> Op | None:
     """The op with `count` dims and iterators for each `...`; None if it uses them as a number.
 
-    Names of tensors, sizes and attributes stay as they are.
+    Its name and those of tensors, sizes and attributes stay as they are: messages have them.
     """
     taken = {*op.sizes, *(let.name for let in op.lets), *(table.name for table in op.tables)}
     taken |= {name for attribute in op.attributes for name in attribute.symbols}
@@ -46,7 +46,6 @@ def with_leading_dims(op: Op, count: int) -> Op | None:
         return None
     return replace(
         op,
-        name=f"{op.name}_of_{count}",
         inputs=tuple(map(split.tensor, op.inputs)),
         outputs=tuple(map(split.tensor, op.outputs)),
         temporaries=tuple(map(split.tensor, op.temporaries)),

@@ -26,6 +26,7 @@ from opgen.ir.loops import Blocks, Define, For, Kernel, Lanes, Load, Node, Progr
 from opgen.ir.map_loops import map_nodes, renamed
 from opgen.ir.names import fresh_name
 from opgen.ir.work import points
+from opgen.passes.block_passes import JOINED
 from opgen.passes.merge import Body, at, merged
 from opgen.passes.rows import direct
 
@@ -66,8 +67,8 @@ def with_one_pass(plain: Program, program: Program) -> Program:
 
 
 def _is_of_pixels(kernel: Kernel) -> bool:
-    """Whether it has sums, with stretches that may run as one."""
-    return kernel.row is not None and kernel.row.joined > 1
+    """Whether so many of its stretches may run as one as where pixels are passes."""
+    return kernel.row is not None and kernel.row.joined > JOINED
 
 
 def _may_join(cells: Kernel, sums: Kernel, written: set[str]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -96,7 +95,8 @@ class Peeling:
             match node:
                 case Define(name=name, value=value):
                     value = known(value)
-                    if any(self.clamp(atom) is not None for atom in value.all_atoms()):
+                    atoms = (atom for atom in value.all_atoms() if atom.kind is not Kind.FLOOR_DIV)
+                    if any(self.clamp(atom) is not None for atom in atoms):
                         values[name] = value
                     else:
                         values.pop(name, None)
@@ -163,10 +163,14 @@ class Peeling:
         first, last = (dividend.substitute({self.lane: end}) for end in (ZERO, self.extent - 1))
         if not (first.is_constant and last.is_constant and divisor.is_constant):
             return None
-        if divisor.constant <= 0 or last.constant - first.constant > _LONGEST * divisor.constant:
+        begin, end, size = first.constant, last.constant, divisor.constant
+        if size <= 0 or not 0 <= end - begin <= _LONGEST * size:
             return None
-        cells = Counter(at // divisor.constant for at in range(first.constant, last.constant + 1))
-        return max(sorted(cells), key=lambda quotient: cells[quotient], default=None)
+
+        def cells(quotient: int) -> int:
+            return min(end, quotient * size + size - 1) - max(begin, quotient * size)
+
+        return max(range(begin // size, end // size + 1), key=cells)
 
 
 def _taken_off(index: Poly) -> Iterator[Atom]:

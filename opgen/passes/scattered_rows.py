@@ -35,7 +35,7 @@ def scattered_rows(kernel: Kernel) -> tuple[Kernel, str | None] | None:
     own = {name for name in names if all(_chooses(indices, name) for indices in targets)}
     row = next((axis for axis in reversed(kernel.axes) if _is_row(kernel, axis, own)), None)
     others = [axis for axis in kernel.axes if axis.name not in own]
-    if not own or not others or kernel.prologue:
+    if not own or kernel.prologue:
         return None
     body: tuple[Node, ...] = kernel.body
     for axis in reversed(others):

@@ -10,7 +10,8 @@ knows its cells. So the points of an image are gone through as they lie in memor
 cells, and quotients and weights that depend on a row or a column alone are in tables, see
 `emit.loop_tables`. What makes an image another one, `n` and `c` here, is an index itself, so that
 the points of two images share no cells and threads have images of their own. Every cell gets its
-terms in the order of the points: results are the same in every run.
+terms in an order that does not depend on threads: results are the same in every run. A single image
+of one channel is one thread's.
 
 On a GPU a cell still looks for its terms. There points are threads of their own, which would add in
 any order.
@@ -22,7 +23,7 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import Kind, Poly, poly, symbol, symbol_atom
-from opgen.ir.notation import AttributeType, Iterator, Op, Reducer, Statement
+from opgen.ir.notation import AttributeType, DType, Iterator, Op, Reducer, Statement, Tensor
 
 _SHORT: Final = 16
 """Up to so many values of an iterator are enumerated for a cell: they are a window."""
@@ -38,8 +39,13 @@ def with_scatters(op: Op) -> Op:
 
 
 def _is_better_scattered(op: Op, statement: Statement) -> bool:
-    """Whether cells would look for terms, and an iterator of images is an index by itself."""
-    if statement.reducer is not Reducer.ADD:
+    """Whether cells would look for terms, and an iterator of images is an index by itself.
+
+    What is declared as float32 stays: where a call computes in float64, sums are rounded once.
+    """
+    target = op.tensor(statement.target.tensor)
+    is_rounded = isinstance(target, Tensor) and target.dtype is DType.F32
+    if statement.reducer is not Reducer.ADD or is_rounded:
         return False
     values = [index.value for index in statement.target.indices]
     if any(value.is_data_dependent for value in values):
@@ -76,4 +82,6 @@ def _is_resized(value: Poly, names: set[str]) -> bool:
 
 def _is_multiple(dividend: Poly, name: str) -> bool:
     split = dividend.linear_in(symbol_atom(name))
-    return split is not None and split[0] not in (poly(1), poly(-1))
+    if split is None or name in split[1].symbols:
+        return False
+    return split[0] not in (poly(0), poly(1), poly(-1))

@@ -3,7 +3,8 @@
 Before: statements with their fibres. After: a `loops.Program` that computes the same cells from the
 same terms. One rule so far: every cell of a target is one parallel point that runs through its
 fibre; consecutive statements into one tensor share a kernel. A statement whose cells are known only
-at its points runs over the points instead, with atomic additions.
+at its points, or that `passes.scatters` marked, runs over the points instead, with atomic
+additions.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from opgen.ir.loops import (
     Result,
     Start,
     Store,
+    Test,
     Workspace,
 )
 from opgen.ir.names import fresh_name
@@ -277,7 +279,7 @@ class _Scheduler:
         if statement.reducer not in (Reducer.ADD, Reducer.ASSIGN):
             # There is no atomic form: try every point for every cell, then check the indices.
             self._gather(run)
-            check = self._guarded(statement, If((), (), inside))
+            check = self._guarded(statement, Always(), If((), (), inside))
             self._point_kernel(f"{run.tensor}_check", statement, check, spec)
             return
         if run.tensor not in self.started:
@@ -285,20 +287,18 @@ class _Scheduler:
         lowered = self.lowering.expression(statement.body, {})
         if statement.reducer is Reducer.ADD:
             add = AtomicAdd(run.tensor, cell, lowered.value)
-            node = self._guarded(statement, If((), (add,), every((inside, lowered.test))))
+            node = self._guarded(statement, every((inside, lowered.test)), add)
         else:
             store = Store(run.tensor, cell, lowered.or_zero)
-            node = self._guarded(statement, If((), (store,), inside))
+            node = self._guarded(statement, inside, store)
         self._point_kernel(run.tensor, statement, node, spec)
 
-    def _guarded(self, statement: Statement, node: If) -> Node:
-        """A node at the points of a statement that its guards allow."""
+    def _guarded(self, statement: Statement, test: Test, node: Node) -> Node:
+        """A node at the points of a statement that its guards and a test allow."""
         checks = self.lowering.loads_inside(*(guard.value for guard in statement.guards))
         if checks == Always():
-            if not statement.guards and node.test == Always() and len(node.body) == 1:
-                return node.body[0]
-            return replace(node, conditions=statement.guards)
-        return If((), (If(statement.guards, (node,)),), checks)
+            return _if(statement.guards, test, node)
+        return _if((), checks, _if(statement.guards, Always(), _if((), test, node)))
 
     def _initialise(self, tensor: str, reducer: Reducer) -> None:
         taken = set(_integers_of(self.op))
@@ -314,6 +314,11 @@ class _Scheduler:
     ) -> None:
         axes = tuple(Axis(iterator.name, iterator.extent) for iterator in statement.iterators)
         self._kernel(name, statement.target.tensor, axes, (node,), spec)
+
+
+def _if(conditions: tuple[Condition, ...], test: Test, node: Node) -> Node:
+    """A node where conditions and a test hold; the node itself where there are none."""
+    return node if not conditions and test == Always() else If(conditions, (node,), test)
 
 
 def _agreeing(forms: Sequence[PointForm | None]) -> tuple[PointForm, ...]:

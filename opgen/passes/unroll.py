@@ -7,7 +7,7 @@ from typing import Final
 
 from opgen.algebra.condition import Condition, undecided
 from opgen.algebra.poly import Poly, poly
-from opgen.ir.loops import Accumulate, For, If, Node, walk
+from opgen.ir.loops import Accumulate, AtomicAdd, For, If, Node, walk
 from opgen.ir.map_loops import map_nodes
 from opgen.ir.notation import Reducer
 from opgen.passes.jam import with_own_definitions
@@ -74,7 +74,7 @@ def _unrolled(body: tuple[Node, ...], most: int, moving: int) -> tuple[Node, ...
                 out += _at(node, inner, same[0], "")
                 continue
             values = short_range(node, moving)
-            terms = sum(isinstance(each, Accumulate) for each in walk(inner))
+            terms = sum(isinstance(each, Accumulate | AtomicAdd) for each in walk(inner))
             is_innermost = not any(isinstance(each, For) for each in walk(inner))
             if values is None or not is_innermost or len(values) * terms > most:
                 out.append(replace(node, body=inner))

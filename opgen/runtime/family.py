@@ -8,6 +8,7 @@ from typing import cast
 
 from opgen.runtime import generated
 from opgen.runtime.description import JOINT, Gradient
+from opgen.runtime.lookup_library import LOCK
 from opgen.runtime.operation import Operation
 
 _Wanted = tuple[tuple[str, ...], tuple[bool, ...]]
@@ -92,9 +93,10 @@ class Family:
         makes it; None without opgen, and where it makes none."""
         first, *steps = operation.path
         path = (f"{first}...{count}", *steps)
-        if path not in self._of_dims:
-            self._of_dims[path] = self._made_of_dims(path)
-        return self._of_dims[path]
+        with LOCK:  # several threads may meet such a call first
+            if path not in self._of_dims:
+                self._of_dims[path] = self._made_of_dims(path)
+            return self._of_dims[path]
 
     def _made_of_dims(self, path: tuple[str, ...]) -> Operation | None:
         try:
