@@ -14,6 +14,7 @@ from opgen.algebra.condition import Condition
 from opgen.algebra.poly import ZERO, Atom, Poly, poly, symbol
 from opgen.algebra.poly import Kind as AtomKind
 from opgen.emit.polynomial import Text, condition_text, sum_text
+from opgen.emit.quotients import Quotient
 from opgen.emit.types import Type, Types
 from opgen.emit.vectors import EVERY_SECOND
 from opgen.ir import loops
@@ -74,6 +75,7 @@ class Printer:
     ones: Mapping[str, str] = field(default_factory=dict)  # vectors of the number for all elements
     tables: Mapping[Atom | loops.Scalar, tuple[str, Poly]] = field(default_factory=dict)  # arrays
     # of what differs along a row, a loop or an axis alone, and places in these
+    inverses: Mapping[loops.Scalar, str] = field(default_factory=dict)  # names, by divisor
 
     # ------------------------------------------------------------ polynomials
     def poly(self, value: Poly) -> Text:
@@ -185,7 +187,8 @@ class Printer:
         if is_walked:
             tensor = self._tensor(name)
             if isinstance(tensor, Operand) and tensor.widened:
-                return Text(f"lanes_from_wide(&{cell})")
+                only = f"_within(&{cell}, {self.within})" if self.within else f"(&{cell})"
+                return Text(f"lanes_from_wide{only}")
             kind = "_unrounded" if isinstance(tensor, Operand) and tensor.unrounded else ""
             if isinstance(tensor, Operand) and tensor.optional:
                 step = self.names.strides[name, tensor.rank - 1]
@@ -312,6 +315,8 @@ class Printer:
                 return self.poly(number)
             case loops.Load(tensor=name, indices=indices):
                 return self.loaded(name, indices)
+            case Quotient():
+                return self._quotient(value)
             case loops.Call(primitive=name, arguments=arguments):
                 return self._primitive(name, arguments)
             case loops.Choose(test=test, then=then, otherwise=otherwise):
@@ -320,6 +325,16 @@ class Printer:
                 return Text(self.names.accumulators[name])
             case unexpected:
                 assert_never(unexpected)
+
+    def _quotient(self, value: Quotient) -> Text:
+        """A product with the inverse of what divides, which has a name."""
+        number, divisor = value.arguments
+        inverse = self.inverses[divisor]
+        if self.walking and any(moving(number, self.walking)):
+            factor = self.scalar(number).at(Level.MULTIPLICATIVE)
+            text = f"{factor} * (wide){inverse}.inverse * (wide){inverse}.scale"
+            return Text(text, Level.MULTIPLICATIVE)
+        return Text(f"{value.function}({self.scalar(number).text}, {inverse})")
 
     def _primitive(self, name: str, arguments: tuple[loops.Scalar, ...]) -> Text:
         row = PRIMITIVES[name]
@@ -331,6 +346,10 @@ class Printer:
         is_vector = bool(self.walking) and any(
             True for argument in arguments for _ in moving(argument, self.walking)
         )
+        if is_vector and name == "pow":
+            base, _ = arguments
+            factor = self.scalar(base).at(Level.UNARY)
+            return Text(f"{factor} * {factor}", Level.MULTIPLICATIVE)
         texts = []
         for argument, own, level in zip(arguments, kinds, spelling.arguments, strict=True):
             text = self.scalar(argument)

@@ -20,6 +20,10 @@ from opgen.ir.primitives import Level
 CACHED: Final = 2**18
 """Bytes of what a stretch of rows writes: a part of the second cache."""
 
+NEAREST: Final = 2**13
+"""Bytes of temporaries of a stretch that nobody else sees: a part of the first cache. The gradient
+of a softmax over 18816 rows of 196 cells takes 1.45 ms, and 1.75 with 32 times as many."""
+
 ALIGNED: Final = 64
 """The bytes of a line, at which the memory of each temporary begins."""
 
@@ -49,7 +53,11 @@ def print_joint(
     writer.declare_integers([*inner, *(cells for _, cells in written), *extents])
     at, last, step = map(scope.fresh, ("at", "last", "step"))
     sizes = " + ".join(writer.size(tensor, cells) for tensor, cells in written)
-    most = f"least(greatest({CACHED} / greatest({sizes}, 1), 1), end - begin)"
+    most = f"{CACHED} / greatest({sizes}, 1)"
+    if own:
+        sizes = " + ".join(writer.size(tensor, cells) for tensor, cells in own)
+        most = f"least({most}, {NEAREST} / greatest({sizes}, 1))"
+    most = f"least(greatest({most}, 1), end - begin)"
     writer.lines += broken(f"const int64_t {step} = {most};")
     memory = writer.take_memory(own, step) if own else None
     writer.lines.append(f"for (int64_t {at} = begin; {at} < end; {at} += {step}) {{")

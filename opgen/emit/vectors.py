@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import ZERO
-from opgen.ir.loop_parts import loads_of
+from opgen.ir.loop_parts import loads_of, moving
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -44,6 +44,9 @@ from opgen.ir.primitives import VECTOR_OPERATORS
 
 EVERY_SECOND: Final = 2
 """The step between elements that are picked out of two vectors."""
+
+SQUARE: Final = 2
+"""The exponent of a power that is a product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +137,12 @@ def _walked(term: Accumulate, name: str, program: Program) -> dict[str, None] | 
             return None
         if not any(name in index.symbols for index in load.indices):
             continue
-        if not operand.is_generic:
+        if not operand.dtype.is_generic:
             return None
         if any(name in index.symbols for index in load.indices[:-1]):
             return None
         step = load.indices[-1].step_in(name)
-        if step != 1 and (step != EVERY_SECOND or operand.optional):
+        if step != 1 and (step != EVERY_SECOND or operand.optional or operand.widened):
             return None
         walked[load.tensor] = None
     return walked if walked and _is_arithmetic(term.value, name) else None
@@ -161,13 +164,16 @@ def _behind(term: Accumulate, name: str) -> Scalar | None:
 
 
 def _is_arithmetic(value: Scalar, name: str) -> bool:
+    """Whether vectors are computed with as numbers are; numbers among them may be anything."""
     match value:
         case Number() | Argument() | Load():
             return True
         case Integer(value=number):
             return name not in number.symbols
+        case Call(primitive="pow", arguments=(base, Number(value=exponent))) if exponent == SQUARE:
+            return _is_arithmetic(base, name)
         case Call(primitive=primitive, arguments=arguments):
-            is_same = primitive in VECTOR_OPERATORS
+            is_same = primitive in VECTOR_OPERATORS or not any(moving(value, name))
             return is_same and all(_is_arithmetic(each, name) for each in arguments)
         case _:
             return False

@@ -32,6 +32,7 @@ from opgen.ir.realness import is_real
 from opgen.ir.shapes import solve_order
 from opgen.ir.walk import all_reads, nodes, polynomials
 from opgen.passes.coverage import supporting_symbols, tensors_of
+from opgen.passes.known_values import with_known_values
 from opgen.passes.simplify import simplify
 
 
@@ -68,7 +69,7 @@ def assemble(op: Op, parts: Parts) -> Op:
         (),
         parts.doc,
     )
-    derived = simplify(derived)
+    derived = with_known_values(simplify(derived))
     read = {access.tensor for statement in derived.statements for access in all_reads(statement)}
     derived = replace(
         derived,

@@ -24,8 +24,10 @@ from opgen.ir.notation import (
 from opgen.passes.assemble import Parts, assemble
 from opgen.passes.chain_rule import Choice, Term, terms
 from opgen.passes.coverage import Tensors, conditions_of, guards_for, tensors_of
+from opgen.passes.deviations import adds_zero
 from opgen.passes.order import target_first
 from opgen.passes.reducers import Names, Weights
+from opgen.passes.without_effect import without_effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Derivation:
             if not tensor.dtype.is_integer and tensor.name not in positions
         }
         """The tensors that have a derivative."""
+        self.without_effect = without_effect(op)
+        """Temporaries along which the derivative of every output is zero."""
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
@@ -146,8 +150,9 @@ class Derivation:
         dims = self._dims[target.tensor]
         iterators = target_first(self.op, target, dims, source.iterators)
         statement = Statement(target, Reducer.ADD, iterators, guards, body, None, source.span)
-        self.statements.append(statement)
-        self._sources.append(source)
+        if not adds_zero(self.op, statement):
+            self.statements.append(statement)
+            self._sources.append(source)
 
     def fill(self, target: str, source: str | None = None) -> None:
         """Write every cell of a new tensor: 0, or what `source` holds there."""
@@ -175,15 +180,20 @@ class Derivation:
 
     def assembled(self, parts: Parts) -> Op:
         """The derived op. Outputs of the original that it reads are temporaries now."""
+        temporaries = [each for each in self._temporaries if self._is_made(each.name)]
         return assemble(
             self.op,
             replace(
                 parts,
                 inputs=(*self.op.inputs, *parts.inputs),
-                temporaries=(*self.op.temporaries, *self.op.outputs, *self._temporaries),
+                temporaries=(*self.op.temporaries, *self.op.outputs, *temporaries),
                 statements=(*self.op.statements, *self._extra, *map(self._final, self.statements)),
             ),
         )
+
+    def _is_made(self, name: str) -> bool:
+        """Whether some statement writes a temporary: what all add to it may be zero."""
+        return any(each.target.tensor == name for each in (*self._extra, *self.statements))
 
     def _final(self, statement: Statement) -> Statement:
         """The statement, as an assignment if it alone writes its tensor, each cell once."""

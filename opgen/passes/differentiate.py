@@ -19,7 +19,8 @@ Before: a verified op. After: verified ops. Temporaries are computed again from 
 is saved, so nothing is detached.
 
 No gradient passes through integer tensors and positions, conditions of `select`, `floor`, `ceil`,
-`round`, `sign`, and the value of `?(value)`.
+`round`, `sign`, and the value of `?(value)`; and none has to pass through temporaries that outputs
+do not depend on, such as the maximum that a softmax subtracts (`passes.without_effect`).
 """
 
 from __future__ import annotations
@@ -186,6 +187,8 @@ def _sweep_back(
         name = statement.target.tensor
         if name not in holders or name not in active:
             continue
+        if name not in cotangents and not derivation.writes(holders[name]):
+            continue  # all that readers added was zero
         seed = Read(read_of(statement.target, holders[name]))
         found = derivation.terms(statement, active)
         for access, _ in found:
@@ -201,11 +204,12 @@ def _sweep_back(
 
 
 def _active(derivation: Derivation, sources: Iterable[str]) -> frozenset[str]:
-    """Tensors of numbers that may depend on one of the sources."""
+    """Tensors of numbers that may depend on one of the sources, and on which outputs do."""
     active = set(sources)
     for statement in derivation.op.statements:
         name = statement.target.tensor
-        if name in derivation.numeric and any(a.tensor in active for a in reads(statement.body)):
+        is_active = any(access.tensor in active for access in reads(statement.body))
+        if is_active and name in derivation.numeric and name not in derivation.without_effect:
             active.add(name)
     return frozenset(active)
 
@@ -218,7 +222,8 @@ def _sweep_forward(
     holders = {name: tensor.name for name, tensor in directions.items()}
     for statement in derivation.op.statements:
         name = statement.target.tensor
-        found = derivation.terms(statement, holders) if name in derivation.numeric else []
+        is_active = name in derivation.numeric and name not in derivation.without_effect
+        found = derivation.terms(statement, holders) if is_active else []
         if not found:
             continue
         if name not in holders:

@@ -111,7 +111,8 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
         choice = stored_row(kernel) if choice.way is Way.POINTS else choice
     match choice:
         case Choice(way=Way.ROW, name=name):
-            return with_planes(along_row(kernel, name, facts))
+            along = with_planes(along_row(kernel, name, facts))
+            return _narrow(along) if _has_few_points(along) else along
         case Choice(way=Way.SUM, name=name):
             return _in_any_order(kernel, name)
         case Choice(way=Way.POINTS):
@@ -120,8 +121,16 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
             raise AssertionError(unexpected)
 
 
+def _has_few_points(kernel: Kernel) -> bool:
+    """Whether a single row is all there is, and passes over it are many."""
+    if kernel.axes or kernel.group is not None:
+        return False
+    loops = (node for node in kernel.body if isinstance(node, For))
+    return any(not bound.is_constant for loop in loops for bound in loop.upper)
+
+
 def _narrow(kernel: Kernel) -> Kernel:
-    """The kernel with stretches for more threads."""
+    """The kernel with stretches for more threads, of a single row of sums or of terms."""
     row = kernel.row
     assert row is not None
     return replace(kernel, row=replace(row, width=min(row.width, SCATTERED_WIDTH)))

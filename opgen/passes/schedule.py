@@ -62,6 +62,7 @@ _ACCUMULATOR: Final = "total"
 
 def schedule(op: Op, gathered: tuple[GatheredStatement, ...]) -> Program:
     """Kernels for an op, whose statements were gathered in order."""
+    gathered = _postponed(gathered)
     wide, gathered, workspaces = _with_workspaces(op, gathered)
     scheduler = _Scheduler(wide, {workspace.name: workspace.output for workspace in workspaces})
     for run in _runs(gathered):
@@ -110,6 +111,42 @@ class _Run:
     @property
     def is_scattered(self) -> bool:
         return self.parts[0].kind is Kind.SCATTER
+
+
+def _postponed(gathered: Sequence[GatheredStatement]) -> tuple[GatheredStatement, ...]:
+    """The statements in an order in which more of those into one tensor follow each other.
+
+    A reverse sweep adds to a gradient wherever it meets a reader of the tensor. What is added goes
+    to the next statement that adds to the same tensor, if nothing in between needs the sum so far,
+    or changes what it is made of.
+    """
+    out: list[GatheredStatement] = []
+    for part in gathered:
+        tensor = part.statement.target.tensor
+        waiting = [each for each in out if each.statement.target.tensor == tensor]
+        if waiting and all(_may_wait(each, out) for each in waiting):
+            out = [each for each in out if each not in waiting] + waiting
+        out.append(part)
+    return tuple(out)
+
+
+def _may_wait(part: GatheredStatement, before: Sequence[GatheredStatement]) -> bool:
+    """Whether a statement may as well come behind the last one of these, of which it is one."""
+    tensor, needed = part.statement.target.tensor, _tensors_read(part.statement)
+    behind = before[before.index(part) + 1 :]
+    return (
+        part.kind is not Kind.SCATTER
+        and part.statement.reducer in (Reducer.ADD, Reducer.ASSIGN)
+        and tensor not in needed
+        and all(
+            each.statement.target.tensor == tensor
+            or (
+                tensor not in _tensors_read(each.statement)
+                and each.statement.target.tensor not in needed
+            )
+            for each in behind
+        )
+    )
 
 
 def _runs(gathered: Sequence[GatheredStatement]) -> tuple[_Run, ...]:

@@ -231,6 +231,11 @@ def _masked_lanes(shared: str, wide: str) -> Iterable[str]:
     yield f"        (const {element} *)place, (masked_lanes){{0}}, LANE_MASK);"
     yield "    return lanes_from_T((const T *)&found);"
     yield "}"
+    yield "FUNCTION wide_lanes lanes_from_wide_within(const wide *place, int first, int last)"
+    yield "{"
+    yield "    return (wide_lanes)__builtin_ia32_loadups512_mask("
+    yield "        (const float *)place, (float_lanes){0}, LANE_MASK);"
+    yield "}"
     yield "FUNCTION void lanes_to_T_within(T *place, wide_lanes values, int first, int last)"
     yield "{"
     yield "    T_lanes stored;"
@@ -281,6 +286,7 @@ def _planes(shared: str, wide: str) -> Iterable[str]:
 
 _ALL_LANES = (
     "#define lanes_within(place, first, last) lanes_from_T(place)",
+    "#define lanes_from_wide_within(place, first, last) lanes_from_wide(place)",
     "#define lanes_to_T_within(place, values, first, last) lanes_to_T(place, values)",
     "#define lanes_only(values, first, last) (values)",
 )
