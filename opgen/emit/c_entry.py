@@ -23,6 +23,7 @@ from opgen.emit.lane_pairs import hold_pairs
 from opgen.emit.names import CNames
 from opgen.emit.streams import stored_beside, stores_lines
 from opgen.emit.together import Together, together
+from opgen.emit.zeros import makes_zeros
 from opgen.ir.loops import Kernel, Program
 from opgen.ir.primitives import Level
 from opgen.ir.work import points, work
@@ -132,6 +133,8 @@ class _Writer(EntryScope):
         for name in copied_inputs(self.program, self.orders):
             yield from self.program.operand(name).extents
         for kernel in self.program.kernels:
+            if makes_zeros(kernel, self.program):
+                yield from self.program.operand(kernel.written).extents
             if moves.has_moves(kernel):
                 yield from moves.sizes(kernel)
             if frames.has_frames(kernel):
@@ -309,6 +312,8 @@ class _Writer(EntryScope):
             self.move(kernel)
         if frames.has_frames(kernel):
             self.frames(kernel)
+        if makes_zeros(kernel, self.program):
+            self.zeros(kernel)
         count_text, work_text = self.printer.poly(count).text, self.printer.poly(each).text
         if kernel.name in self.guests:
             self.lines.append(f"if (!{self.guests[kernel.name].flag})")
@@ -417,6 +422,16 @@ class _Writer(EntryScope):
             row = moves.row(kernel, move, self.printer.poly)
             self.lines += [f"    {moved} = move_made(&{name}, {row}, &{self.arguments});", "}"]
         self.lines.append(f"if (!{moved})")
+
+    def zeros(self, kernel: Kernel) -> None:
+        """Try to fill memory with zeros, in front of the line that runs the kernel."""
+        tensor = kernel.written
+        name = self.scope.fresh(f"{tensor}_zeros")
+        self.declare_array(f"const int64_t {name}_sizes", self.extents(tensor))
+        self.declare_array(f"const int64_t {name}_steps", self.strides(tensor))
+        given = f"{self.tensor(tensor)}, sizeof({type_name(self.program.operand(tensor))})"
+        given += f", {len(self.extents(tensor))}, {name}_sizes, {name}_steps"
+        self.lines += broken(f"if (!zeros_made({given}))")
 
     def frames(self, kernel: Kernel) -> None:
         """Try to make a copy into frames, in front of the line that runs the kernel."""

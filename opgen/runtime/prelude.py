@@ -17,6 +17,7 @@ from opgen.runtime.lanes_source import lanes
 from opgen.runtime.numbers_source import FAULT, INTEGERS, NUMBERS
 from opgen.runtime.share_source import CALL, FORKS, SHARES
 from opgen.runtime.streams import PAGES, STREAMS
+from opgen.runtime.zeros_source import ZEROS
 
 _FLOATING = frozenset({"f16", "bf16", "f32", "f64"})
 
@@ -118,6 +119,7 @@ typedef _Float16 f16;
     + CALL
     + FORKS
     + SHARES
+    + ZEROS
 )
 
 _INTEGER_FUNCTIONS = """
