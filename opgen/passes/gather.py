@@ -3,8 +3,8 @@
 Before: a statement relates the points of a box to cells of a tensor. After: `pieces` enumerate, for
 a cell given by its coordinates, exactly the points of its fibre, each in one piece. A statement
 whose target index is read from a tensor may have no such form; its kind is then SCATTER, and the
-fibres, which try every point for every cell, are still right. So is that of a statement that
-`passes.scatters` marked.
+fibres, which try every point for every cell, are still right. A statement that `passes.scatters`
+marked is of that kind too, and nobody asks for its fibres: it has none.
 """
 
 from __future__ import annotations
@@ -92,6 +92,9 @@ def _gather(op: Op, statement: Statement, facts: Facts) -> GatheredStatement:
     coordinates, names = _name_coordinates(op, statement, extents)
     values = {old: symbol(new) for old, new in names.items()}
     assumed = annihilating(statement)
+    if statement.is_scattered:
+        pairs = tuple(names.items())
+        return GatheredStatement(statement, pairs, coordinates, (), assumed, Kind.SCATTER)
     presence = presence_conditions(op, assumed)
     guards = tuple(guard.substitute(values) for guard in (*statement.guards, *presence))
     iterators = tuple((names[iterator.name], iterator.extent) for iterator in statement.iterators)
@@ -103,7 +106,7 @@ def _gather(op: Op, statement: Statement, facts: Facts) -> GatheredStatement:
         )
         for target, folds in _target_pieces(indices, extents)
     )
-    kind = Kind.SCATTER if statement.is_scattered else _classify(statement.target, pieces)
+    kind = _classify(statement.target, pieces)
     return GatheredStatement(statement, tuple(names.items()), coordinates, pieces, assumed, kind)
 
 
