@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import opgen
+from guarded_memory import before_a_page
 from opgen.compiler import stage_text
 from opgen.errors import Source
 
@@ -106,10 +107,46 @@ def test_several_at_once(ops: ModuleType) -> None:
     assert torch.equal(u, (x - z).amin(1))
 
 
+PARTS = """op part(x: float[N,W], t: float[N]) -> y[N], u[N]
+  a[n,w] = exp(x[n,w])
+  y[n] = max(w if n <= w) (2*x[n,w] - t[n])
+  u[n] = min(w) (a[n,w] - t[n])
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [15, 16, 17, 31, 32, 40])
+def test_vectors_of_terms_end_where_memory_does(width: int, dtype: torch.dtype) -> None:
+    """Of rows that begin late, and of temporaries: the last vector begins earlier."""
+    part = opgen.compile(PARTS).part
+    x = numbers(5, width).div(100).to(dtype)
+    guarded, memory = before_a_page(x)
+    t = numbers(5, 1)[:, 0].div(50).to(dtype)
+    y, u = part(guarded, t)
+    late = torch.where(torch.arange(width) >= torch.arange(5)[:, None], x.float(), -torch.inf)
+    assert torch.equal(y, (2 * late - t.float()[:, None]).amax(1).to(dtype))
+    wanted = (x.double().exp() - t.double()[:, None]).amin(1)
+    tolerance = 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(u.double(), wanted, rtol=tolerance, atol=tolerance)
+    del guarded
+    memory.close()
+
+
+def test_names_of_the_extremes_may_be_those_of_a_spec() -> None:
+    function = opgen.compile(
+        "op nans(extreme: float[N,E], is_nan: float[N]) -> each[N]\n"
+        "  each[term] = max(at) extreme[term, at] * is_nan[term]\n"
+    ).nans
+    x, z = numbers(4, 50), numbers(1, 4)[0]
+    assert torch.equal(function(x, z), (x * z[:, None]).amax(1))
+
+
 def test_rows_are_loops_of_lanes() -> None:
     text = stage_text(Source(TEXT), "c")
     assert text.count("EXTREMES(reduction(max") == 2
     assert text.count("EXTREMES(reduction(min") == 2
+    assert text.count("EXTREME_OF_VECTORS(max_lanes") == 2
+    assert text.count("EXTREME_OF_VECTORS(min_lanes") == 2
 
 
 # ---------------------------------------------------------------------------- where they are

@@ -15,7 +15,13 @@ from opgen.emit.planes_ahead import fetch_planes
 from opgen.emit.polynomial import Text
 from opgen.emit.quotients import KEPT, by_inverses
 from opgen.emit.types import Type
-from opgen.emit.vectors import VectorSum, row_extreme, row_position, vector_sum
+from opgen.emit.vectors import (
+    VectorSum,
+    row_extreme,
+    row_position,
+    vector_extreme,
+    vector_sum,
+)
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -129,7 +135,7 @@ class Emitter(LaneEmitter):
             inner.printer.names.accumulators.update(totals)
             self.write(f"IN_ANY_ORDER({', '.join(totals.values())})")
         elif not self.printer.cuda and (extreme_of := row_extreme(node)) is not None:
-            self.in_lanes(node, extreme_of, inner)
+            self.in_lanes(node, extreme_of, inner, lower, end)
         self.write(f"for ({kind} {name} = {lower}; {name} < {end}; {name}++) {{")
         if node.name not in self.members:
             inner.around = None if any(each.is_constant for each in node.upper) else node.name
@@ -189,10 +195,11 @@ class Emitter(LaneEmitter):
             task = f"{function_name(guest.kernel)}_task"
             self.write(f"if ({self.guest}) {task}({points}, {self.guest});")
 
-    def in_lanes(self, node: For, reducer: Reducer, inner: Emitter) -> None:
+    def in_lanes(self, node: For, reducer: Reducer, inner: Emitter, lower: str, end: str) -> None:
         """Let the loop that follows join extremes in the lanes of a vector.
 
-        The lanes' own maxima know no NaN: whether there is one is found beside them.
+        The lanes' own maxima know no NaN: whether there is one is found beside them. Of a row that
+        is consecutive in memory whole vectors are joined, and the loop is for all others.
         """
         names = {each.accumulator for each in node.body if isinstance(each, Accumulate)}
         if not self.arrays.isdisjoint(names):
@@ -204,7 +211,29 @@ class Emitter(LaneEmitter):
             self.write(f"int {nan} = {totals[name]} != {totals[name]};")
         join = "max" if reducer is Reducer.MAX else "min"
         found = f" reduction(| : {', '.join(inner.nans.values())})" if reals else ""
+        walked = vector_extreme(node, self.printer.program) if reals else None
+        if walked is not None:
+            self.join_vectors(node, walked, f"{join}_lanes", inner, lower, end)
         self.write(f"EXTREMES(reduction({join} : {', '.join(totals.values())}){found})")
+
+    def join_vectors(
+        self, node: For, walked: Sequence[str], join: str, inner: Emitter, lower: str, end: str
+    ) -> None:
+        """Join vectors of terms, where there is one at least; an `else` that others follow."""
+        (term,) = node.body
+        assert isinstance(term, Accumulate)
+        strides, program = self.printer.names.strides, self.printer.program
+        steps = (strides[tensor, program.operand(tensor).rank - 1] for tensor in walked)
+        tests = ["HAVE_MASKS", *(f"{step} == 1" for step in steps), f"{end} - ({lower}) >= LANES"]
+        vectors = self.inner()
+        at = vectors.printer.names.symbols[node.name] = vectors.scope.fresh(node.name)
+        value = replace(vectors.printer, walking=node.name).scalar(term.value).text
+        total = self.printer.names.accumulators[term.accumulator]
+        sign = ">" if term.reducer is Reducer.MAX else "<"
+        given = f"{join}, {sign}, {at}, {lower}, {end}, {value}, {total}"
+        self.write(f"if ({' && '.join(tests)}) {{")
+        vectors.write(f"EXTREME_OF_VECTORS({given}, {inner.nans[term.accumulator]})")
+        self.write("} else")
 
     def search_row(self, node: For, term: Accumulate, name: str, lower: str, end: str) -> None:
         """Where the extreme of a long row is, in lanes; an `else` that others follow."""

@@ -88,7 +88,7 @@ def vector_sum(node: For, program: Program) -> VectorSum | None:
     walked: dict[str, None] = {}
     for term in terms:
         own = _walked(term, node.name, program)
-        if own is None:
+        if own is None or term.reducer is not Reducer.ADD:
             return None
         walked |= own
     return VectorSum(terms, tuple(walked))
@@ -107,6 +107,24 @@ def row_extreme(node: For) -> Reducer | None:
         return None
     (reducer,) = reducers
     return reducer if reducer in (Reducer.MAX, Reducer.MIN) else None
+
+
+def vector_extreme(node: For, program: Program) -> tuple[str, ...] | None:
+    """The tensors that must be consecutive for a loop to join vectors of terms to one extreme; None
+    where it does something else."""
+    match node.body:
+        case (Accumulate(reducer=Reducer.MAX | Reducer.MIN) as term,):
+            walked = _walked(term, node.name, program)
+            if walked is None or any(program.operand(tensor).optional for tensor in walked):
+                return None
+            steps = {
+                load.indices[-1].step_in(node.name)
+                for load in loads_of(node.body)
+                if any(node.name in index.symbols for index in load.indices)
+            }
+            return tuple(walked) if steps == {1} else None
+        case _:
+            return None
 
 
 def row_position(node: For) -> Accumulate | None:
@@ -128,7 +146,7 @@ def row_position(node: For) -> Accumulate | None:
 
 def _walked(term: Accumulate, name: str, program: Program) -> dict[str, None] | None:
     """The tensors whose consecutive elements are needed; None where some are not consecutive."""
-    if term.reducer is not Reducer.ADD or term.present != Always():
+    if term.present != Always():
         return None
     walked: dict[str, None] = {}
     for load in _loads(term.value):

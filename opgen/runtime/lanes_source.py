@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from opgen.runtime.half_lanes import bf16_lanes, f16_lanes, two_lanes
 
@@ -248,6 +249,7 @@ def _masked_lanes(shared: str, wide: str) -> Iterable[str]:
     yield "    return (wide_lanes)__builtin_ia32_movaps512_mask("
     yield "        (float_lanes)values, (float_lanes){0}, LANE_MASK);"
     yield "}"
+    yield from _EXTREMES.strip("\n").split("\n")
     yield "#else"
     yield from _ALL_LANES
     yield "#endif"
@@ -289,7 +291,39 @@ _ALL_LANES = (
     "#define lanes_from_wide_within(place, first, last) lanes_from_wide(place)",
     "#define lanes_to_T_within(place, values, first, last) lanes_to_T(place, values)",
     "#define lanes_only(values, first, last) (values)",
+    "#define EXTREME_OF_VECTORS(...)",
 )
+
+_EXTREMES: Final = r"""
+#define max_lanes(a, b) \
+    __builtin_ia32_maxps512_mask(a, b, (float_lanes){0}, (short)-1, 4)
+#define min_lanes(a, b) \
+    __builtin_ia32_minps512_mask(a, b, (float_lanes){0}, (short)-1, 4)
+#define nan_lanes(a) __builtin_ia32_cmpps512_mask(a, a, 3, (short)-1, 4)
+#define WITH_LANES(JOIN, values, step) \
+    JOIN(values, __builtin_shuffle(values, ((lane_numbers){ \
+        0 ^ step, 1 ^ step, 2 ^ step, 3 ^ step, 4 ^ step, 5 ^ step, 6 ^ step, 7 ^ step, \
+        8 ^ step, 9 ^ step, 10 ^ step, 11 ^ step, 12 ^ step, 13 ^ step, 14 ^ step, 15 ^ step})))
+/* The extreme of a row that has a vector of terms at least, joined with `total`: the last vector
+   begins earlier, where it would not fit. A NaN is only noticed, as an instruction may lose it. */
+#define EXTREME_OF_VECTORS(JOIN, SIGN, at, first, end, term, total, is_nan) \
+    int64_t at = first; \
+    float_lanes extreme = term; \
+    int nans = nan_lanes(extreme); \
+    for (at += LANES; at < end; at += LANES) { \
+        if (at > end - LANES) at = end - LANES; \
+        const float_lanes each = term; \
+        extreme = JOIN(extreme, each); \
+        nans |= nan_lanes(each); \
+    } \
+    extreme = WITH_LANES(JOIN, extreme, 8); \
+    extreme = WITH_LANES(JOIN, extreme, 4); \
+    extreme = WITH_LANES(JOIN, extreme, 2); \
+    extreme = WITH_LANES(JOIN, extreme, 1); \
+    total = extreme[0] SIGN total ? extreme[0] : total; \
+    is_nan |= nans != 0;
+"""
+"""Rows of float32 by AVX-512."""
 
 _SIXTEEN = frozenset({"bf16", "f16"})
 """Element types that are copied as integers."""
