@@ -17,8 +17,7 @@ from opgen import compiler
 from opgen.emit.cuda import cuda_source
 from opgen.emit.cuda_interior import interior
 from opgen.emit.cuda_printer import Stretch
-from opgen.emit.cuda_quotients import MOVING
-from opgen.emit.quotients import KEPT
+from opgen.emit.cuda_quotients import KEPT, MOVING
 from opgen.errors import Source
 from opgen.ir.context import facts_of
 from opgen.ir.loops import Define, If, Kernel, Lanes, Node, Program, walk

@@ -11,9 +11,10 @@ from torch import Tensor
 import opgen
 from opgen.errors import Source
 from opgen.ir.show import show
+from opgen.ir.verify import verify
 from opgen.lang.read import read
 from opgen.passes.deviations import adds_zero
-from opgen.passes.differentiate import adjoint
+from opgen.passes.differentiate import adjoint, tangent
 
 HEAD = "op f(x: float[N,D,E], c[N]) -> y[N]\n"
 MEAN = "  mu[n] = mean(d,e) x[n,d,e]\n"
@@ -55,6 +56,34 @@ def test_means_of_other_axes_of_the_same_extent() -> None:
     (along,) = read(Source(f"{spec}  y[i] = sum(j) (x[i,j] - mu[i])\n", "<test>"))
     assert not adds_zero(down, down.statements[-1])
     assert adds_zero(along, along.statements[-1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "op f(nograd x: float[N,D], c[N]) -> y[N]\n"
+        "  mu[n] = mean(d) x[n,d]\n"
+        "  t[n] = sum(d) (x[n,d] - mu[n])*c[n]\n"
+        "  y[n] = exp(t[n])\n",
+        "op f(nograd x: float[N,D], c[N]) -> y[N], v[N]\n"
+        "  mu[n] = mean(d) x[n,d]\n"
+        "  v[n] = sum(d) (x[n,d] - mu[n])*c[n]\n"
+        "  y[n] = exp(v[n])\n",
+    ],
+    ids=["temporary", "output"],
+)
+def test_directions_of_what_does_not_depend(text: str) -> None:
+    """A sum that is zero has no direction, whether it is a temporary or an output."""
+    (op,) = read(Source(text, "<test>"))
+    derived = tangent(op, ("c",))
+    verify(derived.op)
+    for name in ("tangent_t[n]", "exp"):
+        assert name not in show(derived.op)
+    c = torch.randn(3, dtype=torch.float64)
+    x = torch.randn(3, 5, dtype=torch.float64)
+    found = torch.func.jvp(lambda c: opgen.compile(text).f(x, c), (c,), (torch.ones_like(c),))[1]
+    for each in found if isinstance(found, tuple) else (found,):
+        assert each.abs().max() < 1e-14
 
 
 VARIANCE = """op variance(x: float[N,D]) -> y[N]

@@ -82,3 +82,39 @@ def test_rows_of_any_length(length: int, dtype: torch.dtype) -> None:
         wanted = gradients(theirs, *(each.double() for each in inputs))
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [3, 40])
+def test_pairs_beside_a_temporary(length: int, dtype: torch.dtype) -> None:
+    """Sums of even and of odd elements share a vector, but not where each is for both of them."""
+    function = opgen.compile(
+        "op f(x: float[N,(D 2)], z[N,D]) -> y[N,2]\n"
+        "  t[n,d] = tanh(z[n,d])\n"
+        "  y[n,j] = sum(d) x[n,(d j)]*t[n,d]\n"
+    ).f
+    generator = torch.Generator().manual_seed(length)
+    x = torch.randn(2, 2 * length, generator=generator).to(dtype)
+    z = torch.randn(2, length, generator=generator).to(dtype)
+    wanted = torch.einsum("ndj,nd->nj", x.double().view(2, length, 2), z.double().tanh())
+    tolerance = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(function(x, z).double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_filter_of_windows_side_by_side_before_a_function() -> None:
+    """The gradient of the filter reads that of what the function is of, which is a temporary."""
+    function = opgen.compile(
+        "op f(x: float[N,C,(H 2),(W 2)], w[O,C,2,2], b[O]) -> y[N,O,H,W]\n"
+        "  z[n,o,p,q] = sum(c,i,j) x[n,c,(p i),(q j)]*w[o,c,i,j]\n"
+        "  y[n,o,p,q] = gelu(z[n,o,p,q] + b[o])\n"
+    ).f
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 3, 8, 80), (4, 3, 2, 2), (4,)
+    inputs = [torch.randn(s, generator=generator).requires_grad_() for s in shapes]
+    along = torch.randn(2, 4, 4, 40, generator=generator)
+    found = torch.autograd.grad(function(*inputs), inputs, along)
+    wide = [each.detach().double().requires_grad_() for each in inputs]
+    x, w, b = wide
+    wanted = torch.autograd.grad(F.gelu(F.conv2d(x, w, b, 2)), wide, along.double())
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)

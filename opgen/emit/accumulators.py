@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -10,8 +10,6 @@ from opgen.algebra.poly import Poly
 from opgen.emit.emitter import Argument, ScopeEmitter
 from opgen.emit.expression import type_name
 from opgen.emit.lane_pairs import hold_pairs, second_of
-from opgen.emit.quotients import KEPT, by_inverses
-from opgen.emit.row_quotients import row_divisors
 from opgen.emit.types import Type
 from opgen.emit.vectors import vector_pairs, vector_sum
 from opgen.ir.loop_parts import accumulators_of, results_of
@@ -256,19 +254,6 @@ class AccumulatorEmitter(ScopeEmitter):
             for each in sums
         )
 
-    def find_inverses(self, node: For | Lanes, is_run: str) -> Mapping[Scalar, str]:
-        """Before a loop, the inverses of what its terms are divided by; the names of all that are
-        there. `is_run` is the condition that the loop has a turn."""
-        known = dict(self.printer.inverses)
-        if self.printer.cuda or self.blocks or self.printer.walking:
-            return known
-        for divisor in row_divisors(node, self.kernel, self.printer.types):
-            if divisor not in known:
-                name = known[divisor] = self.scope.fresh("divisor")
-                value = f"{is_run} ? inverse_of({self.printer.scalar(divisor).text}) : no_inverse"
-                self.write(f"const struct inverse {name} = {value};")
-        return known
-
     def identity(self, tensor: str, reducer: Reducer) -> str:
         """The value of a cell that nothing has joined."""
         match reducer:
@@ -310,8 +295,6 @@ class AccumulatorEmitter(ScopeEmitter):
 
     def join(self, node: Accumulate, total: str) -> None:
         """Join a term that is present."""
-        if node.reducer is Reducer.ADD:
-            node = by_inverses(node, dict.fromkeys(self.printer.inverses, KEPT))
         text = self.printer.scalar(node.value).text
         if node.reducer is Reducer.ADD:
             if not self.whole:

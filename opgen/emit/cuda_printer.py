@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import Kind, Poly, symbol, symbol_atom
-from opgen.emit.cuda_quotients import Divisors
+from opgen.emit.cuda_quotients import Divisors, Quotient
 from opgen.emit.cuda_runs import Access
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
-from opgen.emit.quotients import Quotient
 from opgen.ir import loops
 from opgen.ir.loops import Operand
 from opgen.ir.primitives import Level

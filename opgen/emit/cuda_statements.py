@@ -12,6 +12,7 @@ from opgen.algebra.poly import ZERO, Poly, symbol
 from opgen.emit.cuda_interior import interior
 from opgen.emit.cuda_known import Known, known_elements
 from opgen.emit.cuda_printer import INDEX, CudaPrinter, Stretch, plus, times
+from opgen.emit.cuda_quotients import by_inverses
 from opgen.emit.cuda_runs import (
     Access,
     Run,
@@ -24,7 +25,6 @@ from opgen.emit.cuda_runs import (
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import Printer, type_name
 from opgen.emit.polynomial import Text
-from opgen.emit.quotients import by_inverses
 from opgen.emit.statements import Emitter
 from opgen.ir import loops
 from opgen.ir.loops import WARP, Accumulate, For, Kernel, Lanes, Node, Row, Start, Store, walk
@@ -359,7 +359,7 @@ class CudaStatements(Emitter):
 
     def join(self, node: Accumulate, total: str) -> None:
         """Join a term that is present; a product is added with one rounding."""
-        node = by_inverses(node, self.printer.divisors.get(node, {}))
+        node = by_inverses(node, self.printer.divisors)
         match node:
             case Accumulate(
                 reducer=Reducer.ADD, value=loops.Call(primitive="mul", arguments=(first, second))

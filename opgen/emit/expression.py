@@ -14,9 +14,8 @@ from opgen.algebra.condition import Condition
 from opgen.algebra.poly import ZERO, Atom, Poly, poly, symbol
 from opgen.algebra.poly import Kind as AtomKind
 from opgen.emit.polynomial import Text, condition_text, sum_text
-from opgen.emit.quotients import Quotient
 from opgen.emit.types import Type, Types
-from opgen.emit.vectors import EVERY_SECOND
+from opgen.emit.vectors import EVERY_SECOND, SQUARE
 from opgen.ir import loops
 from opgen.ir.loop_parts import moving
 from opgen.ir.loops import Operand, Program
@@ -75,7 +74,6 @@ class Printer:
     ones: Mapping[str, str] = field(default_factory=dict)  # vectors of the number for all elements
     tables: Mapping[Atom | loops.Scalar, tuple[str, Poly]] = field(default_factory=dict)  # arrays
     # of what differs along a row, a loop or an axis alone, and places in these
-    inverses: Mapping[loops.Scalar, str] = field(default_factory=dict)  # names, by divisor
 
     # ------------------------------------------------------------ polynomials
     def poly(self, value: Poly) -> Text:
@@ -315,8 +313,6 @@ class Printer:
                 return self.poly(number)
             case loops.Load(tensor=name, indices=indices):
                 return self.loaded(name, indices)
-            case Quotient():
-                return self._quotient(value)
             case loops.Call(primitive=name, arguments=arguments):
                 return self._primitive(name, arguments)
             case loops.Choose(test=test, then=then, otherwise=otherwise):
@@ -325,16 +321,6 @@ class Printer:
                 return Text(self.names.accumulators[name])
             case unexpected:
                 assert_never(unexpected)
-
-    def _quotient(self, value: Quotient) -> Text:
-        """A product with the inverse of what divides, which has a name."""
-        number, divisor = value.arguments
-        inverse = self.inverses[divisor]
-        if self.walking and any(moving(number, self.walking)):
-            factor = self.scalar(number).at(Level.MULTIPLICATIVE)
-            text = f"{factor} * (wide){inverse}.inverse * (wide){inverse}.scale"
-            return Text(text, Level.MULTIPLICATIVE)
-        return Text(f"{value.function}({self.scalar(number).text}, {inverse})")
 
     def _primitive(self, name: str, arguments: tuple[loops.Scalar, ...]) -> Text:
         row = PRIMITIVES[name]
@@ -347,7 +333,8 @@ class Printer:
             True for argument in arguments for _ in moving(argument, self.walking)
         )
         if is_vector and name == "pow":
-            base, _ = arguments
+            base, exponent = arguments
+            assert isinstance(exponent, loops.Number) and exponent.value == SQUARE
             factor = self.scalar(base).at(Level.UNARY)
             return Text(f"{factor} * {factor}", Level.MULTIPLICATIVE)
         texts = []

@@ -66,8 +66,6 @@ class LaneEmitter(BlockCellEmitter):
         if not few and not self.printer.cuda and _goes_by_vectors(node, row):
             self.whole_vectors(node, row, inner)
         else:
-            inverses = self.find_inverses(node, f"{first} <= {last}")
-            inner.printer = replace(inner.printer, inverses=inverses)
             if not few:
                 self.load_ahead(node, inner)
                 self.write("INDEPENDENT")

@@ -31,7 +31,7 @@ HAVE_NARROW_PLANES LANE_BYTES LANE_MASK LINE NOT_A_VECTOR PAIRED_LANES SHUFFLE S
 THREADS WHOLE_GRIDS MEMBER MEMBERS
 quotient aligned load_run store_run multiply_add tile_places copy_in copy_out
 max_lanes min_lanes nan_lanes WITH_LANES EXTREME_OF_VECTORS nans
-zero_pieces zeros_made ZEROED by_inverse by_moving_inverse inverse inverse_of no_inverse scale_of
+zero_pieces zeros_made ZEROED by_inverse by_moving_inverse inverse scale_of
 access_of vector_of line_part parts bits word_lanes float_lanes wide_lanes lane_numbers load_columns
 store_columns half_lanes integer_lanes single_lanes words_from_T AS_ROUNDED_NOW
 store_words same_lanes sum_of_lanes team_sum team_sums sums_across SUMS_TOGETHER atomicAdd

@@ -13,7 +13,6 @@ from opgen.emit.names import function_name
 from opgen.emit.planes import print_guest, print_sums
 from opgen.emit.planes_ahead import fetch_planes
 from opgen.emit.polynomial import Text
-from opgen.emit.quotients import KEPT, by_inverses
 from opgen.emit.types import Type
 from opgen.emit.vectors import (
     VectorSum,
@@ -125,8 +124,6 @@ class Emitter(LaneEmitter):
         if vectors is not None and all(each.accumulator in self.vectors for each in vectors.terms):
             self.vector_loop(node, vectors, name, lower, end)
             return
-        inverses = self.find_inverses(node, f"{lower} < {end}")
-        inner.printer = replace(inner.printer, inverses=inverses)
         in_arrays = {name: total for name, total in totals.items() if name in self.arrays}
         for accumulator, total in in_arrays.items():
             element = self.printer.names.accumulators[accumulator]
@@ -276,16 +273,13 @@ class Emitter(LaneEmitter):
         inner.printer.names.symbols[node.name] = name
         self.write("{")
         inner.nodes([each for each in node.body if isinstance(each, Define)])
-        inverses = inner.find_inverses(node, f"{lower} < {end}")
-        functions = dict.fromkeys(inverses, KEPT)
-        inner.printer = replace(inner.printer, inverses=inverses)
         walking = replace(inner.printer, walking=node.name, twice=is_twice)
         inner.write(f"int64_t {name} = {lower};")
         inner.write(f"if ({condition}) {{")
         head = f"for (; {name} + {step} <= {end}; {name} += {step}) {{"
         inner.write(f"    {head}")
         for term in terms:
-            value = walking.scalar(by_inverses(term, functions).value).text
+            value = walking.scalar(term.value).text
             inner.write(f"        {self.vectors[term.accumulator]} += {value};")
         inner.write("    }")
         if not any(program.operand(tensor).optional for tensor in vectors.walked):
@@ -294,8 +288,7 @@ class Emitter(LaneEmitter):
             inner.write(f"        const int {high} = {last};")
             walking = replace(walking, within=f"0, {high}")
             for term in terms:
-                text = walking.scalar(by_inverses(term, functions).value).text
-                value = f"lanes_only({text}, 0, {high})"
+                value = f"lanes_only({walking.scalar(term.value).text}, 0, {high})"
                 inner.write(f"        {self.vectors[term.accumulator]} += {value};")
             inner.write(f"        {name} = {end};")
             inner.write("    }")

@@ -226,8 +226,10 @@ def vector_pairs(body: tuple[Node, ...], program: Program) -> dict[str, tuple[st
         vectors = vector_sum(node, program)
         if vectors is None:
             continue
-        is_there = not any(program.operand(tensor).optional for tensor in vectors.walked)
-        pairs = vectors.pairs(node.name) if is_there else None
+        operands = [program.operand(tensor) for tensor in vectors.walked]
+        # What is multiplied by both of a pair stands in lanes twice, which no temporary's does.
+        are_plain = not any(operand.optional or operand.widened for operand in operands)
+        pairs = vectors.pairs(node.name) if are_plain else None
         if pairs is None:
             alone.update(term.accumulator for term in vectors.terms)
             continue

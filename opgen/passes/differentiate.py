@@ -237,6 +237,8 @@ def _sweep_forward(
                 for access, term in found
             ],
         )
+        if not derivation.writes(holders[name]):
+            del holders[name]  # all that was to be added is zero
     derivation.assign_where_possible(holders.items())
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from opgen.algebra.poly import Poly, symbol
 from opgen.ir.loop_parts import accumulators_of, results_of
 from opgen.ir.loops import Accumulate, Define, For, If, Node, Result, Start, walk
-from opgen.ir.map_loops import map_nodes, renamed
+from opgen.ir.map_loops import map_nodes, renamed, symbols_of
 from opgen.ir.notation import Reducer
 
 
@@ -68,11 +68,19 @@ def _moved(name: str, to: Poly, value: Poly) -> Poly:
 
 
 def _fit(first: For, second: For) -> bool:
-    """Whether both run over the same values, and do nothing but add."""
+    """Whether both run over the same values, do nothing but add, and keep their names apart.
+
+    The first loop takes the name of the second, which nothing in it may define; and what it defines
+    is seen by what follows in the second.
+    """
     same = (first.lower, first.upper, first.any_order)
-    return (second.lower, second.upper, second.any_order) == same and all(
-        map(_only_adds, (*first.body, *second.body))
-    )
+    if (second.lower, second.upper, second.any_order) != same:
+        return False
+    bound = {each.name for each in walk(first.body) if isinstance(each, Define | For)}
+    seen = {each.name for each in first.body if isinstance(each, Define)}
+    own = {each.name for each in second.body if isinstance(each, Define)}
+    is_apart = second.name not in bound and seen.isdisjoint(symbols_of(*second.body) - own)
+    return is_apart and all(map(_only_adds, (*first.body, *second.body)))
 
 
 def _only_adds(node: Node) -> bool:

@@ -160,26 +160,6 @@ FUNCTION float f32_erfc(float a)
 """
 
 
-INVERSES = """
-/* What a number is multiplied by in place of divided: the inverse of a divisor that a power of two
-   brought among those whose inverses have all their digits, and that power. Quotients are within 2
-   units in their last place; zero, infinity and NaN give what a division by them does. */
-struct inverse { real inverse, scale; };
-static const struct inverse no_inverse;
-FUNCTION struct inverse inverse_of(real number)
-{
-    const real size = fabs(number);
-    const real scale = size < (real)0x1p-96 ? 0x1p64 : size > (real)0x1p96 ? 0x1p-64 : 1;
-    return (struct inverse){1 / (number * scale), scale};
-}
-FUNCTION real by_inverse(real number, struct inverse divisor)
-{
-    return number * divisor.inverse * divisor.scale;
-}
-"""
-"""Division by what many are divided by, in the type of the call's arithmetic."""
-
-
 def bound(real: str) -> list[str]:
     """Definitions that make these functions those of a call whose arithmetic has that type."""
     if real != "f32":

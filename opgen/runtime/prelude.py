@@ -12,7 +12,7 @@ import functools
 from collections.abc import Mapping
 
 from opgen.runtime.cuda_source import CUDA
-from opgen.runtime.functions_source import FUNCTIONS, INVERSES, bound
+from opgen.runtime.functions_source import FUNCTIONS, bound
 from opgen.runtime.lanes_source import lanes
 from opgen.runtime.numbers_source import FAULT, INTEGERS, NUMBERS
 from opgen.runtime.share_source import CALL, FORKS, SHARES
@@ -157,7 +157,7 @@ def bindings(shared: str, real: str, integers: Mapping[str, str]) -> str:
         lines += [f"#define {name}_{end} {type_name}_{end}" for end in ("least", "greatest")]
     lines.append(f"#define from_T(cell) from_{shared}(cell)")
     lines.append(f"#define to_T(value) to_{shared}(value)")
-    lines += ["#ifdef LANE_BYTES", *lanes(shared, names["wide"]), *bound(real), INVERSES, "#endif"]
+    lines += ["#ifdef LANE_BYTES", *lanes(shared, names["wide"]), *bound(real), "#endif"]
     if not is_floating:
         lines += _INTEGER_FUNCTIONS.strip().split("\n")
     return "\n".join(lines) + "\n"
