@@ -122,7 +122,7 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
 
 
 def _has_few_points(kernel: Kernel) -> bool:
-    """Whether a single row is all there is, and passes over it are many."""
+    """Whether a single row is all there is, and passes over it are as many as a size says."""
     if kernel.axes or kernel.group is not None:
         return False
     loops = (node for node in kernel.body if isinstance(node, For))
