@@ -114,6 +114,7 @@ PARTS = """op part(x: float[N,W], t: float[N]) -> y[N], u[N]
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [15, 16, 17, 31, 32, 40])
 def test_vectors_of_terms_end_where_memory_does(width: int, dtype: torch.dtype) -> None:

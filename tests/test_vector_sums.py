@@ -52,7 +52,7 @@ def test_which_loops_add_vectors(line: str, expected: bool) -> None:
     assert any(found) == expected
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 100])
 def test_rows_of_any_length(length: int, dtype: torch.dtype) -> None:
