@@ -69,7 +69,8 @@ def _is_window(loop: For, row: Row) -> bool:
 def _is_moving(bounds: Sequence[Poly], row: Row) -> bool:
     """Whether one end of a loop is a number, but for cells near that end of the row."""
     moving = [bound for bound in bounds if not {row.first, row.last}.isdisjoint(bound.symbols)]
-    return bool(moving) and all(bound.is_constant or bound in moving for bound in bounds)
+    numbers = [bound for bound in bounds if bound.is_constant]
+    return bool(moving) and bool(numbers) and len(moving) + len(numbers) == len(bounds)
 
 
 def _walks(indices: tuple[Poly, ...], lane: str, name: str) -> bool:

@@ -303,6 +303,8 @@ class _Scheduler:
                 nest = build_nest(part, piece, point, taken, known, _ACCUMULATOR, self.lowering)
                 prologue.extend(nest.prologue)
                 body.extend(nest.body)
+                # What follows in the kernel sees these: a loop of the same name would be theirs.
+                taken.update(node.name for node in nest.body if isinstance(node, Define))
         body.append(Store(run.tensor, cell, Result(_ACCUMULATOR)))
         spec = tuple(self._spec(part) for part in run.parts)
         self._kernel(run.tensor, run.tensor, axes, tuple(body), spec, tuple(prologue))
