@@ -19,7 +19,7 @@ from opgen.algebra.poly import Poly, symbol
 from opgen.emit.emitter import ScopeEmitter
 from opgen.emit.expression import Printer, type_name
 from opgen.ir.loop_parts import goes_along, loads_of
-from opgen.ir.loops import Lanes, Load, Node, walk
+from opgen.ir.loops import Define, For, Lanes, Load, Node, walk
 
 
 def fetch_lanes(emitter: ScopeEmitter, node: Lanes, inside: Printer, first: str, last: str) -> None:
@@ -78,10 +78,21 @@ def _rows_behind(emitter: ScopeEmitter, size: str, inside: Printer) -> dict[str,
 
 
 def _row_loads(body: tuple[Node, ...], lane: str, loop: str) -> tuple[Load, ...]:
-    """One load for every row that lanes run along and that changes with a loop around them."""
+    """One load for every row that lanes run along and that changes with a loop around them.
+
+    None where an index is defined for each lane: nothing is known of it before.
+    """
     found: dict[tuple[str, tuple[Poly, ...]], Load] = {}
-    for load in loads_of(walk(body)):
+    nodes = tuple(walk(body))
+    own = {node.name for node in nodes if isinstance(node, Define | For)}
+    for load in loads_of(nodes):
         rows = load.indices[:-1]
-        if goes_along(load.indices, lane) and any(loop in index.symbols for index in rows):
+        symbols = frozenset[str]().union(*(index.symbols for index in load.indices))
+        is_known = own.isdisjoint(symbols)
+        if (
+            is_known
+            and goes_along(load.indices, lane)
+            and any(loop in index.symbols for index in rows)
+        ):
             found.setdefault((load.tensor, rows), load)
     return tuple(found.values())
