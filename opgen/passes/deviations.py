@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import permutations
 
-from opgen.algebra.poly import Poly, poly, symbol
+from opgen.algebra.poly import Poly, symbol
 from opgen.ir.indices import covers_plainly, extents_of, product
 from opgen.ir.notation import (
     Access,
@@ -28,11 +28,11 @@ from opgen.ir.notation import (
     Read,
     Reducer,
     Statement,
-    Value,
     reads,
     substitute_expression,
 )
 from opgen.ir.walk import access_polynomials, expression_polynomials
+from opgen.passes.simplify import integer_polynomial
 
 
 def adds_zero(op: Op, statement: Statement) -> bool:
@@ -81,10 +81,9 @@ def _is_mean(op: Op, mean: Access, value: Expr, box: dict[str, Poly]) -> bool:
     if not all(map(_is_plain, reads(value))):
         return False
     match _body_at(op, mean, Reducer.ASSIGN):
-        case Apply(
-            primitive="div", arguments=(Read(access=total), Value() | Constant() as count)
-        ), {}:
-            return _number(count) == product(box.values()) and _is_total(op, total, value, box)
+        case Apply(primitive="div", arguments=(Read(access=total), count)), summed if not summed:
+            is_count = integer_polynomial(count) == product(box.values())
+            return is_count and _is_total(op, total, value, box)
         case _:
             return False
 
@@ -125,16 +124,6 @@ def _body_at(op: Op, cell: Access, reducer: Reducer) -> tuple[Expr, dict[str, Po
     summed = {f"summed {name}": extent for name, extent in box.items() if name not in values}
     values |= {name.removeprefix("summed "): symbol(name) for name in summed}
     return substitute_expression(writer.body, values), summed
-
-
-def _number(count: Value | Constant) -> Poly | None:
-    match count:
-        case Value(value=value):
-            return value
-        case Constant(value=int() as number):
-            return poly(number)
-        case _:
-            return None
 
 
 def _is_plain(access: Access) -> bool:
