@@ -19,7 +19,7 @@ import opgen
 from binding_cases import OPS, Op, real, spec
 from catalogue import SPECS
 from opgen.runtime import checks, lookup, lookup_library, registration
-from opgen.runtime.lookup_table import SLOTS
+from opgen.runtime.lookup_table import MAX_ENTRIES, SLOTS
 from opgen.testing.transforms import loss
 
 close = torch.testing.assert_close
@@ -280,11 +280,17 @@ def test_more_values_of_attributes_than_are_known(monkeypatch: pytest.MonkeyPatc
 
 
 def test_more_calls_than_the_table_holds() -> None:
-    twice = opgen.compile("op double(x[N]) -> y[N]\n  y[n] = 2*x[n]\n").double
-    for _ in range(2):
-        for size in range(700):
-            x = torch.arange(float(size))
-            assert torch.equal(twice(x), 2 * x)
+    """Those that it holds are all looked up, also where many share a bucket."""
+    module = opgen.compile("op double(x[N]) -> y[N]\n  y[n] = 2*x[n]\n")
+    sizes = range(1, MAX_ENTRIES + 30)
+    for size in sizes:
+        x = torch.arange(float(size))
+        assert torch.equal(module.double(x), 2 * x)
+    known = [answered(module, "double", torch.zeros(size)) for size in sizes]
+    assert known == [True] * MAX_ENTRIES + [False] * 29
+    for size in (1, 700, *sizes[-40:]):
+        x = torch.arange(float(size))
+        assert torch.equal(module.double(x), 2 * x)
 
 
 def test_threads_that_meet_new_calls() -> None:

@@ -17,7 +17,7 @@ from opgen.runtime import lookup_convolution, lookup_launch, lookup_library, loo
 from opgen.runtime.evaluation import Call, compiled
 from opgen.runtime.library_product import Multiplication
 from opgen.runtime.lookup_library import LOCK, Table, define
-from opgen.runtime.lookup_table import MAX_NUMBERS, MAX_RANK, MAX_TENSORS
+from opgen.runtime.lookup_table import MAX_ENTRIES, MAX_NUMBERS, MAX_RANK, MAX_TENSORS
 from opgen.runtime.record import record
 from opgen.runtime.schema import flatten
 
@@ -206,7 +206,7 @@ def _layout(
 _MOST_FIXED = 16
 """For how many values of its integers an op has a twin: as many as most nets have."""
 
-_MOST_KNOWN = 1024
+_MOST_KNOWN = MAX_ENTRIES
 """For how many values a call is looked up at all."""
 
 

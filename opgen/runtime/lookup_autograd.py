@@ -27,6 +27,7 @@ from opgen.runtime import (
     registration,
 )
 from opgen.runtime.description import GENERIC, Gradient, Shape
+from opgen.runtime.lookup_table import MAX_ENTRIES
 from opgen.runtime.primals import Kind, Point
 from opgen.runtime.record import record, replaced
 from opgen.runtime.schema import Number, Numbers, flatten
@@ -34,7 +35,8 @@ from opgen.runtime.schema import Number, Numbers, flatten
 if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
 
-_MOST = 1024
+_MOST = MAX_ENTRIES
+"""For how many kinds of calls it is kept what their gradients are: for those that are looked up."""
 
 
 def has_float_attributes(operation: Operation) -> bool:

@@ -28,6 +28,7 @@ from opgen.runtime import (
     lookup_library,
     registration,
 )
+from opgen.runtime.lookup_table import MAX_ENTRIES
 from opgen.runtime.record import record, replaced
 from opgen.runtime.schema import Number, unflatten
 from opgen.runtime.special import NotMadeError
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 _DEVICE = "cuda"
 _DTYPES = frozenset(checks.DTYPES)
 _NARROW = ("f16", "bf16")
-_MOST = 1024
+_MOST = MAX_ENTRIES
 """For how many kinds of calls an op remembers that they were tried, and how they are looked up."""
 
 Tensors = Sequence[torch.Tensor | None]

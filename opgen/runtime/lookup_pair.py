@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from opgen.runtime import library_call, lookup_convolution, lookup_library
 from opgen.runtime.library_call import Pair
 from opgen.runtime.library_plan import Key, Tensors
-from opgen.runtime.lookup_table import MAX_NUMBERS
+from opgen.runtime.lookup_table import MAX_ENTRIES, MAX_NUMBERS
 from opgen.runtime.schema import Number
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ Numbers = tuple[Number, ...]
 Both = Callable[[Tensors, Numbers, Tensors, Numbers], Pair | None]
 
 _TENSOR, _INTEGER = 0, 2
-
-_MOST = 512
-"""Calls that are entered: as many as a table takes."""
 
 _OPS: dict[tuple[str, str], tuple[lookup_library.Table, Callable[..., Any]] | None] = {}
 
@@ -73,7 +70,7 @@ def both_gradients(first: Operation, second: Operation) -> Both | None:
     ) -> None:
         places = [0 if each is None else lookup_library.place_of(each) for each in given]
         key = *library_call.key_of(given, (*one[1], *other[1])), *places
-        if key in entered or given[2] is None or len(entered) >= _MOST:
+        if key in entered or given[2] is None or len(entered) >= MAX_ENTRIES:
             return
         entered.add(key)
         plans = (library_call.plan_of(for_image, *one), library_call.plan_of(for_weight, *other))

@@ -108,7 +108,7 @@ void opgen_connect(void *const *functions)
 
 _TABLE = r"""
 CAST
-enum { MAX_TENSORS = 16, MAX_RANK = 16, MAX_NUMBERS = 64, BUCKETS = 1024, MAX_ENTRIES = 512 };
+enum { MAX_TENSORS = 16, MAX_RANK = 16, MAX_NUMBERS = 64, BUCKETS = 4096 };
 enum { MAX_KEY = MAX_TENSORS * (2 * MAX_RANK + 2) + MAX_NUMBERS, STACK_BYTES = 4096 };
 
 /* Arguments in order: 0 a tensor, 1 an optional one, 2 an integer, 3 a float, 4 an integer that is
@@ -121,7 +121,9 @@ typedef struct {
 /* Where an address comes from: 0 an input, 1 an output, 2 the workspace, 3 the constants. */
 typedef struct { int64_t from, at; } Address;
 
-typedef struct {
+typedef struct Entry {
+    struct Entry *next;       /* in the same bucket */
+    uint64_t hash;
     int64_t words;            /* of the key */
     Kernel kernel;
     int64_t addresses, workspace;
@@ -153,14 +155,13 @@ static uint64_t hash_of(const int64_t *key, int64_t words)
 
 static Entry *find(Table *table, const int64_t *key, int64_t words)
 {
-    uint64_t at = hash_of(key, words) % BUCKETS;
-    for (;;) {
-        Entry *entry = __atomic_load_n(&table->buckets[at], __ATOMIC_ACQUIRE);
-        if (!entry) return NULL;
-        if (entry->words == words && !memcmp(entry->key, key, (size_t)words * sizeof *key))
+    const uint64_t hash = hash_of(key, words);
+    Entry *entry = __atomic_load_n(&table->buckets[hash % BUCKETS], __ATOMIC_ACQUIRE);
+    for (; entry; entry = entry->next)
+        if (entry->hash == hash && entry->words == words
+            && !memcmp(entry->key, key, (size_t)words * sizeof *key))
             return entry;
-        at = (at + 1) % BUCKETS;
-    }
+    return NULL;
 }
 
 int32_t opgen_has_room(Table *table)
@@ -193,19 +194,18 @@ int64_t opgen_enter(
     if (!cast_words) entry->cast = NULL;
     entry->constants = COPY(constants, (size_t)constant_bytes);
 #undef COPY
+    entry->hash = hash_of(key, words);
     entry->words = words;
     entry->kernel = kernel;
     entry->refused = 0;
     entry->addresses = addresses;
     entry->workspace = workspace;
-    uint64_t at = hash_of(key, words) % BUCKETS;
-    for (;;) {
-        Entry *none = NULL;
-        if (__atomic_compare_exchange_n(
-                &table->buckets[at], &none, entry, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
-            return 1;
-        at = (at + 1) % BUCKETS;
-    }
+    Entry **bucket = &table->buckets[entry->hash % BUCKETS];
+    entry->next = __atomic_load_n(bucket, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(
+        bucket, &entry->next, entry, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+        ;
+    return 1;
 }
 
 static int describe(Tensor tensor, int64_t *key, int64_t *words)
@@ -396,6 +396,11 @@ Table *opgen_new_table(void) { return calloc(1, sizeof(Table)); }
 MAX_TENSORS, MAX_RANK, MAX_NUMBERS = 16, 16, 64
 """Ops and calls beyond are left to Python; the same numbers as in the source."""
 
+MAX_ENTRIES = 2**13
+"""The calls that a table has room for; others run in full. Batches of texts and crops of pictures
+come in thousands of sizes. An entry takes some hundred bytes, and is there as long as the process.
+"""
+
 
 def source(block: int, owner: str, bytes_type: int) -> str:
     """The library for one block of slots; `bytes_type` is LibTorch's number of uint8.
@@ -404,7 +409,7 @@ def source(block: int, owner: str, bytes_type: int) -> str:
     """
     head = (
         f"/* Block {block} of {owner}: copies that are alike would be one to the loader. */\n"
-        f"enum {{ SLOTS = {SLOTS}, bytes_type = {bytes_type} }};\n"
+        f"enum {{ SLOTS = {SLOTS}, bytes_type = {bytes_type}, MAX_ENTRIES = {MAX_ENTRIES} }};\n"
     )
     kernels = "".join(
         f"static void call_{at}(Value *stack, uint64_t a, uint64_t r)"
