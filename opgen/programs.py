@@ -43,6 +43,7 @@ from opgen.passes.separate import rejoined, separated
 from opgen.passes.shared_rows import with_shared_rows
 from opgen.passes.specialise import given_sizes, specialise, windows_of
 from opgen.passes.unclamp import unclamped
+from opgen.passes.whole_dims import with_whole_dims
 from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
 from opgen.runtime.description import LARGEST_WINDOW
 
@@ -50,7 +51,7 @@ from opgen.runtime.description import LARGEST_WINDOW
 def for_cpu(op: Op) -> Op:
     """The op as kernels of the CPU compute it: with temporaries that its spec does not have, and
     marks at sums that are computed point by point."""
-    return with_scatters(with_partial_sums(for_gpu(op)))
+    return with_scatters(with_partial_sums(with_whole_dims(for_gpu(op))))
 
 
 def for_gpu(op: Op) -> Op:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from opgen.algebra.poly import Kind, Poly
-from opgen.ir.notation import Access, Apply, Expr, Index, Statement, Value, reads
+from opgen.ir.notation import Access, Apply, Constant, Expr, Index, Statement, Value, reads
 
 
 def nodes(expr: Expr) -> Iterator[Expr]:
@@ -14,6 +14,11 @@ def nodes(expr: Expr) -> Iterator[Expr]:
     if isinstance(expr, Apply):
         for argument in expr.arguments:
             yield from nodes(argument)
+
+
+def literals(expr: Expr) -> tuple[str, ...]:
+    """Its numbers as they are spelled: 2 and 2.0 are equal, and so are 0.0 and -0.0."""
+    return tuple(repr(node.value) for node in nodes(expr) if isinstance(node, Constant))
 
 
 def expression_polynomials(expr: Expr) -> Iterator[Poly]:

@@ -25,7 +25,6 @@ from opgen.ir.indices import extents_of
 from opgen.ir.notation import (
     Apply,
     Boundary,
-    Constant,
     Expr,
     Op,
     Read,
@@ -35,7 +34,7 @@ from opgen.ir.notation import (
     reads,
 )
 from opgen.ir.primitives import PRIMITIVES
-from opgen.ir.walk import nodes
+from opgen.ir.walk import literals, nodes
 
 _READERS: Final = 2
 """How many statements read a temporary that is in memory for certain."""
@@ -106,13 +105,8 @@ def _is_worth_it(body: Expr) -> bool:
 def _with_reads(statement: Statement, known: dict[Expr, _KnownValue]) -> Statement:
     def read(expr: Expr) -> Expr | None:
         value = known.get(expr)
-        if value is None or _numbers(expr) != _numbers(value.expression):
+        if value is None or literals(expr) != literals(value.expression):
             return None
         return Read(value.statement.target) if value.holds_in(statement) else None
 
     return replace(statement, body=map_expression(statement.body, read))
-
-
-def _numbers(expr: Expr) -> list[str]:
-    """The literals of an expression: 2 and 2.0 are equal, and so are 0.0 and -0.0."""
-    return [repr(node.value) for node in nodes(expr) if isinstance(node, Constant)]

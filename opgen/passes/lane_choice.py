@@ -61,11 +61,15 @@ def choose(kernel: Kernel) -> Choice:
         score = walks(kernel, loop) - 1
         if score > best_score:
             best, best_score = Choice(Way.SUM, loop.name), score
-    loops = [node for node in walk(kernel.body) if isinstance(node, For)]
-    are_sums = loops == list(_sums(kernel.body))
-    if best.way is Way.ROW and are_sums and _have_side_by_side(kernel, loops, best.name):
-        return Choice(Way.SUM, loops[0].name)
+    sums = list(_sums(kernel.body))
+    are_sums = sums == [node for node in walk(kernel.body) if _is_innermost(node)]
+    if best.way is Way.ROW and are_sums and _have_side_by_side(kernel, sums, best.name):
+        return Choice(Way.SUM, sums[0].name)
     return best
+
+
+def _is_innermost(node: Node) -> bool:
+    return isinstance(node, For) and not any(isinstance(each, For) for each in walk(node.body))
 
 
 def _have_side_by_side(kernel: Kernel, loops: Sequence[For], axis: str) -> bool:
@@ -77,7 +81,7 @@ def _have_side_by_side(kernel: Kernel, loops: Sequence[For], axis: str) -> bool:
 
 
 def _has_side_by_side(kernel: Kernel, loop: For, axis: str) -> bool:
-    if any(bound.is_constant for bound in loop.upper):
+    if any(_length(bound + 1) for bound in loop.upper):
         return False
     values = _definitions(kernel)
     loads = [_substituted(load.indices, values) for load in loads_of(walk(loop.body))]
@@ -206,11 +210,7 @@ def _definitions(kernel: Kernel) -> Mapping[str, Poly]:
 def _sums(body: tuple[Node, ...]) -> Iterator[For]:
     """Innermost loops that only add."""
     for node in walk(body):
-        if not isinstance(node, For):
-            continue
-        inner = tuple(walk(node.body))
-        terms = [each for each in inner if isinstance(each, Accumulate)]
-        if not any(isinstance(each, For) for each in inner) and all(
-            term.reducer is Reducer.ADD for term in terms
-        ):
-            yield node
+        if isinstance(node, For) and _is_innermost(node):
+            terms = (each for each in walk(node.body) if isinstance(each, Accumulate))
+            if all(term.reducer is Reducer.ADD for term in terms):
+                yield node
