@@ -7,6 +7,7 @@ polynomial is as close as a float can be, and of two ranges both are computed an
 The largest errors among all 2^32 floats are, in units in the last place, where the processor
 multiplies and adds at once: exp 0.90, expm1 1.46, log 0.83, log1p 1.44, tanh 1.38, erf 1.02. That
 of erfc, which is here for gelu, is 1.1e-4 of results from 1e-9 on, and 1.1e-13 of smaller ones.
+Whole powers up to the fourth are products, of doubles too.
 Infinities, NaN, signed zeros and subnormal numbers are as in the C library.
 
 Sources: Cody and Waite's reduction; minimax polynomials of the Cephes library (log, tanh) and of
@@ -18,7 +19,7 @@ from __future__ import annotations
 from typing import Final
 
 NAMES: Final = ("exp", "expm1", "log", "log1p", "tanh", "erf", "erfc")
-"""The functions of the C library that have a form here."""
+"""The functions of the C library that have a form for float32 here."""
 
 FUNCTIONS: Final = r"""
 FUNCTION float f32_of_bits(int32_t bits)
@@ -31,6 +32,20 @@ FUNCTION int32_t f32_bits(float value)
 {
     const union { float value; int32_t bits; } both = {value};
     return both.bits;
+}
+
+/* One of two numbers, chosen by bits. Of `?:` a compiler makes branches for what it knows of an
+   argument that was chosen too, as that of the log in log(1 + exp(a)), and then no vectors. */
+FUNCTION float f32_either(int32_t is_first, float first, float second)
+{
+    const int32_t mask = -is_first;
+    return f32_of_bits((f32_bits(first) & mask) | (f32_bits(second) & ~mask));
+}
+
+/* A number, or the nearest within these bounds; NaN is one of its own. */
+FUNCTION float f32_within(float low, float a, float high)
+{
+    return f32_either(a > high, high, f32_either(a < low, low, a));
 }
 
 /* The remainder of a / log(2), at most half of log(2), and which power of two is left. */
@@ -46,7 +61,7 @@ FUNCTION float f32_power_of_two(int32_t exponent) { return f32_of_bits((exponent
 FUNCTION float f32_exp(float a)
 {
     float power;
-    const float r = f32_reduced(a > 89 ? 89 : a < -104 ? -104 : a, &power);
+    const float r = f32_reduced(f32_within(-104, a, 89), &power);
     float p = 0x1.6850e4p-10f;
     p = p * r + 0x1.123bccp-7f;
     p = p * r + 0x1.555b98p-5f;
@@ -62,7 +77,7 @@ FUNCTION float f32_exp(float a)
 FUNCTION float f32_expm1(float a)
 {
     float power;
-    const float r = f32_reduced(a > 89 ? 89 : a < -30 ? -30 : a, &power);
+    const float r = f32_reduced(f32_within(-30, a, 89), &power);
     float p = 1.98423862e-4f;
     p = p * r + 1.39354519e-3f;
     p = p * r + 8.33336823e-3f;
@@ -73,16 +88,16 @@ FUNCTION float f32_expm1(float a)
     /* Half of the result first: the power of two of the largest ones is no float. */
     const float half = f32_power_of_two((int32_t)power - 1);
     const float result = (p * half + (half - 0.5f)) * 2;
-    return a == 0 ? a : result;
+    return f32_either(a == 0, a, result);
 }
 
 FUNCTION float f32_log(float a)
 {
-    const int is_subnormal = a < 0x1p-126f;
-    const int32_t bits = f32_bits(is_subnormal ? a * 0x1p23f : a);
+    const int32_t is_subnormal = a < 0x1p-126f;
+    const int32_t bits = f32_bits(f32_either(is_subnormal, a * 0x1p23f, a));
     /* a = 2^exponent * (1 + f), with 1 + f between the roots of 1/2 and 2 */
     const int32_t shifted = (bits - 0x3f3504f3) & ~0x7fffff;
-    const float exponent = (float)(shifted >> 23) - (is_subnormal ? 23 : 0);
+    const float exponent = (float)((shifted >> 23) - is_subnormal * 23);
     const float f = f32_of_bits(bits - shifted) - 1, square = f * f;
     float p = 7.0376836292e-2f;
     p = p * f - 1.1514610310e-1f;
@@ -95,16 +110,17 @@ FUNCTION float f32_log(float a)
     p = p * f + 3.3333331174e-1f;
     const float rest = square * -0.5f + (p * f * square + exponent * -2.12194440e-4f);
     const float result = exponent * 0.693359375f + (rest + f);
-    const float positive = a < INFINITY ? result : a;
-    return a > 0 ? positive : a == 0 ? -INFINITY : NAN;
+    const float positive = f32_either(a < INFINITY, result, a);
+    return f32_either(a > 0, positive, f32_either(a == 0, -INFINITY, NAN));
 }
 
 FUNCTION float f32_log1p(float a)
 {
     const float above = 1 + a;
     const float result = f32_log(above) + (a - (above - 1)) / above;
-    const float positive = above < INFINITY ? result : above;
-    return a == 0 ? a : a > -1 ? positive : a == -1 ? -INFINITY : NAN;
+    const float positive = f32_either(above < INFINITY, result, above);
+    const float other = f32_either(a == -1, -INFINITY, NAN);
+    return f32_either(a == 0, a, f32_either(a > -1, positive, other));
 }
 
 FUNCTION float f32_tanh(float a)
@@ -117,7 +133,7 @@ FUNCTION float f32_tanh(float a)
     p = p * square + 1.33314422036e-1f;
     p = p * square - 3.33332819422e-1f;
     const float near = p * square * size + size;
-    return __builtin_copysignf(size < 0.625f ? near : far, a);
+    return __builtin_copysignf(f32_either(size < 0.625f, near, far), a);
 }
 
 /* 1 - erf(size) from 475/512 on. */
@@ -148,20 +164,35 @@ FUNCTION float f32_erf_near(float a)
 FUNCTION float f32_erf(float a)
 {
     const float size = __builtin_fabsf(a), far = 1 - f32_erfc_far(size), near = f32_erf_near(a);
-    return size > 0.927734375f ? __builtin_copysignf(far, a) : near;
+    return f32_either(size > 0.927734375f, __builtin_copysignf(far, a), near);
 }
 
 FUNCTION float f32_erfc(float a)
 {
     const float size = __builtin_fabsf(a), rest = f32_erfc_far(size), near = 1 - f32_erf_near(a);
-    const float far = a < 0 ? 2 - rest : rest;
-    return size > 0.927734375f ? far : near;
+    const float far = f32_either(a < 0, 2 - rest, rest);
+    return f32_either(size > 0.927734375f, far, near);
 }
+
+/* Powers with a small whole exponent that is a literal are products, as PyTorch's are. */
+#define POWER(NAME, REAL, LIBRARY)                                          \
+    FUNCTION REAL NAME(REAL base, REAL exponent)                            \
+    {                                                                       \
+        if (!__builtin_constant_p(exponent)) return LIBRARY(base, exponent); \
+        const REAL of = exponent < 0 ? 1 / base : base, square = of * of;   \
+        const REAL count = exponent < 0 ? -exponent : exponent;             \
+        if (count == 1) return of;                                          \
+        if (count == 2) return square;                                      \
+        if (count == 3) return square * of;                                 \
+        if (count == 4) return square * square;                             \
+        return LIBRARY(base, exponent);                                     \
+    }
+POWER(f32_pow, float, __builtin_powf)
+POWER(f64_pow, double, __builtin_pow)
 """
 
 
 def bound(real: str) -> list[str]:
     """Definitions that make these functions those of a call whose arithmetic has that type."""
-    if real != "f32":
-        return []
-    return [line for name in NAMES for line in (f"#undef {name}", f"#define {name} f32_{name}")]
+    names = (*NAMES, "pow") if real == "f32" else ("pow",)
+    return [line for name in names for line in (f"#undef {name}", f"#define {name} {real}_{name}")]
