@@ -30,12 +30,12 @@ from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
 from opgen.runtime import build, prelude
 
-LOOPS, RUNS, SHUFFLED = 0, 1, 2
+LOOPS, RUNS, SHUFFLED, TILES = 0, 1, 2, 3
 TYPES = {"u8": np.uint8, "bf16": np.uint16, "f32": np.uint32, "f64": np.uint64}
 ALWAYS = f"{prelude.C}\n#define MOVE_FEWEST 1\n"
 
 ENTRY = """
-/* 1 for a copy of runs, 2 for one of shuffled blocks, 0 where it is left to loops. */
+/* 1 for a copy of runs, 2 for one of shuffled blocks, 3 for tiles, 0 where it is left to loops. */
 int64_t moved(
     T *to, const T *from, int64_t rank, const int64_t *axes, int64_t row, int64_t streams)
 {
@@ -49,9 +49,9 @@ int64_t moved(
     }
     planned = move;
     const struct move_row along = {row, 1, 1};
-    const int is_planned = row <= MOVE_ROW && move_planned(&planned, &along, &plan, (int)streams);
+    const int is_planned = move_planned(&planned, &along, &plan, (int)streams, row > MOVE_ROW);
     if (is_planned != move_made(&move, -1, row, &call)) return -1;
-    return is_planned ? (plan.window_count > 0 ? 2 : 1) : 0;
+    return is_planned ? (plan.tile_from ? 3 : plan.window_count > 0 ? 2 : 1) : 0;
 }
 """
 
@@ -217,6 +217,31 @@ def test_long_runs(kind: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> No
             assert (found == RUNS) == (are_lines or count * run * size <= 2048), copy
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("flags", ["", "-mno-avx512f", "-march=x86-64"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_tiles(kind: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices that change their axes: alone, beside others, with gaps, and behind long rows."""
+    monkeypatch.setenv("OPGEN_CFLAGS", flags)
+    compiled, lanes = library(kind), 64 // np.dtype(TYPES[kind]).itemsize
+    for height, width in itertools.product((lanes, lanes + 1, 2 * lanes, 3 * lanes - 1), repeat=2):
+        size = height * width
+        for number, copy in enumerate(
+            (
+                Copy((height, width), (width, 1), (1, height)),
+                Copy((height, width), (width + 3, 1), (1, height + 5)),
+                Copy((3, height, 2, width), (2 * size, 2 * width, width, 1), (1, 3, 0, 3 * height)),
+                Copy((3, height, width), (size, width, 1), (size, 1, height)),
+                Copy((height, 3, width), (3 * width, width, 1), (1, height, 3 * height)),
+                Copy((height, 3, width), (3 * width, width, 1), (1, -height, 3 * height)),
+            )
+        ):
+            done = LOOPS if number == 2 else TILES
+            for streams, at_end in itertools.product((0, 1), (False, True)):
+                found = copy.is_right(compiled, kind, 1000, streams, at_end)
+                assert found == (True, done), copy
+
+
 def test_the_harness_notices_a_wrong_copy() -> None:
     right = moves.helpers()
     wrong = right.replace("to + (at), &part", "to + (at) + (at > 0), &part")
@@ -232,7 +257,8 @@ def test_the_harness_notices_a_wrong_copy() -> None:
         (Copy((64, 64), (64, 1), (64, 1)), 1),  # one piece of memory
         (Copy((64, 8), (16, 2), (8, 1)), 1),  # a target with gaps
         (Copy((64, 8), (8, 1), (9, 1)), 300),  # long rows
-        (Copy((64, 64), (64, 1), (1, 64)), 1),  # sources far apart
+        (Copy((64, 12), (12, 1), (1, 64)), 1),  # sources far apart, in rows that are short
+        (Copy((64, 64), (64, 1), (1, 15)), 1),  # columns that overlap
         (Copy((64, 64), (-64, 1), (64, 1)), 1),  # a target that is filled from its end
         (Copy((0, 8), (8, 1), (9, 1)), 1),  # nothing
         (Copy((1, 1), (1, 1), (1, 1)), 1),
@@ -278,6 +304,9 @@ op added(x[N,C], z[N,C]) -> y[N,C]
 
 op shifted(x[N,C]) -> y[N,C]
   y[n,c] = x[n, c - 1 ?0]
+
+op turned(x[N,M,K]) -> y[K,N,M]
+  y[k,n,m] = x[n,m,k]
 
 op looked_up(x[N,C], at: int[M]) -> y[M,C]
   y[m,c] = x[at[m] ?clamp, c]
@@ -351,6 +380,8 @@ def check_copies(ops: ModuleType, dtype: torch.dtype) -> None:
     for x in layouts(numbers(3, 7, 20)):
         assert torch.equal(ops.mirrored(x), x.flip(2).transpose(1, 2))
         assert torch.equal(ops.heads(x, K=4), x.reshape(3, 7, 4, 5).transpose(1, 2))
+    for x in layouts(numbers(70, 3, 81)):
+        assert torch.equal(ops.turned(x), x.permute(2, 0, 1))
 
 
 @pytest.mark.parametrize(("r", "c"), [(2, 16), pytest.param(4, 4, marks=pytest.mark.slow), (3, 5)])
@@ -387,6 +418,7 @@ def test_images_with_channels_last(r: int, c: int, dtype: torch.dtype, mode: str
         ("patches", True),
         ("heads", True),
         ("mirrored", True),
+        ("turned", True),
         ("added", False),
         ("shifted", False),  # some cells have no source
         ("looked_up", False),  # where a source lies is not known before the call
