@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import symbol
 from opgen.emit.cuda_printer import Stretch
-from opgen.emit.cuda_runs import Run, loads_for_sure
+from opgen.emit.cuda_runs import Run, loads_for_sure, loads_from
 from opgen.ir.loops import Accumulate, Always, Define, If, Lanes, Load, Node, Store
 
 
@@ -42,8 +42,8 @@ def known_elements(node: Lanes, run: Run, lane: Stretch, group: str | None) -> K
         found.append(known)
     if not found or len({each.conditions for each in found}) != 1 or run.clamped:
         return None
-    if len(found) < len(run.accesses):
-        return None  # others are read under tests
+    if len(found) < loads_from(run, node):
+        return None  # some of these, or others, are read under tests
     found.sort(key=lambda each: each.begin)
     first, *others = found
     begin, end = first.begin, first.end

@@ -300,6 +300,11 @@ def loads_for_sure(node: Node) -> Iterator[Load]:
         yield from (load for load, certain in _in_scalar(value, True) if certain)
 
 
+def loads_from(run: Run, node: Lanes) -> int:
+    """How many loads there are of elements of a run, whatever they are under."""
+    return sum((load.tensor, load.indices) in run.accesses for load, _ in _loads(node.body, True))
+
+
 def _stores(nodes: Iterable[Node], certain: bool) -> Iterator[tuple[Store, bool]]:
     for node in nodes:
         if isinstance(node, Store):

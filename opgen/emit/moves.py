@@ -7,7 +7,7 @@ both tensors as one, and then moves blocks that are
 
     runs        consecutive in both tensors, each moved by whole vectors,
     shuffled    a vector of cells whose sources lie within a few vectors, picked out of these, or
-    tiles       as many rows of the target as a vector has elements, which are columns of the source.
+    tiles       as many rows of the target as a vector has elements, columns of the source.
 
 Blocks are taken in the order of the target. Short axes along which the source goes in smaller steps
 are innermost where blocks are shuffled or go past the caches: what was loaded is still in the

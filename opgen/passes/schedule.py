@@ -34,6 +34,7 @@ from opgen.ir.loops import (
     Store,
     Test,
     Workspace,
+    walk,
 )
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
@@ -304,7 +305,7 @@ class _Scheduler:
                 prologue.extend(nest.prologue)
                 body.extend(nest.body)
                 # What follows in the kernel sees these: a loop of the same name would be theirs.
-                taken.update(node.name for node in nest.body if isinstance(node, Define))
+                taken.update(node.name for node in walk(nest.body) if isinstance(node, Define))
         body.append(Store(run.tensor, cell, Result(_ACCUMULATOR)))
         spec = tuple(self._spec(part) for part in run.parts)
         self._kernel(run.tensor, run.tensor, axes, tuple(body), spec, tuple(prologue))
