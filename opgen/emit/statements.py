@@ -122,7 +122,10 @@ class Emitter(LaneEmitter):
         if position is not None and position.accumulator not in self.arrays:
             self.search_row(node, position, name, lower, end)
         if vectors is not None and all(each.accumulator in self.vectors for each in vectors.terms):
-            self.vector_loop(node, vectors, name, lower, end)
+            if vectors.walked:
+                self.vector_loop(node, vectors, name, lower, end)
+            else:
+                self.computed_loop(node, vectors, name, lower, end)
             return
         in_arrays = {name: total for name, total in totals.items() if name in self.arrays}
         for accumulator, total in in_arrays.items():
@@ -296,6 +299,29 @@ class Emitter(LaneEmitter):
         inner.write(f"for (; {name} < {end}; {name}++) {{")
         inner.inner().nodes(vectors.terms)
         inner.write("}")
+        self.write("}")
+
+    def computed_loop(self, node: For, vectors: VectorSum, name: str, lower: str, end: str) -> None:
+        """Some terms at a time, kept in the first cache, and then vectors of them."""
+        inner = self.inner()
+        first, at, count = (inner.scope.fresh(each) for each in ("first", "at", "count"))
+        totals = [self.printer.names.accumulators[each.accumulator] for each in vectors.terms]
+        names = [inner.scope.fresh("terms") for _ in totals]
+        inner.printer.names.symbols[node.name] = name
+        inner.nodes([each for each in node.body if isinstance(each, Define)])
+        self.write(f"for (int64_t {first} = {lower}; {first} < {end}; {first} += TERMS) {{")
+        inner.write(f"const int64_t {count} = least({end} - {first}, TERMS);")
+        for terms, total in zip(names, totals, strict=True):
+            inner.write(f"_Alignas(LANE_BYTES) __typeof__({total}) {terms}[TERMS];")
+        inner.write("INDEPENDENT")
+        inner.write(f"for (int64_t {at} = 0; {at} < {count}; {at}++) {{")
+        inner.write(f"    const int64_t {name} = {first} + {at};")
+        for terms, term in zip(names, vectors.terms, strict=True):
+            inner.write(f"    {terms}[{at}] = {inner.printer.scalar(term.value).text};")
+        inner.write("}")
+        for terms, total, term in zip(names, totals, vectors.terms, strict=True):
+            lanes = self.vectors[term.accumulator]
+            inner.write(f"ADD_TERMS({total}, {lanes}, {terms}, {count})")
         self.write("}")
 
     def condition(self, node: If) -> None:

@@ -14,7 +14,7 @@ odd ones, and what both multiply stands in it twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -49,9 +49,17 @@ SQUARE: Final = 2
 """The exponent of a power that is a product."""
 
 
+_VECTOR: Final = 16
+"""How many terms of a known number are worth to be vectors."""
+
+
 @dataclass(frozen=True, slots=True)
 class VectorSum:
-    """The terms of a loop, and the tensors that it walks through by one element or by two."""
+    """The terms of a loop, and the tensors that it walks through by one element or by two.
+
+    Where there are none its terms are computed one by one, which compilers make vectors of, and
+    vectors of them are added.
+    """
 
     terms: tuple[Accumulate, ...]
     walked: tuple[str, ...]
@@ -85,13 +93,31 @@ def vector_sum(node: For, program: Program) -> VectorSum | None:
         or any(node.name in each.value.symbols for each in defines)
     ):
         return None
+    if any(term.reducer is not Reducer.ADD or term.present != Always() for term in terms):
+        return None
     walked: dict[str, None] = {}
     for term in terms:
         own = _walked(term, node.name, program)
-        if own is None or term.reducer is not Reducer.ADD:
-            return None
+        if own is None:
+            return VectorSum(terms, ()) if _are_computed_in_row(terms, node) else None
         walked |= own
     return VectorSum(terms, tuple(walked))
+
+
+def _are_computed_in_row(terms: Sequence[Accumulate], node: For) -> bool:
+    """Whether terms are of neighbours, as many as a vector or any number of them, and none is read
+    from rows apart."""
+    if any(bound.is_constant and bound.constant + 1 < _VECTOR for bound in node.upper):
+        return False
+    moving = [
+        load.indices
+        for load in loads_of(terms)
+        if any(node.name in index.symbols for index in load.indices)
+    ]
+    return bool(moving) and all(
+        not any(node.name in index.symbols for index in outer) and last.step_in(node.name) == 1
+        for *outer, last in moving
+    )
 
 
 def row_extreme(node: For) -> Reducer | None:
@@ -228,7 +254,7 @@ def vector_pairs(body: tuple[Node, ...], program: Program) -> dict[str, tuple[st
             continue
         operands = [program.operand(tensor) for tensor in vectors.walked]
         # What is multiplied by both of a pair stands in lanes twice, which no temporary's does.
-        are_plain = not any(operand.optional or operand.widened for operand in operands)
+        are_plain = bool(operands) and not any(each.optional or each.widened for each in operands)
         pairs = vectors.pairs(node.name) if are_plain else None
         if pairs is None:
             alone.update(term.accumulator for term in vectors.terms)

@@ -67,6 +67,20 @@ C = (
    the passes are short, and then loses all but one of the terms that it adds to a cell. */
 #define NOT_A_VECTOR __asm__ volatile("")
 #define IN_ANY_ORDER(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
+/* Terms of a sum that are computed before they are added, so many at a time. Where the sum is of
+   another type than vectors are, one by one. */
+enum { TERMS = 256 };
+#define ADD_TERMS(total, lanes, terms, count) \
+    if (__builtin_types_compatible_p(__typeof__(total), wide)) { \
+        for (int64_t opgen_at = count; opgen_at % LANES; opgen_at++) terms[opgen_at] = 0; \
+        for (int64_t opgen_at = 0; opgen_at < count; opgen_at += LANES) { \
+            wide_lanes opgen_part; \
+            memcpy(&opgen_part, terms + opgen_at, sizeof opgen_part); \
+            lanes += opgen_part; \
+        } \
+    } else { \
+        for (int64_t opgen_at = 0; opgen_at < count; opgen_at++) total += terms[opgen_at]; \
+    }
 /* Lanes share maxima or minima. Those of Clang begin at finite numbers, and would lose infinities;
    it makes no vectors of the loop without this. */
 #ifdef __clang__
