@@ -66,3 +66,34 @@ def test_elements_that_are_read_under_other_tests_too(width: int) -> None:
     wanted = x * (a < 100)[:, None, None] + 2 * x * others + x[..., torch.arange(width) // 2]
     with emulated():
         close(op(x, a), wanted)
+
+
+def test_accumulators_that_begin_under_a_condition() -> None:
+    """The compiler of the emulator takes them for variables without a value."""
+    op = opgen.compile(
+        "op f(x: float[N,OH,OW], z[N,H,W]) -> y[N,H,W]\n"
+        "  let OH = (H - 1)//2 + 1, OW = (W - 1)//2 + 1\n"
+        "  y[n,h - 1 ?drop,w*2 ?drop] += x[n, h//2 ?clamp, w//2]\n"
+        "      for h in H, i in 3, n in N, w in W\n"
+        "  y[n,h,w] += x[n, h//2 ?clamp, w//2] for n in N, h in H, w in W\n"
+    ).f
+    x = torch.randn(1, 8, 7)
+    places = torch.arange(16) // 2, torch.arange(14) // 2
+    whole = x[:, places[0]][:, :, places[1]]
+    wanted = whole.clone()
+    wanted[:, :15, ::2] += 3 * whole[:, 1:, :7]
+    with emulated():
+        close(op(x, torch.empty(1, 16, 14)), wanted)
+
+
+def test_a_sum_over_what_no_tensor_of_its_kernel_has() -> None:
+    """Sizes of loops alone were no parameters of such a kernel."""
+    op = opgen.compile(
+        "op f(x[N,D,H,W], k[K,L], b[D]) -> y[N,D,H,W]\n"
+        "  y[n,d,h,w] = sum(i,j) (x[n,d,h + i ?0,w + j ?0]*k[i,j] + b[d])\n"
+    ).f
+    x, k, b = torch.randn(2, 3, 5, 4), torch.randn(3, 2), torch.randn(3, requires_grad=True)
+    along = torch.randn(2, 3, 5, 4)
+    with emulated():
+        (found,) = torch.autograd.grad(op(x, k, b), b, along)
+    close(found, 6 * along.sum((0, 2, 3)))

@@ -213,8 +213,8 @@ def _sum_function(
 ) -> Function:
     """The function of a kernel that sums over a box."""
     stretch = stretched(kernel, found)
-    # What is stored may read more tensors than the terms do.
-    head = _Head.begin(replace(stretch, body=(*stretch.body, *found.stores)), program)
+    # What is stored may read more tensors than the terms do, and the box may have more sizes.
+    head = _Head.begin(replace(stretch, body=(*stretch.body, *kernel.body)), program)
     magic = head.magic(kernel.axes[1:]), head.magic(found.box[1:])
     share, splits, partial = map(head.scope.fresh, ("points_of_block", "splits", "partial"))
     wide = head.parameters.integers([share, splits])
