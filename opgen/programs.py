@@ -19,6 +19,7 @@ from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.cuda_siblings import with_siblings
 from opgen.passes.gather import gather
 from opgen.passes.guests import with_guests
+from opgen.passes.invariants import with_invariants
 from opgen.passes.margins import with_margins
 from opgen.passes.masked_rows import with_masked_rows
 from opgen.passes.one_pass import with_one_pass
@@ -52,7 +53,7 @@ from opgen.runtime.description import LARGEST_WINDOW
 def for_cpu(op: Op) -> Op:
     """The op as kernels of the CPU compute it: with temporaries that its spec does not have, and
     marks at sums that are computed point by point."""
-    return with_scatters(with_partial_sums(with_whole_dims(for_gpu(op))))
+    return with_scatters(with_partial_sums(with_invariants(with_whole_dims(for_gpu(op)))))
 
 
 def for_gpu(op: Op) -> Op:

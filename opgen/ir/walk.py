@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from opgen.algebra.poly import Kind, Poly
 from opgen.ir.notation import Access, Apply, Constant, Expr, Index, Statement, Value, reads
@@ -55,3 +55,8 @@ def all_reads(statement: Statement) -> Iterator[Access]:
     yield from reads(statement.body)
     for value in polynomials(statement):
         yield from loads(value)
+
+
+def symbols_of(values: Iterable[Poly]) -> list[str]:
+    """The symbols of polynomials, in order of the first that has each."""
+    return list(dict.fromkeys(name for value in values for name in sorted(value.symbols)))

@@ -36,15 +36,12 @@ from opgen.ir.notation import (
     Access,
     Boundary,
     Constant,
-    Dim,
     Expr,
-    Index,
     Iterator,
     Op,
     Read,
     Reducer,
     Statement,
-    Tensor,
     map_expression,
     reads,
     substitute_access,
@@ -56,21 +53,15 @@ from opgen.ir.walk import (
     literals,
     loads,
     polynomials,
+    symbols_of,
 )
+from opgen.passes.new_temporaries import NewTemporaries
 
 
 def with_whole_dims(op: Op) -> Op:
     """The op with temporaries for what the cells of a composed dim have of their own."""
-    names = {each.name for each in (*op.inputs, *op.outputs, *op.temporaries)}
-    names |= {*(table.name for table in op.tables), *op.sizes, *(let.name for let in op.lets)}
-    names |= {each for attribute in op.attributes for each in attribute.symbols}
-    names |= {each.name for statement in op.statements for each in statement.iterators}
-    made = _Made(op, names)
-    statements = tuple(part for each in op.statements for part in made.of(each))
-    if statements == op.statements:
-        return op
-    temporaries = (*op.temporaries, *made.temporaries)
-    return replace(op, temporaries=temporaries, statements=statements)
+    made = _Made(NewTemporaries.of(op))
+    return made.temporaries.op_with(part for each in op.statements for part in made.of(each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +91,7 @@ class _Pair:
 
     def is_of_outer(self, expr: Expr) -> bool:
         """Whether an expression is a value for each of the outer iterator, none of it outside."""
-        used = _symbols(expression_polynomials(expr))
+        used = symbols_of(expression_polynomials(expr))
         accesses = tuple(reads(expr))
         return (
             self.outer.name in used
@@ -114,7 +105,7 @@ class _Pair:
         """Whether cells for these iterators and the inner one are fewer than those of a tensor that
         is read: it has rows of any length, or images, for each of them."""
         cells = {self.inner.name, *(each.name for each in self.iterators(names))}
-        read = (_symbols(access_polynomials(each)) for each in reads(self.statement.body))
+        read = (symbols_of(access_polynomials(each)) for each in reads(self.statement.body))
         return any(
             cells.issubset(each) and not self.long.isdisjoint({*each} - cells) for each in read
         )
@@ -127,22 +118,20 @@ class _Pair:
 
 @dataclass
 class _Made:
-    """The temporaries that were made so far, and the names that are taken.
+    """The temporaries that were made so far.
 
     `held` are those that hold the value of an expression: by the expression, its literals, and what
     their cells are numbered by. They hold it to the end, as nothing is written once it was read.
     """
 
-    op: Op
-    taken: set[str]
-    temporaries: list[Tensor] = field(default_factory=list)
+    temporaries: NewTemporaries
     held: dict[tuple[Expr, tuple[str, ...], tuple[Iterator, ...]], Access] = field(
         default_factory=dict
     )
 
     def of(self, statement: Statement) -> tuple[Statement, ...]:
         """The statement as several, if it has a pair of iterators that one can stand for."""
-        pair = next(filter(self.is_worth_it, _pairs(self.op, statement)), None)
+        pair = next(filter(self.is_worth_it, _pairs(self.temporaries.op, statement)), None)
         return (statement,) if pair is None else tuple(self.as_whole(pair))
 
     def is_worth_it(self, pair: _Pair) -> bool:
@@ -153,7 +142,7 @@ class _Made:
         )
         others = (guard.value for guard in statement.guards)
         values = (*expression_polynomials(left), *others)
-        target = _symbols(access_polynomials(statement.target))
+        target = symbols_of(access_polynomials(statement.target))
         is_sum = pair.inner.name not in target
         is_of_outer = is_sum and pair.outer.name in target
         is_split = any(map(pair.is_split_in, access_polynomials(statement.target)))
@@ -165,24 +154,19 @@ class _Made:
             and not any(map(pair.is_split_in, values))
             and statement.position is None
             and not any(any(loads(value)) for value in polynomials(statement))
-            and all(map(self.is_generic, (statement.target, *reads(statement.body))))
+            and all(map(self.temporaries.is_generic, (statement.target, *reads(statement.body))))
         )
 
     def is_plain_sum(self, pair: _Pair) -> bool:
         """Whether it is a sum of rows or images for each cell of the composed dim."""
-        target = _symbols(access_polynomials(pair.statement.target))
+        target = symbols_of(access_polynomials(pair.statement.target))
         is_of_both = pair.inner.name in target and pair.outer.name in target
         return is_of_both and pair.statement.reducer is Reducer.ADD and pair.are_few(target)
-
-    def is_generic(self, access: Access) -> bool:
-        """Whether a tensor is of the type that a call has, as temporaries are."""
-        tensor = self.op.tensor(access.tensor)
-        return isinstance(tensor, Tensor) and tensor.dtype.is_generic
 
     def as_whole(self, pair: _Pair) -> Iterable[Statement]:
         """The statement with one iterator for both, behind the values of the outer one for each."""
         statement = pair.statement
-        name = fresh_name(f"{pair.outer.name}_{pair.inner.name}", {*self.taken})
+        name = fresh_name(f"{pair.outer.name}_{pair.inner.name}", {*self.temporaries.taken})
         both = Iterator(name, pair.outer.extent * pair.inner.extent)
         by_both = {pair.inner.name: symbol(name) - pair.first}
         values: list[Statement] = []
@@ -191,7 +175,7 @@ class _Made:
             return Read(self.value(pair, expr, values)) if pair.is_of_outer(expr) else None
 
         target = statement.target
-        indices = _symbols(access_polynomials(target))
+        indices = symbols_of(access_polynomials(target))
         ends = pair.outer.name in indices and pair.inner.name not in indices
         if ends:
             target = self.temporary(target.tensor, "parts", pair, indices)
@@ -210,7 +194,7 @@ class _Made:
 
     def value(self, pair: _Pair, expr: Expr, statements: list[Statement]) -> Access:
         """Cells that hold a value of the outer iterator once for each of both, by these two."""
-        used = _symbols(expression_polynomials(expr))
+        used = symbols_of(expression_polynomials(expr))
         iterators = pair.iterators((*used, pair.inner.name))
         key = expr, literals(expr), iterators
         if key not in self.held:
@@ -222,23 +206,13 @@ class _Made:
 
     def temporary(self, near: str, what: str, pair: _Pair, names: Collection[str]) -> Access:
         """The cells of a new temporary, one for each of some iterators, and of a pair."""
-        made = fresh_name(f"{near}_{what}", self.taken)
-        found = [
+        cells = (
             (pair.outer.extent * pair.inner.extent, pair.index)
             if each == pair.outer
             else (each.extent, symbol(each.name))
             for each in pair.iterators(names)
-        ]
-        dims = tuple(Dim(extent) for extent, _ in found)
-        near_tensor = self.op.tensor(near)
-        assert isinstance(near_tensor, Tensor)
-        self.temporaries.append(Tensor(made, dims, near_tensor.dtype))
-        return Access(made, tuple(Index(index) for _, index in found))
-
-
-def _symbols(values: Iterable[Poly]) -> list[str]:
-    """The symbols of polynomials, in order of the first that has each."""
-    return list(dict.fromkeys(name for value in values for name in sorted(value.symbols)))
+        )
+        return self.temporaries.cells(near, what, cells)
 
 
 def _pairs(op: Op, statement: Statement) -> Iterable[_Pair]:

@@ -1,0 +1,53 @@
+"""Temporaries that passes add to an op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from opgen.algebra.poly import Poly
+from opgen.ir.names import fresh_name
+from opgen.ir.notation import Access, Dim, Index, Op, Statement, Tensor
+
+
+@dataclass
+class NewTemporaries:
+    """Those that were made so far, and the names that are taken."""
+
+    op: Op
+    taken: set[str]
+    made: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, op: Op) -> NewTemporaries:
+        """None yet."""
+        names = {each.name for each in (*op.inputs, *op.outputs, *op.temporaries)}
+        names |= {*(table.name for table in op.tables), *op.sizes, *(let.name for let in op.lets)}
+        names |= {each for attribute in op.attributes for each in attribute.symbols}
+        names |= {each.name for statement in op.statements for each in statement.iterators}
+        return cls(op, names)
+
+    def cells(self, near: str, what: str, indices: Iterable[tuple[Poly, Poly]]) -> Access:
+        """The cells of a new one, named after a tensor and of its type: extents and indices."""
+        found = tuple(indices)
+        tensor = self.op.tensor(near)
+        assert isinstance(tensor, Tensor)
+        name = fresh_name(f"{near}_{what}", self.taken)
+        dims = tuple(Dim(extent) for extent, _ in found)
+        self.made.append(Tensor(name, dims, tensor.dtype))
+        return Access(name, tuple(Index(index) for _, index in found))
+
+    def op_with(self, statements: Iterable[Statement]) -> Op:
+        """The op with these statements, and with what was made; itself if nothing differs."""
+        changed = tuple(statements)
+        if changed == self.op.statements:
+            return self.op
+        temporaries = (*self.op.temporaries, *self.made)
+        return replace(self.op, temporaries=temporaries, statements=changed)
+
+    def is_generic(self, access: Access) -> bool:
+        """Whether a tensor is of the type that a call has, as temporaries are."""
+        if any(access.tensor == each.name for each in self.made):
+            return True
+        tensor = self.op.tensor(access.tensor)
+        return isinstance(tensor, Tensor) and tensor.dtype.is_generic
