@@ -73,7 +73,8 @@ def _is_innermost(node: Node) -> bool:
 
 
 def _have_side_by_side(kernel: Kernel, loops: Sequence[For], axis: str) -> bool:
-    """Whether long loops have all in a row that cells along an axis would load from rows apart.
+    """Whether long loops have all in a row of which cells along an axis would load from rows apart,
+    or all the same.
 
     What else they load is the same in every turn, however well it lies.
     """
@@ -86,9 +87,9 @@ def _has_side_by_side(kernel: Kernel, loop: For, axis: str) -> bool:
     values = _definitions(kernel)
     loads = [_substituted(load.indices, values) for load in loads_of(walk(loop.body))]
     moving = [each for each in loads if any(loop.name in index.symbols for index in each)]
-    are_apart = all(_walk(each, axis) == _SCATTERED for each in moving)
+    ways = {_walk(each, axis) for each in moving}
     are_in_row = all(_walk(each, loop.name) == _CONSECUTIVE for each in moving)
-    return bool(moving) and are_apart and are_in_row
+    return _SCATTERED in ways and ways <= {_SCATTERED, 0} and are_in_row
 
 
 def sums_of_rows(kernel: Kernel) -> Iterator[str]:
