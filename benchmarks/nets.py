@@ -10,16 +10,11 @@ What is printed is the time of PyTorch's op over that of opgen: above 1 opgen is
 
 from __future__ import annotations
 
-import argparse
 import functools
-import itertools
 import math
-import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,14 +22,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from opgen.bench import agreement, machine, specs, statistics, tables, timing
-from opgen.bench.calls import OPGEN, calls_of, surroundings
-from opgen.bench.row import Contender, Direction, Shape, Workload
+from opgen.bench import specs, tables
+from opgen.bench.beside import THEIRS, main
+from opgen.bench.row import Contender, Shape, Workload
 
 README: Final = Path(__file__).parent / "README.md"
-CPU: Final = torch.device("cpu")
-THEIRS: Final = "PyTorch"
-FORMATS: Final = (torch.contiguous_format, torch.channels_last)
 
 
 @dataclass(frozen=True)
@@ -57,6 +49,27 @@ class Layer:
         """The name, and the shapes of the inputs."""
         sizes = (",".join(map(str, shape)) for shape in self.shapes)
         return f"{self.name} [{'] ['.join(sizes)}]"
+
+    def workload(self, format_: torch.memory_format) -> Workload:
+        """The layer with numbers, images in a format."""
+        op = getattr(specs.load(self.spec), self.op)
+        is_tuple = self.op == "max_pool2d"  # it gives places as well
+
+        def own(*inputs: Tensor) -> Tensor:
+            found: Any = op(*inputs, **self.attributes)
+            result: Tensor = found[0] if is_tuple else found
+            return result
+
+        inputs = tuple(map(torch.randn, self.shapes))
+        inputs = tuple(
+            each.contiguous(memory_format=format_) if each.dim() == 4 else each for each in inputs
+        )
+        with torch.no_grad():
+            cells = own(*inputs).numel()
+        largest = max(cells, *(each.numel() for each in inputs))
+        everywhere = tuple(range(len(inputs)))
+        points = largest * max(self.terms, cells // min(each.numel() for each in inputs) + 1)
+        return Workload(inputs, own, (Contender(THEIRS, self.theirs),), points, everywhere)
 
 
 def _convolution(name: str, image: Shape, weight: Shape, **attributes: Any) -> Layer:
@@ -236,84 +249,5 @@ def _reductions() -> Iterator[Layer]:
 LAYERS: Final = (*_convolutions(), *_movements(), *_reductions())
 
 
-def workload_of(layer: Layer, format_: torch.memory_format) -> Workload:
-    """The layer with numbers, images in a format."""
-    op = getattr(specs.load(layer.spec), layer.op)
-    is_tuple = layer.op == "max_pool2d"  # it gives places as well
-
-    def own(*inputs: Tensor) -> Tensor:
-        found = op(*inputs, **layer.attributes)
-        return found[0] if is_tuple else found
-
-    inputs = tuple(map(torch.randn, layer.shapes))
-    inputs = tuple(
-        each.contiguous(memory_format=format_) if each.dim() == 4 else each for each in inputs
-    )
-    with torch.no_grad():
-        cells = own(*inputs).numel()
-    largest = max(cells, *(each.numel() for each in inputs))
-    everywhere = tuple(range(len(inputs)))
-    points = largest * max(layer.terms, cells // min(each.numel() for each in inputs) + 1)
-    return Workload(inputs, own, (Contender(THEIRS, layer.theirs),), points, everywhere)
-
-
-def measure(layer: Layer, format_: torch.memory_format, budget: float) -> dict[Direction, float]:
-    """The ratios, forward and backward; DisagreementError if the two compute something else."""
-    torch.manual_seed(0)
-    workload = workload_of(layer, format_)
-    contenders = [Contender(OPGEN, workload.opgen), *workload.contenders]
-    found = {}
-    for direction in Direction:
-        calls = calls_of(workload, contenders, direction)
-        wanted, got = calls[THEIRS](), calls[OPGEN]()
-        agreement.check(THEIRS, wanted, got, workload.points, workload.depth, None)
-        with surroundings(workload, direction):
-            rounds = timing.in_turn(calls, timing.clock_of(CPU), budget, {OPGEN})
-        above, below = rounds.pairs(THEIRS, OPGEN)
-        found[direction] = statistics.paired_ratio(above, below).median
-    return found
-
-
-def cells(layer: Layer, budget: float) -> tuple[tuple[str, ...], list[float]]:
-    """A line of the table, and the ratios in it."""
-    formats = FORMATS if layer.is_image else FORMATS[:1]
-    ratios = [measure(layer, format_, budget) for format_ in formats]
-    found = [each[direction] for direction in Direction for each in ratios]
-    texts = [f"{ratio:.2f}" for ratio in found]
-    if not layer.is_image:
-        texts = list(itertools.chain.from_iterable((text, "") for text in texts))
-    return (layer.label, *texts), found
-
-
-def main() -> int:
-    """Print a line for every layer."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "pattern", nargs="?", default="", help="layers whose name has or matches it"
-    )
-    parser.add_argument("--threads", type=int, help="as many threads; PyTorch's number without it")
-    parser.add_argument("--seconds", type=float, default=0.7, help="for each figure")
-    parser.add_argument("--write-readme", action="store_true", help="put the table there")
-    given = parser.parse_args()
-    if given.write_readme:
-        tables.split(README, tables.NETS)  # complains before minutes are spent
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    started = time.strftime("%Y-%m-%d %H:%M:%S")
-    found: list[tuple[str, ...]] = []
-    ratios: list[float] = []
-    for layer in LAYERS:
-        if given.pattern in layer.label or fnmatchcase(layer.label, given.pattern):
-            line, more = cells(layer, given.seconds)
-            found.append(line)
-            ratios += more
-            print(" | ".join(line), flush=True)
-    if given.write_readme:
-        command = shlex.join(["python", "benchmarks/nets.py", *sys.argv[1:]])
-        about = {"machine": machine.describe(CPU), "started": started, "command": command}
-        tables.rewritten(README, tables.NETS, {**about, "ratios": ratios, tables.NETS: found})
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(LAYERS, tables.NETS, README, __doc__))

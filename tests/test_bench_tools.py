@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 
 from bench_rows import double, small
-from opgen.bench import tables
+from opgen.bench import beside, tables
 from opgen.bench.calls import OPGEN
 from opgen.bench.faults import DisagreementError
 from opgen.bench.measure import COPY
 from opgen.bench.row import Direction
 from opgen.bench.rows import every_row
+from opgen.compiler import check_source
+from opgen.errors import Source
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -37,6 +39,7 @@ def program(name: str) -> ModuleType:
 bounds = program("bounds")
 first_call = program("first_call")
 nets = program("nets")
+everyday = program("everyday")
 
 
 # ---------------------------------------------------------------------------- bounds
@@ -268,7 +271,7 @@ def test_layers_have_names_of_their_own() -> None:
 
 def test_a_layer_is_measured_in_both_formats() -> None:
     layer = nets._convolution("tiny", (2, 4, 5, 6), (4, 1, 3, 3), padding=1, groups=4)
-    line, ratios = nets.cells(layer, 0.01)
+    line, ratios = beside.cells(layer, 0.01)
     assert line[0] == "tiny [2,4,5,6] [4,1,3,3]" and len(line) == 5
     assert len(ratios) == 4 and all(ratio > 0 for ratio in ratios)
 
@@ -277,14 +280,14 @@ def test_a_layer_that_is_no_image_leaves_cells_empty() -> None:
     layer = nets.Layer(
         "tiny", "softmax", "softmax", ((3, 5),), lambda x: torch.softmax(x, -1), is_image=False
     )
-    line, ratios = nets.cells(layer, 0.01)
+    line, ratios = beside.cells(layer, 0.01)
     assert line[2] == line[4] == "" and len(ratios) == 2
 
 
 def test_a_layer_that_computes_something_else_is_refused() -> None:
     layer = nets.Layer("tiny", "softmax", "softmax", ((3, 5),), torch.exp, is_image=False)
     with pytest.raises(DisagreementError):
-        nets.cells(layer, 0.01)
+        beside.cells(layer, 0.01)
 
 
 def test_ratios_of_layers_are_summed_up() -> None:
@@ -292,3 +295,21 @@ def test_ratios_of_layers_are_summed_up() -> None:
     text = "\n".join(tables._nets(found))
     assert "2 of 3 ratios are 0.97 or more" in text and "geometric mean: 0.99" in text
     assert "| a [1] | 0.50 |  | 0.97 |  |" in text
+
+
+# ---------------------------------------------------------------------------- ops that users write
+def test_everyday_ops_have_names_of_their_own_and_can_be_compiled() -> None:
+    labels = [each.label for each in everyday.OPS]
+    assert len(set(labels)) == len(labels)
+    for each in everyday.OPS:
+        assert len(check_source(Source(f"op f({each.text}\n", each.name))) == 1
+
+
+def test_an_everyday_op_is_measured() -> None:
+    op = everyday.Written(
+        "tiny", "x: float[N,D]) -> y[N,D]\n  y[n,d] = exp(x[n,d])", ((3, 5),), torch.exp
+    )
+    line, ratios = beside.cells(op, 0.01)
+    assert line[0] == "tiny [3,5]" and line[2] == line[4] == "" and len(ratios) == 2
+    looked_up = next(each for each in everyday.OPS if each.name == "cells that are looked up")
+    assert looked_up.workload(torch.contiguous_format).differentiable == (0,)

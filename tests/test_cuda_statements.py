@@ -1,9 +1,11 @@
-"""Statements that share a kernel of a GPU: what one of them defines, asks or loads is its own.
+"""Statements that share a kernel: what one of them defines, asks or loads is its own.
 
-In the emulator, beside loops of PyTorch.
+In the emulator of a GPU, and on the CPU, beside loops of PyTorch.
 """
 
 from __future__ import annotations
+
+import contextlib
 
 import pytest
 import torch
@@ -68,24 +70,6 @@ def test_elements_that_are_read_under_other_tests_too(width: int) -> None:
         close(op(x, a), wanted)
 
 
-def test_accumulators_that_begin_under_a_condition() -> None:
-    """The compiler of the emulator takes them for variables without a value."""
-    op = opgen.compile(
-        "op f(x: float[N,OH,OW], z[N,H,W]) -> y[N,H,W]\n"
-        "  let OH = (H - 1)//2 + 1, OW = (W - 1)//2 + 1\n"
-        "  y[n,h - 1 ?drop,w*2 ?drop] += x[n, h//2 ?clamp, w//2]\n"
-        "      for h in H, i in 3, n in N, w in W\n"
-        "  y[n,h,w] += x[n, h//2 ?clamp, w//2] for n in N, h in H, w in W\n"
-    ).f
-    x = torch.randn(1, 8, 7)
-    places = torch.arange(16) // 2, torch.arange(14) // 2
-    whole = x[:, places[0]][:, :, places[1]]
-    wanted = whole.clone()
-    wanted[:, :15, ::2] += 3 * whole[:, 1:, :7]
-    with emulated():
-        close(op(x, torch.empty(1, 16, 14)), wanted)
-
-
 def test_a_sum_over_what_no_tensor_of_its_kernel_has() -> None:
     """Sizes of loops alone were no parameters of such a kernel."""
     op = opgen.compile(
@@ -97,3 +81,51 @@ def test_a_sum_over_what_no_tensor_of_its_kernel_has() -> None:
     with emulated():
         (found,) = torch.autograd.grad(op(x, k, b), b, along)
     close(found, 6 * along.sum((0, 2, 3)))
+
+
+@pytest.mark.parametrize("target", ["2*w ?drop", "w + 1 ?drop", "w//2", "w - 1 ?clamp"])
+def test_an_extreme_over_all_leading_dims(target: str) -> None:
+    """A target without them is joined by all: its gradient finds the extreme among these."""
+    op = opgen.compile(f"op f(x: float[...,W]) -> y[W]\n  y[{target}] max= x[...,w] for w in W\n").f
+    x = torch.randn(3, 2, 16, requires_grad=True)
+    places = {
+        "2*w ?drop": lambda w: 2 * w,
+        "w + 1 ?drop": lambda w: w + 1,
+        "w//2": lambda w: w // 2,
+        "w - 1 ?clamp": lambda w: max(w - 1, 0),
+    }
+    columns = x.flatten(0, 1).unbind(1)
+    joined: dict[int, list[torch.Tensor]] = {}
+    for w, column in enumerate(columns):
+        joined.setdefault(places[target](w), []).append(column)
+    wanted = {at: torch.cat(terms).max() for at, terms in joined.items() if at < 16}
+    (expected,) = torch.autograd.grad(torch.stack(list(wanted.values())).sum(), x)
+    for on_gpu in (False, True):
+        with emulated() if on_gpu else contextlib.nullcontext():
+            y = op(x)
+            (found,) = torch.autograd.grad(y[list(wanted)].sum(), x)
+        close(y[list(wanted)], torch.stack(list(wanted.values())))
+        close(found, expected)
+
+
+def test_two_conditions_that_define_the_same_index() -> None:
+    """On the CPU too: the gradient is a sum of two, and each has an index of its own."""
+    op = opgen.compile(
+        "op f(t: float[N,W]; ks = 2) -> y[N,W]\n  where ks >= 1\n"
+        "  y[n, x0 + 1 ?drop] min= select(x0 == l, t[n, x0*2 - 1 + l ?0],\n"
+        "      0.5*t[n, x0*2 - 1 + l ?0]) for n in N, x0 in W, l in ks\n"
+    ).f
+    t, along = torch.randn(3, 32), torch.randn(3, 32)
+    wanted = torch.zeros(3, 32)
+    for n in range(3):
+        for x0 in range(31):
+            places = [(2 * x0 - 1 + at, 1.0 if x0 == at else 0.5) for at in range(2)]
+            found = [(factor * t[n, at], at, factor) for at, factor in places if 0 <= at < 32]
+            if found:
+                _, at, factor = min(found, key=lambda each: each[0])
+                wanted[n, at] += factor * along[n, x0 + 1]
+    for on_gpu in (False, True):
+        leaf = t.clone().requires_grad_()
+        with emulated() if on_gpu else contextlib.nullcontext():
+            (gradient,) = torch.autograd.grad(op(leaf, ks=2), leaf, along)
+        close(gradient, wanted)

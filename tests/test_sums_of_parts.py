@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import opgen
 from opgen.errors import Source
@@ -25,16 +26,19 @@ LAST = torch.channels_last
 
 
 @pytest.mark.parametrize(("channels", "size"), [(3, 300), (64, 200)])
-def test_large_sums_keep_their_digits(channels: int, size: int) -> None:
+@pytest.mark.parametrize("format_", [torch.contiguous_format, LAST], ids=str)
+def test_large_sums_keep_their_digits(
+    channels: int, size: int, format_: torch.memory_format
+) -> None:
     """Of one size all terms, so that errors do not cancel; a sum one by one loses three digits."""
     ops = opgen.compile(TEXT)
-    x = torch.full((2, channels, size, size), 1.05).contiguous(memory_format=LAST)
+    x = torch.full((2, channels, size, size), 1.05).contiguous(memory_format=format_)
     for found, wanted in zip(ops.images(x), (x.double().sum((0, 2, 3)), None), strict=True):
         exact = x.double().square().sum((2, 3)) if wanted is None else wanted
         torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=0)
 
 
-@pytest.mark.parametrize("channels", [2, 60])
+@pytest.mark.parametrize("channels", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_sum_beyond_2_to_the_24th(channels: int) -> None:
     """A float that counts one by one stops there."""
     count = 2**24 + 2**20
@@ -61,6 +65,19 @@ def test_stretches_of_a_loop(rows: int) -> None:
     x, s = torch.randn(rows, 21, dtype=torch.float64), torch.randn(21, dtype=torch.float64)
     torch.testing.assert_close(ops.columns(x, s), (x - s).square().sum(0))
     torch.testing.assert_close(ops.guarded(x), x[torch.arange(rows) != 3].sum(0))
+
+
+@pytest.mark.parametrize("format_", [torch.contiguous_format, LAST], ids=str)
+def test_statistics_of_images(format_: torch.memory_format) -> None:
+    """Batch norm of numbers that are not negative: errors of their mean add up."""
+    norm = opgen.compile(
+        "op f(x: float[N,C,H,W]) -> y[N,C,H,W]\n  mu[c] = mean(n,h,w) x[n,c,h,w]\n"
+        "  s[c] = mean(n,h,w) (x[n,c,h,w] - mu[c])**2\n"
+        "  y[n,c,h,w] = (x[n,c,h,w] - mu[c]) / sqrt(s[c] + 0.00001)\n"
+    ).f
+    x = torch.randn(4, 8, 224, 224).relu().contiguous(memory_format=format_)
+    wanted = F.batch_norm(x.double(), None, None, training=True)
+    torch.testing.assert_close(norm(x).double(), wanted, rtol=0, atol=3e-5)
 
 
 def parts_of(program: Program) -> int:

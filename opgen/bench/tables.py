@@ -18,12 +18,14 @@ GROWTH: Final = "growth"
 FIRST_CALLS: Final = "first calls"
 BOUNDS: Final = "bounds"
 NETS: Final = "nets"
+EVERYDAY: Final = "everyday"
 COMMANDS: Final = {
     ROWS: "opgen bench",
     GROWTH: "opgen bench",
     FIRST_CALLS: "benchmarks/first_call.py",
     BOUNDS: "benchmarks/bounds.py",
     NETS: "benchmarks/nets.py",
+    EVERYDAY: "benchmarks/everyday.py",
 }
 """What writes each part of the file."""
 TITLES: Final = {
@@ -235,16 +237,24 @@ def _bounds(found: Document) -> Iterator[str]:
         yield _cells(*row)
 
 
-def _nets(found: Document) -> Iterator[str]:
+def _beside(found: Document, table: str, what: str) -> Iterator[str]:
     ratios = found["ratios"]
     ahead = sum(ratio >= _KEEPS_UP for ratio in ratios)
     yield f"* {ahead} of {len(ratios)} ratios are {_KEEPS_UP} or more"
     yield f"* their geometric mean: {geometric_mean(ratios):.2f}"
     yield ""
-    yield "| layer | forward | channels_last | backward | channels_last |"
+    yield f"| {what} | forward | channels_last | backward | channels_last |"
     yield "|---|---:|---:|---:|---:|"
-    for row in found[NETS]:
+    for row in found[table]:
         yield _cells(*row)
+
+
+def _nets(found: Document) -> Iterator[str]:
+    return _beside(found, NETS, "layer")
+
+
+def _everyday(found: Document) -> Iterator[str]:
+    return _beside(found, EVERYDAY, "op")
 
 
 def _microseconds(seconds: float) -> str:
@@ -265,4 +275,5 @@ _PARTS: Final = {
     FIRST_CALLS: _first_calls,
     BOUNDS: _bounds,
     NETS: _nets,
+    EVERYDAY: _everyday,
 }

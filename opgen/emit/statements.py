@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import assert_never
+from typing import Final, assert_never
 
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.emitter import extreme
@@ -38,6 +38,10 @@ from opgen.ir.loops import (
 from opgen.ir.notation import Reducer
 from opgen.ir.plane import PlaneSums
 from opgen.ir.primitives import Level
+
+_FEW_SUMS: Final = 2
+_ROW: Final = 64
+"""How many sums have vectors of their own for each row, and how long it is then."""
 
 
 class Emitter(LaneEmitter):
@@ -275,6 +279,7 @@ class Emitter(LaneEmitter):
         inner = self.inner()
         inner.printer.names.symbols[node.name] = name
         self.write("{")
+        lanes = self.lanes_of_row(node, terms, inner)
         inner.nodes([each for each in node.body if isinstance(each, Define)])
         walking = replace(inner.printer, walking=node.name, twice=is_twice)
         inner.write(f"int64_t {name} = {lower};")
@@ -283,7 +288,7 @@ class Emitter(LaneEmitter):
         inner.write(f"    {head}")
         for term in terms:
             value = walking.scalar(term.value).text
-            inner.write(f"        {self.vectors[term.accumulator]} += {value};")
+            inner.write(f"        {lanes[term.accumulator]} += {value};")
         inner.write("    }")
         if not any(program.operand(tensor).optional for tensor in vectors.walked):
             inner.write(f"    if (HAVE_MASKS && {name} < {end}) {{")
@@ -292,24 +297,52 @@ class Emitter(LaneEmitter):
             walking = replace(walking, within=f"0, {high}")
             for term in terms:
                 value = f"lanes_only({walking.scalar(term.value).text}, 0, {high})"
-                inner.write(f"        {self.vectors[term.accumulator]} += {value};")
+                inner.write(f"        {lanes[term.accumulator]} += {value};")
             inner.write(f"        {name} = {end};")
             inner.write("    }")
         inner.write("}")
         inner.write(f"for (; {name} < {end}; {name}++) {{")
         inner.inner().nodes(vectors.terms)
         inner.write("}")
+        self.join_rows(lanes, inner)
         self.write("}")
+
+    def join_rows(self, lanes: Mapping[str, str], inner: Emitter) -> None:
+        """Add the vectors of a row to those of its accumulators."""
+        for accumulator, part in lanes.items():
+            if part != self.vectors[accumulator]:
+                inner.write(f"{self.vectors[accumulator]} += {part};")
+
+    def lanes_of_row(
+        self, node: For, terms: Sequence[Accumulate], inner: Emitter
+    ) -> dict[str, str]:
+        """The vectors that a row adds to, by accumulator: its own ones, which then join others.
+
+        A sum over an image is one of as many parts as it has rows then, and not of as many as it
+        has vectors: of a million terms of one size a float keeps a digit more. Many sums at a time,
+        as those of the taps of a filter, have no time for it, nor have short rows.
+        """
+        lanes = {term.accumulator: self.vectors[term.accumulator] for term in terms}
+        is_short = any(bound.is_constant and bound.constant < _ROW for bound in node.upper)
+        if len(lanes) > _FEW_SUMS or is_short:
+            return lanes
+        for accumulator in lanes:
+            lanes[accumulator] = inner.scope.fresh("part")
+            inner.write(f"wide_lanes {lanes[accumulator]} = {{0}};")
+        return lanes
 
     def computed_loop(self, node: For, vectors: VectorSum, name: str, lower: str, end: str) -> None:
         """Some terms at a time, kept in the first cache, and then vectors of them."""
-        inner = self.inner()
+        outer = self.inner()
+        self.write("{")
+        lanes = self.lanes_of_row(node, vectors.terms, outer)
+        inner = outer.inner()
         first, at, count = (inner.scope.fresh(each) for each in ("first", "at", "count"))
         totals = [self.printer.names.accumulators[each.accumulator] for each in vectors.terms]
         names = [inner.scope.fresh("terms") for _ in totals]
         inner.printer.names.symbols[node.name] = name
         inner.nodes([each for each in node.body if isinstance(each, Define)])
-        self.write(f"for (int64_t {first} = {lower}; {first} < {end}; {first} += TERMS) {{")
+        outer.write(f"for (int64_t {first} = {lower}; {first} < {end}; {first} += TERMS) {{")
         inner.write(f"const int64_t {count} = least({end} - {first}, TERMS);")
         for terms, total in zip(names, totals, strict=True):
             inner.write(f"_Alignas(LANE_BYTES) __typeof__({total}) {terms}[TERMS];")
@@ -320,8 +353,9 @@ class Emitter(LaneEmitter):
             inner.write(f"    {terms}[{at}] = {inner.printer.scalar(term.value).text};")
         inner.write("}")
         for terms, total, term in zip(names, totals, vectors.terms, strict=True):
-            lanes = self.vectors[term.accumulator]
-            inner.write(f"ADD_TERMS({total}, {lanes}, {terms}, {count})")
+            inner.write(f"ADD_TERMS({total}, {lanes[term.accumulator]}, {terms}, {count})")
+        outer.write("}")
+        self.join_rows(lanes, outer)
         self.write("}")
 
     def condition(self, node: If) -> None:

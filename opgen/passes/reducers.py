@@ -162,7 +162,8 @@ class Weights:
             for index, extent, cell in zip(statement.target.indices, dims, cells, strict=True)
             if cell.name != BATCH_ITERATOR
         ]
-        rest = (i for i in statement.iterators if i.name != BATCH_ITERATOR)
+        # A target without leading dims is joined by all of them.
+        rest = (i for i in statement.iterators if i not in cells)
         return replace(
             statement,
             target=target,

@@ -30,8 +30,6 @@ _COMMON = (
     *("-nostdinc", "-nostdinc++"),
     *("-g1", "-gdwarf-4"),  # addr2line confuses files in the DWARF 5 of g++ 12
     *("-Wall", "-Wno-unknown-pragmas", "-Wno-unused", "-Wno-attributes", "-Werror=uninitialized"),
-    # g++ does not see that a variable begins and is used under the same condition.
-    "-Wno-error=maybe-uninitialized",
 )
 _MODES = {
     "fast": ("-O2",),
