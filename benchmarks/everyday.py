@@ -51,7 +51,7 @@ class Written:
     @property
     def is_image(self) -> bool:
         """Whether the first input is an image."""
-        return self.text.startswith(("x: float[N,C", "x[N,C"))
+        return self.text.startswith(("x: float[N,C,", "x[N,C,"))
 
     def workload(self, format_: torch.memory_format) -> Workload:
         """The op with numbers, images in a format."""
