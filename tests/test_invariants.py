@@ -92,6 +92,14 @@ def test_what_is_computed_once(name: str, count: int) -> None:
 
 
 KEPT = {
+    "what a guard keeps inside": (
+        "op f(x: float[N,C,H,W], s[C]) -> y[N,C,H,W]\n"
+        "  y[n,c,h,w] += x[n,c,h,w] * exp(s[c - 1]) for n, c in C, h, w if c >= 1\n"
+    ),
+    "what a condition keeps inside": (
+        "op f(x: float[N,C,H,W], s[C]) -> y[N,C,H,W]\n"
+        "  y[n,c,h,w] = select(c >= 1, x[n,c,h,w] * exp(s[c - 1]), 0)\n"
+    ),
     "the same along a row": "op f(x: float[N,D], s[N]) -> y[N,D]\n  y[n,d] = x[n,d] * exp(s[n])\n",
     "sums and products": (
         "op f(x: float[N,C,H,W], s[C]) -> y[N,C,H,W]\n  y[n,c,h,w] = x[n,c,h,w] * (s[c]*s[c] + 1)\n"

@@ -186,6 +186,11 @@ def test_images_are_read_by_channels(op: str) -> None:
 
 
 KEPT = {
+    "what a guard keeps inside": (
+        "op f(x: float[N,(G C),H,W], s[N,G]) -> y[N,(G C),H,W]\n"
+        "  y[n,(g c),h,w] += x[n,(g c),h,w] * s[n - 1,g]\n"
+        "      for n in N, g in G, c in C, h, w if n >= 1\n"
+    ),
     "a filter of a group's channel": (
         "op f(x[N,(G C),H,W], s[N,G], k[C]) -> y[N,(G C),H,W]\n"
         "  y[n,(g c),h,w] = x[n,(g c),h,w] * s[n,g] * k[c]\n"

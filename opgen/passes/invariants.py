@@ -23,7 +23,6 @@ from opgen.algebra.poly import symbol
 from opgen.ir.notation import (
     Access,
     Apply,
-    Boundary,
     Expr,
     Iterator,
     Op,
@@ -79,8 +78,10 @@ class _Invariants:
         values: list[Statement] = []
 
         def read(expr: Expr) -> Expr | None:
+            if not _is_worth_it(expr) or not self.temporaries.is_always_there(expr, statement):
+                return None
             iterators = _numbering(expr, statement, self.temporaries.op.sizes)
-            if iterators is None or not _is_worth_it(expr):
+            if iterators is None:
                 return None
             return Read(self.value(expr, iterators, statement, values))
 
@@ -114,12 +115,8 @@ def _is_worth_it(expr: Expr) -> bool:
 def _numbering(
     expr: Expr, statement: Statement, sizes: tuple[str, ...]
 ) -> tuple[Iterator, ...] | None:
-    """The iterators that a value depends on; None if it may be absent, or if there is no tensor of
-    which it is the same for many rows."""
-    accesses = tuple(reads(expr))
-    inside = all(i.boundary is Boundary.NONE for each in accesses for i in each.indices)
-    if not accesses or not inside:
-        return None
+    """The iterators that a value depends on; None if there is no tensor of which it is the same for
+    many rows."""
     moving = {each.name: each for each in statement.iterators}
     used = [name for name in symbols_of(expression_polynomials(expr)) if name in moving]
     long = {name for name, each in moving.items() if each.extent.symbol in sizes}

@@ -6,8 +6,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from opgen.algebra.poly import Poly
+from opgen.ir.indices import extents_of, is_plainly_inside
 from opgen.ir.names import fresh_name
-from opgen.ir.notation import Access, Dim, Index, Op, Statement, Tensor
+from opgen.ir.notation import (
+    Access,
+    Boundary,
+    Dim,
+    Expr,
+    Index,
+    Op,
+    Statement,
+    Tensor,
+    reads,
+)
 
 
 @dataclass
@@ -44,6 +55,27 @@ class NewTemporaries:
             return self.op
         temporaries = (*self.op.temporaries, *self.made)
         return replace(self.op, temporaries=temporaries, statements=changed)
+
+    def is_always_there(self, expr: Expr, statement: Statement) -> bool:
+        """Whether a value reads cells of tensors, all of them inside at every point of the box.
+
+        What a guard or a condition of the statement keeps inside is not: the value is computed
+        without these.
+        """
+        extents = extents_of(statement.iterators)
+        accesses = tuple(reads(expr))
+        return bool(accesses) and all(
+            index.boundary is Boundary.NONE and is_plainly_inside(index.value, extent, extents)
+            for access in accesses
+            for index, extent in zip(access.indices, self.extents(access.tensor), strict=True)
+        )
+
+    def extents(self, name: str) -> tuple[Poly, ...]:
+        """The extents of a tensor, made here or not."""
+        for each in self.made:
+            if each.name == name:
+                return tuple(dim.extent for dim in each.dims)
+        return self.op.extents(name)
 
     def is_generic(self, access: Access) -> bool:
         """Whether a tensor is of the type that a call has, as temporaries are."""

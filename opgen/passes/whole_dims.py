@@ -71,6 +71,7 @@ class _Pair:
     statement: Statement
     outer: Iterator
     inner: Iterator
+    temporaries: NewTemporaries
     long: frozenset[str]
     """The iterators that a shape has the extent of, which is no attribute."""
 
@@ -92,12 +93,10 @@ class _Pair:
     def is_of_outer(self, expr: Expr) -> bool:
         """Whether an expression is a value for each of the outer iterator, none of it outside."""
         used = symbols_of(expression_polynomials(expr))
-        accesses = tuple(reads(expr))
         return (
             self.outer.name in used
             and self.inner.name not in used
-            and bool(accesses)
-            and all(i.boundary is Boundary.NONE for each in accesses for i in each.indices)
+            and self.temporaries.is_always_there(expr, self.statement)
             and self.are_few(used)
         )
 
@@ -131,7 +130,7 @@ class _Made:
 
     def of(self, statement: Statement) -> tuple[Statement, ...]:
         """The statement as several, if it has a pair of iterators that one can stand for."""
-        pair = next(filter(self.is_worth_it, _pairs(self.temporaries.op, statement)), None)
+        pair = next(filter(self.is_worth_it, _pairs(self.temporaries, statement)), None)
         return (statement,) if pair is None else tuple(self.as_whole(pair))
 
     def is_worth_it(self, pair: _Pair) -> bool:
@@ -215,13 +214,15 @@ class _Made:
         return self.temporaries.cells(near, what, cells)
 
 
-def _pairs(op: Op, statement: Statement) -> Iterable[_Pair]:
+def _pairs(temporaries: NewTemporaries, statement: Statement) -> Iterable[_Pair]:
     """The pairs of iterators that are an index together."""
     extents = extents_of(statement.iterators)
     by_name = {each.name: each for each in statement.iterators}
     accesses = (statement.target, *reads(statement.body))
     indices = (index for access in accesses for index in access.indices)
-    long = frozenset(each.name for each in statement.iterators if each.extent.symbol in op.sizes)
+    long = frozenset(
+        each.name for each in statement.iterators if each.extent.symbol in temporaries.op.sizes
+    )
     seen = set()
     for index in indices:
         found = digits(index.value, extents)
@@ -230,4 +231,4 @@ def _pairs(op: Op, statement: Statement) -> Iterable[_Pair]:
         if found not in seen:
             seen.add(found)
             outer, inner = found
-            yield _Pair(statement, by_name[outer], by_name[inner], long)
+            yield _Pair(statement, by_name[outer], by_name[inner], temporaries, long)
