@@ -310,13 +310,6 @@ SUMS: Final = (
         lambda x, z: F.smooth_l1_loss(x, z, reduction="sum"),
     ),
     Written(
-        "linear layer with GELU",
-        "x: float[N,D], w[M,D], b[M]) -> y[N,M]\n  z[n,m] = sum(d) x[n,d]*w[m,d]\n"
-        "  y[n,m] = (z[n,m] + b[m])*sigmoid(1.702*(z[n,m] + b[m]))",
-        ((512, 256), (512, 256), (512,)),
-        lambda x, w, b: (lambda z: z * torch.sigmoid(1.702 * z))(F.linear(x, w, b)),
-    ),
-    Written(
         "Gram matrices",
         f"{_IMAGE}) -> y[N,C,C]\n  y[n,c,d] = sum(h,w) x[n,c,h,w]*x[n,d,h,w]",
         (_IMAGES,),
@@ -334,7 +327,49 @@ SUMS: Final = (
     ),
 )
 
-OPS: Final = (*NORMS, *POINTWISE, *MOVES, *SUMS)
+PRODUCTS: Final = (
+    Written(
+        "convolution with ReLU",
+        f"{_IMAGE}, w[O,C,3,3], b[O]) -> y[N,O,H,W]\n  tmp z[N,O,H,W]\n"
+        "  z[n,o,h,v] = sum(c, i in 3, j in 3) x[n,c, h+i-1 ?0, v+j-1 ?0]*w[o,c,i,j]\n"
+        "  y[n,o,h,v] = max(z[n,o,h,v] + b[o], 0)",
+        (_IMAGES, (64, 64, 3, 3), _CHANNELS),
+        lambda x, w, b: F.relu(F.conv2d(x, w, b, padding=1)),
+    ),
+    Written(
+        "channels, scaled, with SiLU",
+        f"{_IMAGE}, w[O,C], s[O], b[O]) -> y[N,O,H,W]\n"
+        "  z[n,o,h,v] = b[o] + s[o]*(sum(c) x[n,c,h,v]*w[o,c])\n"
+        "  y[n,o,h,v] = z[n,o,h,v]*sigmoid(z[n,o,h,v])",
+        (_IMAGES, (128, 64), (128,), (128,)),
+        lambda x, w, s, b: F.silu(F.conv2d(x, _wide(w)) * _wide(s) + _wide(b)),
+    ),
+    Written(
+        "linear layer with GELU",
+        "x: float[N,D], w[M,D], b[M]) -> y[N,M]\n  z[n,m] = sum(d) x[n,d]*w[m,d]\n"
+        "  y[n,m] = (z[n,m] + b[m])*sigmoid(1.702*(z[n,m] + b[m]))",
+        ((512, 256), (512, 256), (512,)),
+        lambda x, w, b: (lambda z: z * torch.sigmoid(1.702 * z))(F.linear(x, w, b)),
+    ),
+    Written(
+        "linear layer of low rank",
+        "x: float[N,D], a[R,D], w[M,R]) -> y[N,M]\n  z[n,r] = sum(d) x[n,d]*a[r,d]\n"
+        "  y[n,m] = sum(r) z[n,r]*w[m,r]",
+        ((2048, 512), (64, 512), (512, 64)),
+        lambda x, a, w: F.linear(F.linear(x, a), w),
+    ),
+    Written(
+        "attention",
+        "q: float[B,N,D], k[B,M,D], v[B,M,E]) -> y[B,N,E]\n"
+        "  a[b,n,m] = (sum(d) q[b,n,d]*k[b,m,d])/sqrt(D)\n  p[b,n] = max(m) a[b,n,m]\n"
+        "  e[b,n,m] = exp(a[b,n,m] - p[b,n])\n"
+        "  y[b,n,i] = (sum(m) e[b,n,m]*v[b,m,i])/(sum(m) e[b,n,m])",
+        ((96, 196, 64), (96, 196, 64), (96, 196, 64)),
+        lambda q, k, v: torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v,
+    ),
+)
+
+OPS: Final = (*NORMS, *POINTWISE, *MOVES, *SUMS, *PRODUCTS)
 
 if __name__ == "__main__":
     sys.exit(main(OPS, tables.EVERYDAY, README, __doc__))

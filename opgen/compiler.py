@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
+from opgen.passes.kept import with_kept
 from opgen.passes.leading_dims import with_leading_dims
 from opgen.passes.matrix_product import matrix_product
 from opgen.passes.relayout import Orders
@@ -52,6 +53,9 @@ from opgen.passes.specialise import (
     specialise,
     windows_of,
 )
+from opgen.passes.stages import Stage as OpStage
+from opgen.passes.stages import products_of
+from opgen.passes.stages import stages as stages_of
 from opgen.passes.unclamp import unclamped
 from opgen.passes.unrounded import unrounded
 from opgen.programs import (
@@ -66,6 +70,7 @@ from opgen.programs import (
     window_sizes,
 )
 from opgen.runtime import Operation, generated
+from opgen.runtime.description import KEPT, STAGE
 
 ORDERS = 2
 """How many times the ops of a written module are differentiated."""
@@ -400,6 +405,61 @@ def leading_source(text: str, name: str, path: tuple[str, ...]) -> str:
     return _operation_source(op, path, text, name, _checked(text, name), leading)
 
 
+def stages_source(
+    text: str,
+    name: str,
+    path: tuple[str, ...],
+    apart: tuple[int, ...],
+    own: tuple[int, ...] = (),
+) -> str:
+    """A module of the ops that compute an op one after the other, see `passes.stages`.
+
+    The statements `apart` are ops of their own. `STAGES` are the names of all, in order, with the
+    positions of these statements. Those that are not opgen's `own` have no more than plain kernels:
+    they are the library's in every call that has stages.
+    """
+    ops = _checked(text, name)
+    found = stages_of(_derived_op(text, name, path), apart)
+    units = tuple(
+        _stage_unit(stage, own, (*path, _stage_step(number, apart)), text, ops)
+        for number, stage in enumerate(found)
+    )
+    module = torch_module.module_source(units, text, name)
+    names = tuple((stage.op.name, stage.statement) for stage in found)
+    return f"{module}\nSTAGES = {names}\n"
+
+
+def kept_source(text: str, name: str, path: tuple[str, ...], names: tuple[str, ...]) -> str:
+    """A module of the gradient at the end of a path that reads temporaries of the op before it, of
+    these names, in place of computing them, see `passes.kept`.
+
+    `KEPT` are those that it reads; where that is none, the module holds nothing else.
+    """
+    ops = _checked(text, name)
+    found, kept = _of_kept(text, name, path, names)
+    if not kept:
+        return "KEPT = ()\n"
+    unit = _cpu_unit(found, (*path, f"{KEPT}{JOINT.join(names)}"), text, ops)
+    return f"{torch_module.module_source((unit,), text, name)}\nKEPT = {kept}\n"
+
+
+def _of_kept(
+    text: str, name: str, path: tuple[str, ...], names: Sequence[str]
+) -> tuple[Op, tuple[str, ...]]:
+    return with_kept(_derived_op(text, name, path), _derived_op(text, name, path[:-1]), names)
+
+
+def _stage_step(number: int, apart: tuple[int, ...]) -> str:
+    """The step from an op to one of its stages."""
+    return f"{STAGE}{number}:{','.join(map(str, apart))}"
+
+
+def _stage(op: Op, step: str) -> Op:
+    """The op at the end of such a step."""
+    number, _, apart = step.removeprefix(STAGE).partition(":")
+    return stages_of(op, tuple(map(int, apart.split(","))))[int(number)].op
+
+
 class _WholeError(Exception):
     """The leading dims of an op are one."""
 
@@ -416,8 +476,13 @@ def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:
     ops = _checked(text, name)
     first, count = _begin(path)
     op = ops[first]
-    for step in path[1:]:
-        op = derivative(op, step, ops).op
+    for at, step in enumerate(path[1:], start=1):
+        if step.startswith(STAGE):
+            op = _stage(op, step)
+        elif step.startswith(KEPT):
+            op, _ = _of_kept(text, name, path[:at], step.removeprefix(KEPT).split(JOINT))
+        else:
+            op = derivative(op, step, ops).op
     if count is None:
         return op
     found = with_leading_dims(op, count)
@@ -448,21 +513,53 @@ def _operation_source(
     leading: frozenset[str] = frozenset(),
 ) -> str:
     """A module of one op; `leading` are the sizes of leading dims that have one each."""
+    return torch_module.module_source((_unit(op, path, text, ops, leading),), text, name)
+
+
+def _stage_unit(
+    stage: OpStage,
+    own: Collection[int],
+    path: tuple[str, ...],
+    text: str,
+    ops: Mapping[str, Op],
+) -> Unit:
+    """A stage of an op on the CPU; see `stages_source`."""
+    op = stage.op
+    if stage.statement is None or stage.statement in own:
+        return replace(_cpu_unit(op, path, text, ops), apart=())
+    member, plain = Member(op, path, ()), scheduled(op)
+    return Unit(member, plain, plain, plain, _traits(op, ops), None, *_library_forms(member))
+
+
+def _cpu_unit(op: Op, path: tuple[str, ...], text: str, ops: Mapping[str, Op]) -> Unit:
+    """An op that is called on the CPU: there are no more than plain kernels for GPUs."""
+    return replace(_unit(op, path, text, ops), on_gpu=scheduled(for_gpu(op)))
+
+
+def _unit(
+    op: Op,
+    path: tuple[str, ...],
+    text: str,
+    ops: Mapping[str, Op],
+    leading: frozenset[str] = frozenset(),
+) -> Unit:
+    """One op of a module."""
     member = Member(op, path or (op.name,), ())
     cpu_op, gpu_op = for_cpu(op), for_gpu(op)
     program = scheduled(cpu_op)
     on_cpu, on_gpu = along_rows(cpu_op, program), threads(gpu_op, scheduled(gpu_op))
     kernels = None  # without a spec nothing can be made later
-    if text and len(member.path) <= 2:
+    if text and len([step for step in member.path if step[0] not in (STAGE, KEPT)]) <= 2:
         public = ops.get(_begin(member.path)[0], op)
         kernels = _special_kernels(cpu_op, gpu_op, on_cpu, on_gpu, public, leading)
     traits = _traits(op, ops)
-    unit = Unit(member, program, on_cpu, on_gpu, traits, kernels, *_library_forms(member))
-    return torch_module.module_source((unit,), text, name)
+    return Unit(member, program, on_cpu, on_gpu, traits, kernels, *_library_forms(member))
 
 
-def _library_forms(member: Member) -> tuple[Convolution | None, MatrixProduct | None]:
-    """An op as a convolution, and as a product of matrices.
+def _library_forms(
+    member: Member,
+) -> tuple[Convolution | None, MatrixProduct | None, tuple[int, ...]]:
+    """An op as a convolution, and as a product of matrices; if it is neither, which statements are.
 
     The result of a gradient is what flows back, the last input: those of image and weight are one
     call of the library if both see it so.
@@ -470,7 +567,8 @@ def _library_forms(member: Member) -> tuple[Convolution | None, MatrixProduct | 
     op = member.op
     results = op.outputs[:1] if member.is_public else op.inputs[-1:]
     found = convolution(op, "".join(each.name for each in results))
-    return found, matrix_product(op)
+    product = matrix_product(op)
+    return found, product, () if found or product else products_of(op)
 
 
 @functools.lru_cache(maxsize=64)

@@ -68,6 +68,8 @@ class Unit:
     special: SpecialKernels | None
     convolution: Convolution | None = None
     product: MatrixProduct | None = None
+    apart: tuple[int, ...] = ()
+    """Statements that are products by themselves, see `passes.stages`."""
 
     @property
     def op(self) -> Op:
@@ -346,6 +348,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         special=_special(unit.special, special, special_cuda),
         convolution=_convolution(unit.convolution),
         product=_matrix_product(unit.product),
+        apart=tuple_of(list(map(str, unit.apart))) if unit.apart else None,
     )
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],

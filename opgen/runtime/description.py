@@ -274,6 +274,12 @@ class Shapes:
     matrices: tuple[tuple[Shape, ...], ...] = ()
 
 
+STAGE = "#"
+"""What a step of a path begins with that is one of several ops which compute the op before it."""
+
+KEPT = "!"
+"""The same of a gradient that reads temporaries of the forward pass; their names stand behind."""
+
 JOINT = ","
 """Between the names of inputs whose gradients one op computes, an output for each."""
 

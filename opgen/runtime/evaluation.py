@@ -84,10 +84,21 @@ class Call:
         """The memory format of an output: that of the first input of its rank.
 
         A gradient follows what flows back, which is the last input: a filter says nothing of the
-        image that it was applied to.
+        image that it was applied to. A part of another op follows its largest one.
         """
         tensors = self.tensors if self.operation.is_public else self.tensors[::-1]
+        if self.operation.is_stage:
+            tensors = self._from_largest()
         return memory_format(rank, tensors)
+
+    def _from_largest(self) -> Tensors:
+        """Its tensors from the largest one on, but for the filter of a convolution."""
+        names = self.operation.convolution
+        pairs = zip(self.operation.inputs, self.tensors, strict=True)
+        found = [
+            x for each, x in pairs if x is not None and not (names and each.name == names.weight)
+        ]
+        return sorted(found, key=lambda x: -x.numel())
 
 
 # ---------------------------------------------------------------------------- before the kernels
@@ -265,8 +276,8 @@ def operands_of(call: Call, outputs: Sequence[torch.Tensor]) -> dict[str, torch.
     found: dict[str, torch.Tensor] = {}
     for declared, tensor in zip(operation.inputs, call.tensors, strict=True):
         if tensor is None:
-            dtype = checks.TORCH_DTYPES[types.found[declared.name]]
             shape = call.shapes.optional[declared.name]
+            dtype = dtype_of(call, declared.name)
             found[declared.name] = default_tensor(declared, shape, dtype, call.device)
         else:
             found[declared.name] = flattened(tensor.resolve_neg(), declared)
@@ -297,6 +308,11 @@ def _format_of_temporary(call: Call, rank: int) -> torch.memory_format:
     lay out contiguous ones as they need them, see `cuda_operands`.
     """
     return call.format_of(rank) if call.device.type == "cpu" else torch.contiguous_format
+
+
+def dtype_of(call: Call, name: str) -> torch.dtype:
+    """The element type of an input or output, also of an input that is absent."""
+    return checks.TORCH_DTYPES[call.types.found[name]]
 
 
 def default_tensor(

@@ -14,6 +14,15 @@ from opgen.runtime.operation import Operation
 _Wanted = tuple[tuple[str, ...], tuple[bool, ...]]
 """The path to an op with several gradients, and which of those it is, see `derived_source`."""
 
+_Key = tuple[tuple[str, ...], tuple[str, ...]]
+"""The path to a gradient, and temporaries of the op before it."""
+
+_Parts = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
+"""The path to an op, and the positions of statements that are apart, see `stages_source`."""
+
+_Stage = tuple[Operation, int | None]
+"""A part of an op, and the position of the statement if it is one that is apart."""
+
 
 @dataclass(eq=False)
 class Family:
@@ -25,6 +34,8 @@ class Family:
     _derived: dict[tuple[str, ...], tuple[Operation, Gradient]] = field(default_factory=dict)
     _together: dict[_Wanted, tuple[Operation, Gradient] | None] = field(default_factory=dict)
     _of_dims: dict[tuple[str, ...], Operation | None] = field(default_factory=dict)
+    _of_kept: dict[_Key, tuple[Operation, tuple[str, ...]] | None] = field(default_factory=dict)
+    _stages: dict[_Parts, tuple[_Stage, ...]] = field(default_factory=dict)
 
     def add(self, operation: Operation) -> Operation:
         """Make an op known to PyTorch, and to the ops whose gradient it computes."""
@@ -97,6 +108,36 @@ class Family:
             if path not in self._of_dims:
                 self._of_dims[path] = self._made_of_dims(path)
             return self._of_dims[path]
+
+    def stages(
+        self, operation: Operation, apart: tuple[int, ...], own: tuple[int, ...]
+    ) -> tuple[_Stage, ...]:
+        """The ops that compute an op one after the other, as `opgen.compiler.stages_source` makes
+        them; ImportError without opgen."""
+        key = operation.path, apart, own
+        with LOCK:
+            if key not in self._stages:
+                about = self.spec, self.spec_name, *key
+                module = generated.load(generated.source("stages_source", *about), self.spec_name)
+                ops = module.FAMILY.operations
+                self._stages[key] = tuple((ops[name], at) for name, at in module.STAGES)
+            return self._stages[key]
+
+    def of_kept(
+        self, operation: Operation, names: tuple[str, ...]
+    ) -> tuple[Operation, tuple[str, ...]] | None:
+        """A gradient that reads some of these temporaries of the op before it, as
+        `opgen.compiler.kept_source` makes it, and which; None where it reads none of them."""
+        key = operation.path, names
+        with LOCK:
+            if key not in self._of_kept:
+                about = self.spec, self.spec_name, operation.path, names
+                module = generated.load(generated.source("kept_source", *about), self.spec_name)
+                self._of_kept[key] = None
+                if module.KEPT:
+                    (found,) = module.FAMILY.operations.values()
+                    self._of_kept[key] = found, module.KEPT
+            return self._of_kept[key]
 
     def _made_of_dims(self, path: tuple[str, ...]) -> Operation | None:
         try:

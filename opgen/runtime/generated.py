@@ -26,6 +26,8 @@ MAKERS = {
     "module_source": ".py",
     "derived_source": ".py",
     "leading_source": ".py",
+    "stages_source": ".py",
+    "kept_source": ".py",
     "special_source": ".c",
     "unrounded_source": ".c",
     "special_cuda": ".py",

@@ -198,6 +198,13 @@ def instead_of_convolution(call: Call) -> Multiplication | Ways | None:
     return plan if is_faster else None
 
 
+def work(call: Call) -> int:
+    """How many products there are in a call, if it is one of matrices that the library could
+    compute; else 0."""
+    plan = _plan(call)
+    return 0 if plan is None else plan.work
+
+
 def _plan(call: Call) -> Multiplication | None:
     """How the library would compute a call; None where it cannot."""
     names, (shape,) = call.operation.product, call.shapes.outputs[:1]

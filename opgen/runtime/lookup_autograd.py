@@ -33,7 +33,9 @@ from opgen.runtime.record import record, replaced
 from opgen.runtime.schema import Number, Numbers, flatten
 
 if TYPE_CHECKING:
+    from opgen.runtime.lookup_stages import InStages
     from opgen.runtime.operation import Operation
+    from opgen.runtime.stages import Stages
 
 _MOST = MAX_ENTRIES
 """For how many kinds of calls it is kept what their gradients are: for those that are looked up."""
@@ -94,6 +96,15 @@ class Step:
     beside: Pair | None = None
 
 
+@record
+class Left:
+    """What a call in stages leaves for its gradients: tensors between these, and their names."""
+
+    stages: Stages
+    names: tuple[str, ...]
+    tensors: tuple[torch.Tensor, ...]
+
+
 class Plans(dict[Any, tuple[Step, ...]]):
     """The steps of backward passes, by what they depend on; of a limited number of these."""
 
@@ -108,22 +119,24 @@ def recorded(
     operation: Operation,
     run: Callable[..., Any],
     library: Callable[[Sequence[Any], tuple[Number, ...]], Any] | None,
+    in_stages: InStages | None = None,
 ) -> Callable[..., Any]:
     """A function of a twin, numbers and tensors that calls the op and records the call.
 
     The twin is one for these integers, or None; `run` takes tensors and all numbers; `library` is
-    that of `lookup_caller.Ways`.
+    that of `lookup_caller.Ways`; `in_stages` does what it does before anybody else.
     """
-    backward = _backward(operation)
-    if len(operation.inputs) == 1 and len(operation.outputs) == 1:
+    backward = _backward(operation, in_stages)
+    if len(operation.inputs) == 1 and len(operation.outputs) == 1 and in_stages is None:
         backward = _backward_by_twin(operation, backward)
-    return function_of(operation, _forward(operation, run, library), backward)
+    return function_of(operation, _forward(operation, run, library, in_stages), backward)
 
 
 def _forward(
     operation: Operation,
     run: Callable[..., Any],
     library: Callable[[Sequence[Any], tuple[Number, ...]], Any] | None,
+    in_stages: InStages | None,
 ) -> Callable[..., Any]:
     """The call of an op, which keeps what gradients take."""
     has_floats = has_float_attributes(operation)
@@ -138,7 +151,14 @@ def _forward(
 
     def forward(ctx: Any, twin: Any, numbers: tuple[Number, ...], *tensors: Any) -> Any:
         result: Any = answer if is_single else (answer,)
-        if twin is not None:
+        more: tuple[torch.Tensor, ...] = ()
+        if in_stages is not None:
+            staged = in_stages.forward(ctx.needs_input_grad[2:], tensors, numbers)
+            ctx.staged = None
+            if staged is not None:
+                result, left = staged
+                more, ctx.staged = left.tensors, (left.stages, left.names)
+        if twin is not None and (result if is_single else result[0]) is answer:
             floats = [each for each in numbers if type(each) is float] if has_floats else ()
             result = twin(*tensors, *floats)
         if (result if is_single else result[0]) is answer:
@@ -155,8 +175,8 @@ def _forward(
                 kept_of[wanted] = kept
         shapes = tuple([None if tensor is None else tensor.shape for tensor in tensors])
         ctx.call = shapes, numbers, kept
-        if kept:
-            ctx.save_for_backward(*[tensors[at] for at in kept])
+        if kept or more:
+            ctx.save_for_backward(*[tensors[at] for at in kept], *more)
         if not is_single:
             ctx.kinds = tuple(map(Kind.of, result))
             ctx.set_materialize_grads(False)
@@ -167,7 +187,7 @@ def _forward(
     return forward
 
 
-def _backward(operation: Operation) -> Callable[..., Any]:
+def _backward(operation: Operation, in_stages: InStages | None) -> Callable[..., Any]:
     """The gradients of a call, by steps that are known where nothing but plain tensors is in play.
 
     A compiler that traces a backward pass must meet ops, not their twins.
@@ -179,8 +199,15 @@ def _backward(operation: Operation) -> Callable[..., Any]:
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
         shapes, numbers, kept = ctx.call
-        saved = ctx.saved_tensors if kept else ()
         wanted = ctx.needs_input_grad[2:]
+        if in_stages is not None and ctx.staged is not None:
+            saved = ctx.saved_tensors
+            staged = in_stages.backward(ctx.staged, ctx.call, saved, wanted, cotangents[0])
+            if staged is not None:
+                return (None, None, *staged)
+            saved = saved[: len(kept)]
+        else:
+            saved = ctx.saved_tensors if kept else ()
         is_looked_up = is_single and not is_compiling() and not is_suspended()
         steps: tuple[Step, ...] | None = ()
         if is_looked_up:

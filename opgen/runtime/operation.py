@@ -19,12 +19,14 @@ from opgen.runtime import (
     lookup_caller,
     lookup_cuda_casts,
     lookup_library,
+    lookup_stages,
     registration,
     sharding,
     unrounded,
 )
 from opgen.runtime.description import (
     GENERIC,
+    STAGE,
     Attribute,
     Convolution,
     CudaKernels,
@@ -46,6 +48,7 @@ from opgen.runtime.special import Chosen, Values
 
 if TYPE_CHECKING:
     from opgen.runtime.family import Family
+    from opgen.runtime.stages import Stages
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +82,7 @@ class Operation:
     special: Special | None = None  # None where no kernels can be made
     convolution: Convolution | None = None
     product: MatrixProduct | None = None
+    apart: tuple[int, ...] = ()  # statements that by themselves are products, see `stages`
     compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
     chosen: Chosen = field(default_factory=dict)
     small: set[Values] = field(default_factory=set)
@@ -87,6 +91,7 @@ class Operation:
     unrounded_cuda: dict[tuple[Values, tuple[str, ...]], CudaKernels | None] = field(
         default_factory=dict
     )
+    staged: dict[Any, Stages | None] = field(default_factory=dict)
     _dispatch: list[_Dispatch] = field(default_factory=list)
 
     def register(self) -> None:
@@ -116,6 +121,11 @@ class Operation:
     def is_public(self) -> bool:
         """Whether it is an op of the spec, not a derived one."""
         return len(self.path) == 1
+
+    @property
+    def is_stage(self) -> bool:
+        """Whether it is a part of another op, see `stages`."""
+        return self.path[-1].startswith(STAGE)
 
     # ------------------------------------------------------------ calls
     @functools.cached_property
@@ -233,7 +243,9 @@ class _Dispatch:
                 return overload(*arguments)
 
         library = library_call.caller(operation)
-        record = lookup_autograd.recorded(operation, run, library)
+        has_stages = operation.apart and operation.is_public and len(operation.outputs) == 1
+        in_stages = lookup_stages.InStages(operation) if has_stages else None
+        record = lookup_autograd.recorded(operation, run, library, in_stages)
         rounding = unrounded.caller(operation) if operation.is_public else None
         on_gpu = lookup_cuda_casts.caller(operation) if operation.is_public else None
         ways = lookup_caller.Ways(check, in_full, overload, record, twin, library, rounding, on_gpu)

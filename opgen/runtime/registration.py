@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from opgen.runtime import autocast, autograd, lookup, lookup_caller, lookup_library, namespace, vmap
-from opgen.runtime.evaluation import HandsOn, empty_outputs, evaluate, prepare
+from opgen.runtime.evaluation import HandsOn, empty_outputs, prepare
 from opgen.runtime.record import record
 from opgen.runtime.schema import NAMESPACE, schema, unflatten
+from opgen.runtime.stages import evaluate
 
 if TYPE_CHECKING:
     from opgen.runtime.operation import Operation

@@ -1,0 +1,212 @@
+"""An op as several ops, one after the other, of which some are products and nothing else.
+
+Before:
+
+    op conv_relu(x[N,C,H,W], k[O,C,3,3], b[O]) -> y[N,O,H,W]
+      tmp z[N,O,H,W]
+      z[n,o,h,w] = sum(c, i in 3, j in 3) x[n,c, h+i-1 ?0, w+j-1 ?0] * k[o,c,i,j]
+      y[n,o,h,w] = max(z[n,o,h,w] + b[o], 0)
+
+After: an op of `x` and `k` that computes `z`, and one of `z` and `b` that computes `y`. What stands
+between them in memory is what the op has as a temporary anyway, so nothing is computed that was
+not, and in the same types. The first one is a convolution, which those may compute who have a fast
+one at hand.
+
+Statements that are no such products go together where they can, as one op that is computed like any
+other. A product that adds to a tensor which others write to as well becomes a tensor of its own,
+which a statement adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from opgen.algebra.poly import symbol
+from opgen.ir.names import fresh_name
+from opgen.ir.notation import (
+    BATCH_ITERATOR,
+    Access,
+    Apply,
+    Dim,
+    Index,
+    Op,
+    Read,
+    Reducer,
+    Statement,
+    Tensor,
+)
+from opgen.ir.notation import Iterator as Loop
+from opgen.ir.walk import all_reads
+from opgen.passes.assemble import Parts, assemble
+from opgen.passes.convolution import convolution
+from opgen.passes.matrix_product import matrix_product
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One of several ops, and the position of the statement in the whole if it is one apart."""
+
+    op: Op
+    statement: int | None
+
+
+def products_of(op: Op) -> tuple[int, ...]:
+    """The positions of the statements that by themselves are products a library may compute.
+
+    None of an op with nothing beside it, which is one itself, or with hand-written gradients.
+    """
+    if len(op.statements) < 2 or not _is_in_order(op):
+        return ()
+    found = []
+    for at, statement in enumerate(op.statements):
+        if _has_form(statement):
+            alone = _assembled(op, op.name, [statement], [statement.target.tensor])
+            if convolution(alone) is not None or matrix_product(alone) is not None:
+                found.append(at)
+    return tuple(found)
+
+
+def stages(op: Op, apart: Collection[int]) -> tuple[Stage, ...]:
+    """The ops that compute an op, in order; each of the statements `apart` is one.
+
+    Their inputs and outputs have the names of the tensors that they are.
+    """
+    op, products = _with_own_targets(op, apart)
+    units = _units(op, products)
+    made: list[tuple[list[Statement], int | None]] = []
+    known = {tensor.name for tensor in op.inputs} | {table.name for table in op.tables}
+    while units:
+        for unit in [each for each in units if each.product is not None and each.needs <= known]:
+            made.append((list(unit.statements), unit.product))
+            known.add(unit.target)
+            units.remove(unit)
+        together: list[Statement] = []
+        for unit in [each for each in units if each.product is None]:
+            if unit.needs <= known:
+                together += unit.statements
+                known.add(unit.target)
+                units.remove(unit)
+        if together:
+            made.append((together, None))
+    return tuple(_staged(op, made))
+
+
+# ---------------------------------------------------------------------------- statements
+def _has_form(statement: Statement) -> bool:
+    """Whether a statement may be a product: it sums what two tensors have, times each other."""
+    match statement.body:
+        case Apply(primitive="mul", arguments=(Read(), Read())):
+            return statement.reducer is Reducer.ADD and not statement.guards
+        case _:
+            return False
+
+
+def _is_in_order(op: Op) -> bool:
+    """Whether every tensor is whole before another one is computed from it."""
+    last = {each.target.tensor: at for at, each in enumerate(op.statements)}
+    return all(
+        last.get(name, -1) < at or name == statement.target.tensor
+        for at, statement in enumerate(op.statements)
+        for name in _needs(statement)
+    )
+
+
+def _needs(statement: Statement) -> set[str]:
+    """The tensors and tables that a statement reads."""
+    return {access.tensor for access in all_reads(statement)}
+
+
+def _with_own_targets(op: Op, apart: Collection[int]) -> tuple[Op, dict[str, int]]:
+    """The op where products have targets that nothing else writes to, and these with positions."""
+    taken = {each.name for each in (*op.inputs, *op.outputs, *op.temporaries)}
+    taken |= {each.name for each in op.tables} | {*op.sizes, *(let.name for let in op.lets)}
+    taken |= {name for attribute in op.attributes for name in attribute.symbols}
+    targets = [each.target.tensor for each in op.statements]
+    statements: list[Statement] = []
+    more: list[Tensor] = []
+    products: dict[str, int] = {}
+    for at, statement in enumerate(op.statements):
+        name = statement.target.tensor
+        if at not in apart or targets.count(name) == 1:
+            products |= {name: at} if at in apart else {}
+            statements.append(statement)
+            continue
+        tensor = op.tensor(name)
+        assert isinstance(tensor, Tensor)
+        own = fresh_name(f"{name}_term", taken)
+        products[own] = at
+        more.append(replace(tensor, name=own, default=None))
+        statements.append(
+            replace(statement, target=replace(statement.target, tensor=own), is_exclusive=True)
+        )
+        statements.append(_added(tensor, own, taken))
+    temporaries = (*op.temporaries, *more)
+    return replace(op, temporaries=temporaries, statements=tuple(statements)), products
+
+
+def _added(tensor: Tensor, term: str, taken: set[str]) -> Statement:
+    """The statement that adds a tensor of the same shape, cell by cell."""
+    names = [fresh_name(f"i{at}", {*taken}) for at in range(len(tensor.dims))]
+    if tensor.batched:
+        names[0] = BATCH_ITERATOR
+    loops = tuple(Loop(each, dim.extent) for each, dim in zip(names, tensor.dims, strict=True))
+    cell = tuple(Index(symbol(loop.name)) for loop in loops)
+    body = Read(Access(term, cell))
+    return Statement(Access(tensor.name, cell), Reducer.ADD, loops, (), body)
+
+
+# ---------------------------------------------------------------------------- units
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Statements that go together: a product, and its position, or all that write to one tensor."""
+
+    target: str
+    statements: tuple[Statement, ...]
+    needs: frozenset[str]
+    product: int | None
+
+
+def _units(op: Op, products: Mapping[str, int]) -> list[_Unit]:
+    found = []
+    for name in dict.fromkeys(each.target.tensor for each in op.statements):
+        own = tuple(each for each in op.statements if each.target.tensor == name)
+        needs = frozenset[str]().union(*map(_needs, own)) - {name}
+        found.append(_Unit(name, own, needs, products.get(name)))
+    return found
+
+
+def _staged(op: Op, made: Sequence[tuple[Sequence[Statement], int | None]]) -> Iterator[Stage]:
+    """An op for each group of statements."""
+    results = {tensor.name for tensor in op.outputs}
+    for at, (statements, product) in enumerate(made):
+        later = {name for others, _ in made[at + 1 :] for each in others for name in _needs(each)}
+        targets = dict.fromkeys(each.target.tensor for each in statements)
+        outputs = [name for name in targets if name in later or name in results]
+        if outputs:
+            staged = _assembled(op, f"{op.name}_stage_{at + 1}", statements, outputs)
+            yield Stage(staged, product)
+
+
+def _assembled(op: Op, name: str, statements: Sequence[Statement], outputs: Sequence[str]) -> Op:
+    """The op of these statements, whose other tensors are inputs."""
+    targets = {each.target.tensor for each in statements}
+    results = tuple(plain(op, each) for each in outputs)
+    everything = (*op.inputs, *op.temporaries, *op.outputs)
+    parts = Parts(
+        name,
+        "",
+        op.inputs[0].name if op.inputs else "",
+        tuple(plain(op, each.name) for each in everything if each.name not in targets),
+        results,
+        tuple(each for each in op.temporaries if each.name in targets and each.name not in outputs),
+        tuple(statements),
+    )
+    return assemble(op, parts)
+
+
+def plain(op: Op, name: str) -> Tensor:
+    """A tensor of an op as one that is handed on: with dims of one size each."""
+    tensor = op.tensor(name)
+    assert isinstance(tensor, Tensor)
+    return replace(tensor, dims=tuple(Dim(dim.extent) for dim in tensor.dims), default=None)

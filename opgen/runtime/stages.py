@@ -1,0 +1,222 @@
+"""Ops of several statements whose products PyTorch's library computes, and kernels all else.
+
+A convolution with a bias and a ReLU is none that the library knows, and as one op each of its
+kernels would be generated. Where the products in it are large it is computed as several ops, one
+after the other (`opgen.passes.stages`), each as it would be by itself. Numbers that one hands to
+the next are those that kernels keep in temporaries, in the same types. Large products of matrices
+are apart also where generated kernels are faster: gradients find their results (`lookup_stages`).
+
+Whether calls go that way depends on shapes and strides alone, so that a call always gives the same
+bits. opgen makes the ops when such a call is met; without it, on a GPU, and in 16 bits, where what
+is between two products is kept in more bits than the library takes, calls go as ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+import torch
+
+from opgen.runtime import cuda, evaluation, generated, library_call, library_product
+from opgen.runtime.library_plan import Plan
+from opgen.runtime.library_product import Multiplication
+from opgen.runtime.record import record
+from opgen.runtime.schema import Number, Numbers, flatten, unflatten
+
+if TYPE_CHECKING:
+    from opgen.runtime.evaluation import Call, Known
+    from opgen.runtime.lookup_stages import Gradients
+    from opgen.runtime.operation import Operation
+
+Tensors = Sequence[torch.Tensor | None]
+Outputs = tuple[torch.Tensor, ...]
+
+LEAST_WORK = 2**22
+"""From how many products on, in all sums that are the library's, a call goes in stages."""
+
+_MOST_KNOWN = 1024
+"""For how many kinds of calls an op remembers whether they go in stages."""
+
+_TRIED = 3
+"""How often it is looked again which products are apart, when others are not."""
+
+_TYPES = (("f32", "f32"), ("f64", "f64"))
+
+
+@record
+class Stage:
+    """One op of several: what it reads and gives, by name, and what nobody reads after it.
+
+    `plan` is that of the library, None of an op that kernels compute.
+    """
+
+    operation: Operation
+    numbers: tuple[Number, ...]
+    sources: tuple[str, ...]
+    results: tuple[str, ...]
+    spent: tuple[str, ...]
+    plan: Plan | Multiplication | None
+
+
+@record
+class Stages:
+    """How calls of an op go: the stages in order, the names of the op's tensors, and what stands
+    for inputs that are absent."""
+
+    stages: tuple[Stage, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    absent: Mapping[str, torch.Tensor]
+    gradients: dict[tuple[bool, ...], Gradients] = field(default_factory=dict)
+    """How gradients are computed, by which are wanted."""
+
+    @property
+    def between(self) -> tuple[str, ...]:
+        """What one stage hands to another and is no output."""
+        made = dict.fromkeys(name for stage in self.stages for name in stage.results)
+        return tuple(name for name in made if name not in self.outputs)
+
+    def run(self, tensors: Tensors, kept: Sequence[str] = ()) -> Outputs | None:
+        """The outputs of a call, and then what is `kept` of what is between the stages; None where
+        the library may not be right about some number."""
+        found = dict(self.absent)
+        found.update((n, x) for n, x in zip(self.inputs, tensors, strict=True) if x is not None)
+        with torch.no_grad():
+            for stage in self.stages:
+                given = [found[name] for name in stage.sources]
+                if stage.plan is None:
+                    made = stage.operation.apply(given, stage.numbers)
+                else:
+                    one = library_call.computed(stage.plan, given)
+                    if one is None:
+                        return None
+                    made = (one,)
+                found.update(zip(stage.results, made, strict=True))
+                for name in stage.spent:
+                    if name not in kept:
+                        del found[name]
+        return tuple(found[name] for name in (*self.outputs, *kept))
+
+
+def evaluate(
+    operation: Operation,
+    tensors: Tensors,
+    values: Sequence[Numbers],
+    known: Known | None = None,
+) -> Outputs:
+    """The outputs of a call, in stages or not; raises what is wrong with it."""
+    if operation.apart:
+        stages = of(operation, tensors, values)
+        if stages is not None:
+            found = stages.run(tensors)
+            if found is not None:
+                return found
+            known = None  # the next call like this one may well go in stages
+    return evaluation.evaluate(operation, tensors, values, known)
+
+
+def of(operation: Operation, tensors: Tensors, values: Sequence[Numbers]) -> Stages | None:
+    """How a call goes in stages; None if it does not. Raises what is wrong with it."""
+    given = [each for each in tensors if each is not None]
+    if any(not each.is_cpu or each.layout is not torch.strided for each in given):
+        return None
+    key = library_call.key_of(tensors, flatten(values))
+    if key not in operation.staged:
+        found = _planned(evaluation.prepare(operation, tensors, values))
+        if len(operation.staged) >= _MOST_KNOWN:
+            operation.staged.clear()
+        operation.staged[key] = found
+    return operation.staged[key]
+
+
+# ---------------------------------------------------------------------------- what is worth it
+def _planned(call: Call) -> Stages | None:
+    """The stages of calls like this one; None where no products are worth it to be apart.
+
+    Other products stay in the kernels of what is around them.
+    """
+    operation = call.operation
+    if call.types.key[:2] not in _TYPES or cuda.computes(call.device):
+        return None
+    if not generated.is_installed():
+        return None
+    known: tuple[tuple[int, ...], tuple[int, ...]] = operation.apart, ()
+    for _ in range(_TRIED):
+        plan = _Plan(call)
+        for stage, statement in operation.family.stages(operation, *known):
+            plan.add(stage, statement)
+        if plan.work < LEAST_WORK:
+            return None
+        found = tuple(sorted(plan.apart)), tuple(sorted(plan.own))
+        if found == known:
+            return plan.stages()
+        known = found
+    return None
+
+
+class _Plan:
+    """Follows a call through its stages, with tensors that hold nothing."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.work = call, 0
+        self.apart: list[int] = []
+        self.own: list[int] = []
+        operation = call.operation
+        shapes = [None if each is None else each.shape for each in call.tensors]
+        self.known, optional = operation.symbols(shapes, flatten(call.values))
+        self.absent: dict[str, torch.Tensor] = {}
+        self.found: dict[str, torch.Tensor] = {}
+        for declared, tensor in zip(operation.inputs, call.tensors, strict=True):
+            if tensor is None:
+                dtype = evaluation.dtype_of(call, declared.name)
+                about = optional[declared.name], dtype, call.device
+                tensor = evaluation.default_tensor(declared, *about)
+                self.absent[declared.name] = tensor
+            self.found[declared.name] = tensor
+        self.made: list[Stage] = []
+
+    def add(self, operation: Operation, statement: int | None) -> None:
+        """Add a stage; `statement` is the position of the product that it is."""
+        numbers = tuple(flatten(self.known[each.name] for each in operation.attributes))
+        sources = tuple(each.name for each in operation.inputs)
+        given = [self.found[name] for name in sources]
+        call = evaluation.prepare(operation, given, unflatten(operation.attributes, numbers))
+        plan = None if statement is None else library_call.planned(call)
+        if statement is not None:
+            work = library_product.work(call) if plan is None else _work(plan)
+            if plan is not None or work >= max(1, LEAST_WORK):
+                self.work += work
+                self.apart.append(statement)
+                self.own += [statement] if plan is None else []
+        results = tuple(each.name for each in operation.outputs)
+        self.found.update(zip(results, evaluation.empty_outputs(call), strict=True))
+        self.made.append(Stage(operation, numbers, sources, results, (), plan))
+
+    def stages(self) -> Stages | None:
+        """All of them; None where they would give outputs with other strides than the op."""
+        operation = self.call.operation
+        outputs = tuple(each.name for each in operation.outputs)
+        promised = zip(outputs, evaluation.empty_outputs(self.call), strict=True)
+        if any(self.found[name].stride() != like.stride() for name, like in promised):
+            return None
+        last = {name: at for at, stage in enumerate(self.made) for name in stage.sources}
+        spent: list[tuple[str, ...]] = [() for _ in self.made]
+        for name, at in last.items():
+            if name not in outputs:
+                spent[at] += (name,)
+        stages = (
+            Stage(s.operation, s.numbers, s.sources, s.results, names, s.plan)
+            for s, names in zip(self.made, spent, strict=True)
+        )
+        inputs = tuple(each.name for each in operation.inputs)
+        return Stages(tuple(stages), inputs, outputs, self.absent)
+
+
+def _work(plan: Plan | Multiplication) -> int:
+    """How many products there are in what the library computes."""
+    if isinstance(plan, Multiplication):
+        return plan.work
+    return math.prod(plan.case.result) * math.prod(plan.case.weight[1:])
