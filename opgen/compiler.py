@@ -39,7 +39,7 @@ from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
-from opgen.passes.kept import with_kept
+from opgen.passes.kept import keeping, totals, with_kept
 from opgen.passes.leading_dims import with_leading_dims
 from opgen.passes.matrix_product import matrix_product
 from opgen.passes.relayout import Orders
@@ -70,7 +70,7 @@ from opgen.programs import (
     window_sizes,
 )
 from opgen.runtime import Operation, generated
-from opgen.runtime.description import KEPT, STAGE
+from opgen.runtime.description import KEEPING, KEPT, STAGE
 
 ORDERS = 2
 """How many times the ops of a written module are differentiated."""
@@ -142,7 +142,7 @@ def stages(
         else None  # gradients of gradients are large, and rarely what takes the time
         for ops_of, member, cpu, gpu in zip(computed, members, on_cpu, on_gpu, strict=True)
     ]
-    forms = zip(*map(_library_forms, members), strict=True)
+    forms = zip(*map(_forms, members), strict=True)
     units = tuple(map(Unit, members, programs, on_cpu, on_gpu, traits, specials, *forms))
     proved = certificate(members, fibres, trials)
     module = torch_module.module_source(units, source.text, source.name, proved, runtime)
@@ -443,6 +443,13 @@ def kept_source(text: str, name: str, path: tuple[str, ...], names: tuple[str, .
     return f"{torch_module.module_source((unit,), text, name)}\nKEPT = {kept}\n"
 
 
+def keeping_source(text: str, name: str, path: tuple[str, ...], names: tuple[str, ...]) -> str:
+    """A module of an op that gives temporaries of these names beside its outputs."""
+    found = keeping(_derived_op(text, name, path), names)
+    unit = _cpu_unit(found, (*path, f"{KEEPING}{JOINT.join(names)}"), text, _checked(text, name))
+    return torch_module.module_source((unit,), text, name)
+
+
 def _of_kept(
     text: str, name: str, path: tuple[str, ...], names: Sequence[str]
 ) -> tuple[Op, tuple[str, ...]]:
@@ -479,6 +486,8 @@ def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:
     for at, step in enumerate(path[1:], start=1):
         if step.startswith(STAGE):
             op = _stage(op, step)
+        elif step.startswith(KEEPING):
+            op = keeping(op, step.removeprefix(KEEPING).split(JOINT))
         elif step.startswith(KEPT):
             op, _ = _of_kept(text, name, path[:at], step.removeprefix(KEPT).split(JOINT))
         else:
@@ -528,7 +537,7 @@ def _stage_unit(
     if stage.statement is None or stage.statement in own:
         return replace(_cpu_unit(op, path, text, ops), apart=())
     member, plain = Member(op, path, ()), scheduled(op)
-    return Unit(member, plain, plain, plain, _traits(op, ops), None, *_library_forms(member))
+    return Unit(member, plain, plain, plain, _traits(op, ops), None, *_forms(member))
 
 
 def _cpu_unit(op: Op, path: tuple[str, ...], text: str, ops: Mapping[str, Op]) -> Unit:
@@ -549,17 +558,18 @@ def _unit(
     program = scheduled(cpu_op)
     on_cpu, on_gpu = along_rows(cpu_op, program), threads(gpu_op, scheduled(gpu_op))
     kernels = None  # without a spec nothing can be made later
-    if text and len([step for step in member.path if step[0] not in (STAGE, KEPT)]) <= 2:
+    if text and len([step for step in member.path if step[0] not in (STAGE, KEEPING, KEPT)]) <= 2:
         public = ops.get(_begin(member.path)[0], op)
         kernels = _special_kernels(cpu_op, gpu_op, on_cpu, on_gpu, public, leading)
     traits = _traits(op, ops)
-    return Unit(member, program, on_cpu, on_gpu, traits, kernels, *_library_forms(member))
+    return Unit(member, program, on_cpu, on_gpu, traits, kernels, *_forms(member))
 
 
-def _library_forms(
+def _forms(
     member: Member,
-) -> tuple[Convolution | None, MatrixProduct | None, tuple[int, ...]]:
-    """An op as a convolution, and as a product of matrices; if it is neither, which statements are.
+) -> tuple[Convolution | None, MatrixProduct | None, tuple[int, ...], tuple[str, ...]]:
+    """An op as a convolution, and as a product of matrices; if it is neither, which statements are,
+    and of an op of the spec which temporaries may be kept.
 
     The result of a gradient is what flows back, the last input: those of image and weight are one
     call of the library if both see it so.
@@ -568,7 +578,9 @@ def _library_forms(
     results = op.outputs[:1] if member.is_public else op.inputs[-1:]
     found = convolution(op, "".join(each.name for each in results))
     product = matrix_product(op)
-    return found, product, () if found or product else products_of(op)
+    if found or product:
+        return found, product, (), ()
+    return found, product, products_of(op), totals(op) if member.is_public else ()
 
 
 @functools.lru_cache(maxsize=64)

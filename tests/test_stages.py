@@ -258,6 +258,7 @@ def test_what_another_statement_computes_is_not_kept() -> None:
 # ---------------------------------------------------------------------------- numbers
 @EACH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.sampled(2)
 def test_numbers_and_gradients(case: Case, dtype: torch.dtype) -> None:
     call, found = made(case.text)
     inputs = case.inputs(dtype)
@@ -282,6 +283,7 @@ def test_a_call_always_gives_the_same_bits(case: Case) -> None:
 
 
 @EACH
+@pytest.mark.sampled(4, 3)
 def test_gradients_of_gradients(case: Case) -> None:
     inputs = case.inputs(torch.float64)
 
@@ -468,6 +470,7 @@ def test_tensors_that_are_kept_elsewhere() -> None:
 
 
 @EACH
+@pytest.mark.sampled(3, 2)
 def test_transforms(case: Case) -> None:
     inputs = [each.detach() for each in case.inputs(torch.float64)]
     call = opgen.compile(case.text).f

@@ -70,6 +70,8 @@ class Unit:
     product: MatrixProduct | None = None
     apart: tuple[int, ...] = ()
     """Statements that are products by themselves, see `passes.stages`."""
+    totals: tuple[str, ...] = ()
+    """Temporaries that may be kept for gradients, see `passes.kept`."""
 
     @property
     def op(self) -> Op:
@@ -349,6 +351,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         convolution=_convolution(unit.convolution),
         product=_matrix_product(unit.product),
         apart=tuple_of(list(map(str, unit.apart))) if unit.apart else None,
+        totals=strings(unit.totals) if unit.totals else None,
     )
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],

@@ -29,6 +29,7 @@ from opgen.ir.notation import (
     Access,
     Apply,
     Dim,
+    DType,
     Index,
     Op,
     Read,
@@ -56,8 +57,10 @@ def products_of(op: Op) -> tuple[int, ...]:
 
     None of an op with nothing beside it, which is one itself, or with hand-written gradients.
     """
-    if len(op.statements) < 2 or not _is_in_order(op):
+    if len(op.statements) < 2 or op.gradients or not _is_in_order(op):
         return ()
+    if not all(each.dtype.is_generic or each.dtype.is_integer for each in op.temporaries):
+        return ()  # a temporary has more bits than a tensor of such a type
     found = []
     for at, statement in enumerate(op.statements):
         if _has_form(statement):
@@ -206,7 +209,10 @@ def _assembled(op: Op, name: str, statements: Sequence[Statement], outputs: Sequ
 
 
 def plain(op: Op, name: str) -> Tensor:
-    """A tensor of an op as one that is handed on: with dims of one size each."""
+    """A tensor of an op as one that is handed on: with dims of one size each, and integers of a
+    temporary as it has them."""
     tensor = op.tensor(name)
     assert isinstance(tensor, Tensor)
-    return replace(tensor, dims=tuple(Dim(dim.extent) for dim in tensor.dims), default=None)
+    dims = tuple(Dim(dim.extent) for dim in tensor.dims)
+    is_wide = tensor in op.temporaries and tensor.dtype.is_integer
+    return replace(tensor, dims=dims, default=None, dtype=DType.I64 if is_wide else tensor.dtype)

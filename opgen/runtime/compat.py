@@ -69,6 +69,12 @@ _saved_tensors_hooks = cast(
 )
 
 
+graph_is_kept = cast(
+    Callable[[], bool], find("torch._C", "_autograd._get_current_graph_task_keep_graph")
+)
+"""Whether the graph of the backward pass that is running is kept for another one."""
+
+
 def saved_tensors_are_hooked() -> bool:
     """Whether somebody, such as `torch.utils.checkpoint`, looks at what is saved."""
     return _saved_tensors_hooks(True) is not None

@@ -277,6 +277,9 @@ class Shapes:
 STAGE = "#"
 """What a step of a path begins with that is one of several ops which compute the op before it."""
 
+KEEPING = "+"
+"""The same of an op that has temporaries of these names as outputs as well."""
+
 KEPT = "!"
 """The same of a gradient that reads temporaries of the forward pass; their names stand behind."""
 

@@ -86,7 +86,8 @@ class Call:
         A gradient follows what flows back, which is the last input: a filter says nothing of the
         image that it was applied to. A part of another op follows its largest one.
         """
-        tensors = self.tensors if self.operation.is_public else self.tensors[::-1]
+        is_forward = self.operation.is_public or self.operation.is_keeping
+        tensors = self.tensors if is_forward else self.tensors[::-1]
         if self.operation.is_stage:
             tensors = self._from_largest()
         return memory_format(rank, tensors)

@@ -34,6 +34,7 @@ class Family:
     _derived: dict[tuple[str, ...], tuple[Operation, Gradient]] = field(default_factory=dict)
     _together: dict[_Wanted, tuple[Operation, Gradient] | None] = field(default_factory=dict)
     _of_dims: dict[tuple[str, ...], Operation | None] = field(default_factory=dict)
+    _keeping: dict[_Key, Operation] = field(default_factory=dict)
     _of_kept: dict[_Key, tuple[Operation, tuple[str, ...]] | None] = field(default_factory=dict)
     _stages: dict[_Parts, tuple[_Stage, ...]] = field(default_factory=dict)
 
@@ -122,6 +123,18 @@ class Family:
                 ops = module.FAMILY.operations
                 self._stages[key] = tuple((ops[name], at) for name, at in module.STAGES)
             return self._stages[key]
+
+    def keeping(self, operation: Operation, names: tuple[str, ...]) -> Operation:
+        """The op that gives these temporaries beside its outputs, as
+        `opgen.compiler.keeping_source` makes it; ImportError without opgen."""
+        key = operation.path, names
+        with LOCK:
+            if key not in self._keeping:
+                about = self.spec, self.spec_name, operation.path, names
+                text = generated.source("keeping_source", *about)
+                (found,) = generated.load(text, self.spec_name).FAMILY.operations.values()
+                self._keeping[key] = cast("Operation", found)
+            return self._keeping[key]
 
     def of_kept(
         self, operation: Operation, names: tuple[str, ...]

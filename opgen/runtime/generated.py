@@ -28,6 +28,7 @@ MAKERS = {
     "leading_source": ".py",
     "stages_source": ".py",
     "kept_source": ".py",
+    "keeping_source": ".py",
     "special_source": ".c",
     "unrounded_source": ".c",
     "special_cuda": ".py",

@@ -33,9 +33,8 @@ from opgen.runtime.record import record, replaced
 from opgen.runtime.schema import Number, Numbers, flatten
 
 if TYPE_CHECKING:
-    from opgen.runtime.lookup_stages import InStages
+    from opgen.runtime.lookup_kept import Keeps, Way
     from opgen.runtime.operation import Operation
-    from opgen.runtime.stages import Stages
 
 _MOST = MAX_ENTRIES
 """For how many kinds of calls it is kept what their gradients are: for those that are looked up."""
@@ -98,11 +97,12 @@ class Step:
 
 @record
 class Left:
-    """What a call in stages leaves for its gradients: tensors between these, and their names."""
+    """What a call leaves for its gradients beside inputs: the way it went, the names of tensors
+    that are saved for it, and its output with the version that gradients may read."""
 
-    stages: Stages
+    way: Way
     names: tuple[str, ...]
-    tensors: tuple[torch.Tensor, ...]
+    output: tuple[torch.Tensor, int] | None
 
 
 class Plans(dict[Any, tuple[Step, ...]]):
@@ -119,24 +119,24 @@ def recorded(
     operation: Operation,
     run: Callable[..., Any],
     library: Callable[[Sequence[Any], tuple[Number, ...]], Any] | None,
-    in_stages: InStages | None = None,
+    keeps: Keeps | None = None,
 ) -> Callable[..., Any]:
     """A function of a twin, numbers and tensors that calls the op and records the call.
 
     The twin is one for these integers, or None; `run` takes tensors and all numbers; `library` is
-    that of `lookup_caller.Ways`; `in_stages` does what it does before anybody else.
+    that of `lookup_caller.Ways`; calls that keep something go by `keeps`.
     """
-    backward = _backward(operation, in_stages)
-    if len(operation.inputs) == 1 and len(operation.outputs) == 1 and in_stages is None:
+    backward = _backward(operation, keeps)
+    if len(operation.inputs) == 1 and len(operation.outputs) == 1 and keeps is None:
         backward = _backward_by_twin(operation, backward)
-    return function_of(operation, _forward(operation, run, library, in_stages), backward)
+    return function_of(operation, _forward(operation, run, library, keeps), backward)
 
 
 def _forward(
     operation: Operation,
     run: Callable[..., Any],
     library: Callable[[Sequence[Any], tuple[Number, ...]], Any] | None,
-    in_stages: InStages | None,
+    keeps: Keeps | None,
 ) -> Callable[..., Any]:
     """The call of an op, which keeps what gradients take."""
     has_floats = has_float_attributes(operation)
@@ -152,12 +152,11 @@ def _forward(
     def forward(ctx: Any, twin: Any, numbers: tuple[Number, ...], *tensors: Any) -> Any:
         result: Any = answer if is_single else (answer,)
         more: tuple[torch.Tensor, ...] = ()
-        if in_stages is not None:
-            staged = in_stages.forward(ctx.needs_input_grad[2:], tensors, numbers)
-            ctx.staged = None
-            if staged is not None:
-                result, left = staged
-                more, ctx.staged = left.tensors, (left.stages, left.names)
+        if keeps is not None:
+            found = keeps.forward(ctx.needs_input_grad[2:], tensors, numbers)
+            ctx.left = None
+            if found is not None:
+                result, more, ctx.left = found
         if twin is not None and (result if is_single else result[0]) is answer:
             floats = [each for each in numbers if type(each) is float] if has_floats else ()
             result = twin(*tensors, *floats)
@@ -187,7 +186,7 @@ def _forward(
     return forward
 
 
-def _backward(operation: Operation, in_stages: InStages | None) -> Callable[..., Any]:
+def _backward(operation: Operation, keeps: Keeps | None) -> Callable[..., Any]:
     """The gradients of a call, by steps that are known where nothing but plain tensors is in play.
 
     A compiler that traces a backward pass must meet ops, not their twins.
@@ -200,11 +199,13 @@ def _backward(operation: Operation, in_stages: InStages | None) -> Callable[...,
     def backward(ctx: Any, *cotangents: Any) -> Any:
         shapes, numbers, kept = ctx.call
         wanted = ctx.needs_input_grad[2:]
-        if in_stages is not None and ctx.staged is not None:
+        if keeps is not None and ctx.left is not None:
             saved = ctx.saved_tensors
-            staged = in_stages.backward(ctx.staged, ctx.call, saved, wanted, cotangents[0])
-            if staged is not None:
-                return (None, None, *staged)
+            found = keeps.backward(ctx.left, ctx.call, saved, wanted, cotangents[0])
+            if found is not None:
+                if not compat.graph_is_kept():
+                    ctx.left = None
+                return (None, None, *found)
             saved = saved[: len(kept)]
         else:
             saved = ctx.saved_tensors if kept else ()
@@ -423,14 +424,25 @@ def plan(
             return ()
         given = flatten(known[attribute.name] for attribute in derived.attributes)
         sources = tuple(places[source] for source in link.tensors)
-        twin = registration.twin(derived.registered_name)
-        integers = tuple(number for number in given if not isinstance(number, float))
-        fixed = None if twin is None else twin.for_integers(integers)
-        floats = tuple(number for number in given if isinstance(number, float))
         goes = tuple(places[each] for each in together)
         several = goes if len(goes) > 1 else ()
-        steps.append(Step(goes[0], several, derived, given, sources, fixed, floats))
+        steps.append(step_of(goes[0], several, derived, given, sources))
     return _paired(steps)
+
+
+def step_of(
+    at: int,
+    together: tuple[int, ...],
+    derived: Operation,
+    numbers: tuple[Number, ...],
+    sources: tuple[int, ...],
+) -> Step:
+    """A step with the twin of its op; see `Step`."""
+    twin = registration.twin(derived.registered_name)
+    integers = tuple(number for number in numbers if not isinstance(number, float))
+    fixed = None if twin is None else twin.for_integers(integers)
+    floats = tuple(number for number in numbers if isinstance(number, float))
+    return Step(at, together, derived, numbers, sources, fixed, floats)
 
 
 def _paired(steps: Sequence[Step]) -> tuple[Step, ...]:

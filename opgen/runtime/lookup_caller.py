@@ -43,6 +43,7 @@ class Ways:
     and records the call for autograd; `library` gives what PyTorch's library computes for tensors
     and numbers that it knows, else None; `unrounded` what kernels do that need no casts under
     autocast, else None; `on_gpu` what a table does that casts CUDA tensors itself, else None.
+    `keeps` says whether calls may keep more than inputs for their gradients.
     """
 
     check: Callable[..., tuple[Number, ...]]
@@ -53,6 +54,7 @@ class Ways:
     library: Callable[[Sequence[Any], tuple[Number, ...]], Any] | None
     unrounded: Callable[[tuple[Number, ...], Sequence[Any]], Any] | None
     on_gpu: Callable[[tuple[Number, ...], Sequence[Any]], Any] | None
+    keeps: bool
 
 
 def derived_caller(ways: Ways, is_public: bool) -> Callable[[Sequence[Any], Sequence[Number]], Any]:
@@ -151,6 +153,9 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
         if autocast():
             ways.check({parameters})  # numbers that no call had yet
             result = aside(numbers, {parameters})
+        elif ways.keeps and is_grad_enabled() and {wanted} and not tracing():
+            ways.check({parameters})
+            result = record(None, numbers, {tensors})
         else:
             result = in_full({parameters})
         found = find_twin()

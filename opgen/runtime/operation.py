@@ -18,14 +18,15 @@ from opgen.runtime import (
     lookup_autograd,
     lookup_caller,
     lookup_cuda_casts,
+    lookup_kept,
     lookup_library,
-    lookup_stages,
     registration,
     sharding,
     unrounded,
 )
 from opgen.runtime.description import (
     GENERIC,
+    KEEPING,
     STAGE,
     Attribute,
     Convolution,
@@ -83,6 +84,7 @@ class Operation:
     convolution: Convolution | None = None
     product: MatrixProduct | None = None
     apart: tuple[int, ...] = ()  # statements that by themselves are products, see `stages`
+    totals: tuple[str, ...] = ()  # temporaries that may be kept for gradients, see `lookup_kept`
     compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
     chosen: Chosen = field(default_factory=dict)
     small: set[Values] = field(default_factory=set)
@@ -123,9 +125,20 @@ class Operation:
         return len(self.path) == 1
 
     @property
+    def may_keep(self) -> bool:
+        """Whether there may be more than inputs to be kept for its gradients."""
+        has_some = bool(self.apart or self.totals)
+        return has_some and self.is_public and len(self.outputs) == 1 and not self.faults
+
+    @property
     def is_stage(self) -> bool:
         """Whether it is a part of another op, see `stages`."""
         return self.path[-1].startswith(STAGE)
+
+    @property
+    def is_keeping(self) -> bool:
+        """Whether it is an op of the spec that gives some temporaries as well."""
+        return self.path[-1].startswith(KEEPING)
 
     # ------------------------------------------------------------ calls
     @functools.cached_property
@@ -243,10 +256,12 @@ class _Dispatch:
                 return overload(*arguments)
 
         library = library_call.caller(operation)
-        has_stages = operation.apart and operation.is_public and len(operation.outputs) == 1
-        in_stages = lookup_stages.InStages(operation) if has_stages else None
-        record = lookup_autograd.recorded(operation, run, library, in_stages)
+        keeps = lookup_kept.Keeps(operation) if operation.may_keep else None
+        record = lookup_autograd.recorded(operation, run, library, keeps)
         rounding = unrounded.caller(operation) if operation.is_public else None
         on_gpu = lookup_cuda_casts.caller(operation) if operation.is_public else None
-        ways = lookup_caller.Ways(check, in_full, overload, record, twin, library, rounding, on_gpu)
+        ways = lookup_caller.Ways(
+            *(check, in_full, overload, record, twin, library, rounding, on_gpu),
+            keeps=keeps is not None,
+        )
         return _Dispatch(overload, ways, lookup_caller.derived_caller(ways, operation.is_public))

@@ -4,7 +4,7 @@ A convolution with a bias and a ReLU is none that the library knows, and as one 
 kernels would be generated. Where the products in it are large it is computed as several ops, one
 after the other (`opgen.passes.stages`), each as it would be by itself. Numbers that one hands to
 the next are those that kernels keep in temporaries, in the same types. Large products of matrices
-are apart also where generated kernels are faster: gradients find their results (`lookup_stages`).
+are apart also where generated kernels are faster: gradients find their results (`lookup_kept`).
 
 Whether calls go that way depends on shapes and strides alone, so that a call always gives the same
 bits. opgen makes the ops when such a call is met; without it, on a GPU, and in 16 bits, where what
@@ -28,7 +28,7 @@ from opgen.runtime.schema import Number, Numbers, flatten, unflatten
 
 if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call, Known
-    from opgen.runtime.lookup_stages import Gradients
+    from opgen.runtime.lookup_kept import Gradients
     from opgen.runtime.operation import Operation
 
 Tensors = Sequence[torch.Tensor | None]
@@ -148,7 +148,7 @@ def _planned(call: Call) -> Stages | None:
         plan = _Plan(call)
         for stage, statement in operation.family.stages(operation, *known):
             plan.add(stage, statement)
-        if plan.work < LEAST_WORK:
+        if not plan.apart or plan.work < LEAST_WORK:
             return None
         found = tuple(sorted(plan.apart)), tuple(sorted(plan.own))
         if found == known:

@@ -1,0 +1,233 @@
+"""Autograd for calls whose gradients read what the forward pass computed on its way.
+
+The gradient of an op computes the temporaries again that it reads. Two kinds of calls keep them:
+
+* those in stages (`opgen.runtime.stages`), of which everything between these was a tensor. What
+  the gradient reads of it is known when one was derived: of a call before that, all is kept;
+* those of an op with sums, means or maxima that are small beside its tensors, as the two of a norm.
+  An op that has them for outputs as well runs in its place (`opgen.passes.kept`). So may the
+  output be read, as that of a softmax. It is no tensor of its own: where somebody has changed it,
+  gradients go as ever.
+
+Where nothing but plain tensors is in play; else gradients go as ever, from the inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from opgen.runtime import (
+    autograd,
+    compat,
+    cuda,
+    evaluation,
+    generated,
+    library_call,
+    lookup_autograd,
+    lookup_caller,
+    lookup_library,
+    special,
+    stages,
+)
+from opgen.runtime.lookup_autograd import Left, Step
+from opgen.runtime.record import record
+from opgen.runtime.schema import Number, flatten, unflatten
+
+if TYPE_CHECKING:
+    from opgen.runtime.operation import Operation
+
+_MOST_KNOWN = 1024
+_MOST_KEPT = 4
+"""How many times as large as all that is kept beside it the largest input is at least."""
+
+_TYPES = (torch.float32, torch.float64)
+"""Types of which temporaries are tensors, with nothing rounded."""
+
+_Wanted = tuple[bool, ...]
+
+
+class Way(Protocol):
+    """How calls like one go that keep something; `between` are the names of what they may keep."""
+
+    @property
+    def between(self) -> tuple[str, ...]:
+        """See above."""
+
+    @property
+    def gradients(self) -> dict[_Wanted, Gradients]:
+        """How gradients are computed, by which are wanted."""
+
+    def run(
+        self, tensors: Sequence[torch.Tensor | None], kept: Sequence[str]
+    ) -> tuple[torch.Tensor, ...] | None:
+        """The output and what is kept, or None where the call has to go as ever."""
+
+
+@record
+class Gradients:
+    """The steps to the gradients of a call, and what they read that it keeps."""
+
+    steps: tuple[Step, ...]
+    kept: tuple[str, ...]
+
+
+@record
+class Whole:
+    """The way of an op that gives what is kept beside its output, if anything is."""
+
+    operation: Operation
+    numbers: tuple[Number, ...]
+    between: tuple[str, ...]
+    gradients: dict[_Wanted, Gradients]
+
+    def run(
+        self, tensors: Sequence[torch.Tensor | None], kept: Sequence[str]
+    ) -> tuple[torch.Tensor, ...]:
+        """See `Way`; what is kept are all further outputs."""
+        return self.operation.apply(tensors, self.numbers)
+
+
+@record
+class Keeps:
+    """The calls of an op with one output that keep something for their gradients, and these."""
+
+    operation: Operation
+    ways: dict[Any, Whole | None] = field(default_factory=dict)
+
+    def forward(
+        self, wanted: _Wanted, tensors: Sequence[Any], numbers: tuple[Number, ...]
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], Left] | None:
+        """The output of a call, what is saved for the gradients that are wanted, and how that was
+        left; None of a call that goes as ever."""
+        # Who looks at what is saved wants to see as many tensors in every call.
+        if compat.saved_tensors_are_hooked() or lookup_library.is_suspended():
+            return None
+        found: Way | None = None
+        if self.operation.apart:
+            values = unflatten(self.operation.attributes, numbers)
+            found = stages.of(self.operation, tensors, values)
+        if found is None and self.operation.totals:
+            found = self._whole(wanted, tensors, numbers)
+        if found is None:
+            return None
+        known, output = found.gradients.get(wanted), self.operation.outputs[0].name
+        kept = found.between if known is None else known.kept
+        names = tuple(name for name in kept if name != output)
+        made = found.run(tensors, names)
+        if made is None:
+            return None
+        own = None
+        if output in kept:
+            alias = made[0].detach()
+            own = alias, alias._version
+        return made[0], made[1:], Left(found, names, own)
+
+    def backward(
+        self,
+        left: Left,
+        about: tuple[Any, tuple[Number, ...], Sequence[int]],
+        saved: Sequence[torch.Tensor | None],
+        wanted: _Wanted,
+        cotangent: Any,
+    ) -> list[Any] | None:
+        """The gradients of a call; None where they go as ever.
+
+        `about` are its shapes and numbers, and the positions of the inputs that were saved; what
+        was kept is `saved` behind these.
+        """
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or not lookup_caller.is_plain():
+            return None
+        if type(cotangent) is not torch.Tensor or not compat.has_memory(cotangent):
+            return None
+        found, names = left.way, left.names
+        if left.output is not None:
+            output, version = left.output
+            if output._version != version:
+                return None
+            saved, names = (*saved, output), (*names, self.operation.outputs[0].name)
+        shapes, numbers, kept = about
+        if wanted not in found.gradients:
+            found.gradients[wanted] = self._gradients(found.between, wanted, shapes, numbers)
+        count, steps = len(self.operation.inputs), found.gradients[wanted].steps
+        if not steps:
+            return None
+        cotangents = (autograd.without_repeats(cotangent, saved),)
+        places = (*kept, *(count + found.between.index(name) for name in names))
+        return lookup_autograd.computed(steps, cotangents, places, saved, count, is_quick=True)
+
+    def _whole(
+        self, wanted: _Wanted, tensors: Sequence[Any], numbers: tuple[Number, ...]
+    ) -> Whole | None:
+        """The way of a large call whose totals are kept."""
+        given = [each for each in tensors if each is not None]
+        if max((each.numel() for each in given), default=0) < special.LARGE:
+            return None
+        if any(each.dtype not in _TYPES or not each.is_cpu for each in given):
+            return None
+        key = wanted, library_call.key_of(tensors, lookup_autograd.told_apart(numbers))
+        if key not in self.ways:
+            found = self._planned(wanted, tensors, numbers)
+            if len(self.ways) >= _MOST_KNOWN:
+                self.ways.clear()
+            self.ways[key] = found
+        return self.ways[key]
+
+    def _planned(
+        self, wanted: _Wanted, tensors: Sequence[Any], numbers: tuple[Number, ...]
+    ) -> Whole | None:
+        operation, values = self.operation, unflatten(self.operation.attributes, numbers)
+        call = evaluation.prepare(operation, tensors, values)
+        if cuda.computes(call.device) or not generated.is_installed():
+            return None
+        shapes = [None if each is None else each.shape for each in tensors]
+        output = operation.outputs[0].name
+        names = (*operation.totals, output)
+        found = self._gradients(names, wanted, shapes, numbers)
+        if not found.kept:
+            return None
+        totals = tuple(name for name in found.kept if name != output)
+        if totals:
+            operation = operation.family.keeping(operation, totals)
+        more = evaluation.prepare(operation, tensors, values).shapes.outputs[1:]
+        largest = max(each.numel() for each in tensors if each is not None)
+        if _MOST_KEPT * sum(map(math.prod, more)) > largest:
+            return None
+        return Whole(operation, numbers, names, {wanted: found})
+
+    def _gradients(
+        self,
+        names: tuple[str, ...],
+        wanted: _Wanted,
+        shapes: Sequence[Any],
+        numbers: Sequence[Number],
+    ) -> Gradients:
+        """How the gradients of a call are computed that keeps temporaries of these names.
+
+        Sources behind the inputs are positions in these.
+        """
+        operation = self.operation
+        count = len(operation.inputs)
+        given = operation, wanted, shapes, numbers
+        known, _ = operation.symbols(shapes, numbers)
+        steps: list[Step] = []
+        every: set[str] = set()
+        for step in lookup_autograd.plan(*given, is_last=True, on_cpu=True):
+            made = operation.family.of_kept(step.derived, names)
+            if made is None:
+                steps.append(step)
+                continue
+            derived, read = made
+            inputs = (each.name for each in step.derived.inputs)
+            places = dict(zip(inputs, step.sources, strict=True))
+            places |= {name: count + names.index(name) for name in read}
+            values = tuple(flatten(known[each.name] for each in derived.attributes))
+            sources = tuple(places[each.name] for each in derived.inputs)
+            about = step.at, step.together
+            steps.append(lookup_autograd.step_of(*about, derived, values, sources))
+            every.update(read)
+        return Gradients(tuple(steps), tuple(name for name in names if name in every))
