@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -294,7 +295,8 @@ def test_strides_of_dims_of_one_element(always: None) -> None:
     ("dtype", "shape", "is_asked"),
     [
         (torch.float32, (64, 64, 64), True),
-        (torch.float32, (64, 64, 200), False),
+        (torch.float32, (32, 64, 200), False),
+        (torch.float32, (64, 64, 600), False),
         (torch.float32, (64, 8, 64), False),
         (torch.float64, (64, 64, 64), False),
         (torch.float64, (64, 64, 16), True),
@@ -315,6 +317,30 @@ def test_when_it_is_asked(
     found = function(x, w)
     assert torch.equal(found, torch.full((rows, columns), terms, dtype=dtype))
     assert (asked == ["multiply"]) == is_asked
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_long_sums_where_the_first_cache_is_small(
+    is_small: bool, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library_product, "_has_small_cache", lambda: is_small)
+    function = opgen.compile(LINEAR).linear
+    x, w = torch.ones(70, 210), torch.ones(66, 210)
+    assert torch.equal(function(x, w), torch.full((70, 66), 210.0))
+    assert (asked == ["multiply"]) == is_small
+
+
+@pytest.mark.parametrize(
+    ("text", "is_small"), [("32K\n", True), ("48K\n", False), ("1M\n", False), (None, False)]
+)
+def test_the_size_of_the_first_cache(
+    text: str | None, is_small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "size"
+    if text is not None:
+        file.write_text(text, encoding="ascii")
+    monkeypatch.setattr(library_product, "_CACHE", file)
+    assert library_product._has_small_cache.__wrapped__() == is_small
 
 
 def test_copies_are_worth_it_where_much_is_multiplied(asked: list[str]) -> None:

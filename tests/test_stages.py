@@ -376,14 +376,14 @@ class Count:
 
 @pytest.fixture
 def count(monkeypatch: pytest.MonkeyPatch) -> Count:
-    """How many products were the library's."""
-    found, computed = Count(), library_call.computed
+    """How many convolutions were the library's."""
+    found, computed = Count(), library_call.convolve
 
     def counted(*arguments: Any) -> Any:
         found.products += 1
         return computed(*arguments)
 
-    monkeypatch.setattr(library_call, "computed", counted)
+    monkeypatch.setattr(library_call, "convolve", counted)
     return found
 
 
@@ -511,7 +511,7 @@ def test_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     (call, found), inputs = made(case.text), case.inputs(torch.float32)
     assert calls.LEAST_WORK > 2 * 48 * 32 * 9 * 72
     close(call(*inputs), case.theirs(*inputs))
-    assert plans(found) == [None]
+    assert not any(plans(found))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -33,6 +33,7 @@ from opgen.ir.notation import (
     Statement,
     Tensor,
     map_expression,
+    reads,
     substitute_access,
 )
 from opgen.ir.walk import all_reads, literals, nodes
@@ -45,18 +46,17 @@ _CHEAP = frozenset({"add", "sub", "mul", "neg", "max", "min", "abs", "select"})
 
 def totals(op: Op) -> tuple[str, ...]:
     """The temporaries of fewer dims than a tensor, whose cells are made of several others each."""
-    most = max((len(each.dims) for each in (*op.inputs, *op.outputs)), default=0)
-    if not most or op.gradients:
+    if op.gradients:
         return ()
     return tuple(
         each.name
         for each in op.temporaries
-        if len(each.dims) < most
-        and each.dtype.is_generic
+        if each.dtype.is_generic
         and any(
-            len(statement.iterators) > len(each.dims)
+            len(op.extents(access.tensor)) > len(each.dims)
             for statement in op.statements
-            if statement.target.tensor == each.name
+            if statement.target.tensor == each.name and len(statement.iterators) > len(each.dims)
+            for access in reads(statement.body)
         )
     )
 

@@ -137,10 +137,11 @@ def plan_of(operation: Operation, tensors: Tensors, numbers: tuple[Number, ...])
 
 def is_asked(call: Call) -> bool:
     """Whether calls like this one are the library's."""
-    return _plan(call) is not None
+    return plan(call) is not None
 
 
-def _plan(call: Call) -> Plan | Multiplication | None:
+def plan(call: Call) -> Plan | Multiplication | None:
+    """The plan of a call, of which nothing is remembered; None where it is not the library's."""
     case = library.case_of(call)
     if cuda.computes(call.device) and call.operation.convolution is not None:
         return None if case is None else Plan.of(case, call)
@@ -157,14 +158,14 @@ def _plan(call: Call) -> Plan | Multiplication | None:
 
 def planned(call: Call) -> Plan | Multiplication | None:
     """The plan of a new call, which is known from now on; None where it is not the library's."""
-    plan = _plan(call)
-    if plan is None:
+    found = plan(call)
+    if found is None:
         return None
     plans = _KNOWN.setdefault(call.operation.registered_name, {})
     if len(plans) >= MOST_KNOWN:
         plans.clear()
-    plans[key_of(call.tensors, flatten(call.values))] = plan
-    return plan
+    plans[key_of(call.tensors, flatten(call.values))] = found
+    return found
 
 
 def key_of(tensors: Tensors, numbers: tuple[Number, ...]) -> Key:

@@ -8,7 +8,6 @@ fit the quick way, such as an output without a cotangent, goes through `autograd
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ from opgen.runtime.description import GENERIC, Gradient, Shape
 from opgen.runtime.lookup_table import MAX_ENTRIES
 from opgen.runtime.primals import Kind, Point
 from opgen.runtime.record import record, replaced
-from opgen.runtime.schema import Number, Numbers, flatten
+from opgen.runtime.schema import Number, Numbers, flatten, told_apart
 
 if TYPE_CHECKING:
     from opgen.runtime.lookup_kept import Keeps, Way
@@ -43,11 +42,6 @@ _MOST = MAX_ENTRIES
 def has_float_attributes(operation: Operation) -> bool:
     """Whether some of its numbers are floats."""
     return any(attribute.type == "float" for attribute in operation.attributes)
-
-
-def told_apart(numbers: Sequence[Number]) -> tuple[Any, ...]:
-    """Numbers as a part of a key: 0.0 and -0.0 are equal, but 1/x tells them apart."""
-    return tuple([(n, math.copysign(1.0, n)) if type(n) is float else n for n in numbers])
 
 
 _TRIED = 3

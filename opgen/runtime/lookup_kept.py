@@ -36,7 +36,7 @@ from opgen.runtime import (
 )
 from opgen.runtime.lookup_autograd import Left, Step
 from opgen.runtime.record import record
-from opgen.runtime.schema import Number, flatten, unflatten
+from opgen.runtime.schema import Number, flatten, told_apart, unflatten
 
 if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
@@ -89,7 +89,7 @@ class Whole:
         self, tensors: Sequence[torch.Tensor | None], kept: Sequence[str]
     ) -> tuple[torch.Tensor, ...]:
         """See `Way`; what is kept are all further outputs."""
-        return self.operation.apply(tensors, self.numbers)
+        return stages.applied(self.operation, tensors, self.numbers)
 
 
 @record
@@ -169,7 +169,7 @@ class Keeps:
             return None
         if any(each.dtype not in _TYPES or not each.is_cpu for each in given):
             return None
-        key = wanted, library_call.key_of(tensors, lookup_autograd.told_apart(numbers))
+        key = wanted, library_call.key_of(tensors, told_apart(numbers))
         if key not in self.ways:
             found = self._planned(wanted, tensors, numbers)
             if len(self.ways) >= _MOST_KNOWN:

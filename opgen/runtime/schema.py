@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import keyword
+import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opgen.runtime.description import Attribute
 
@@ -105,3 +106,8 @@ _RESERVED = frozenset(
         *("dict", "Dict", "Future", "Any", "AnyClassType", "Capsule", "self", "from"),
     )
 )
+
+
+def told_apart(numbers: Sequence[Number]) -> tuple[Any, ...]:
+    """Numbers as a part of a key: 0.0 and -0.0 are equal, but 1/x tells them apart."""
+    return tuple([(n, math.copysign(1.0, n)) if type(n) is float else n for n in numbers])

@@ -20,11 +20,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import cuda, evaluation, generated, library_call, library_product
+from opgen.runtime import (
+    compat,
+    cuda,
+    evaluation,
+    generated,
+    library_call,
+    library_product,
+    lookup_library,
+)
 from opgen.runtime.library_plan import Plan
 from opgen.runtime.library_product import Multiplication
 from opgen.runtime.record import record
-from opgen.runtime.schema import Number, Numbers, flatten, unflatten
+from opgen.runtime.schema import Number, Numbers, flatten, told_apart, unflatten
 
 if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call, Known
@@ -50,7 +58,8 @@ _TYPES = (("f32", "f32"), ("f64", "f64"))
 class Stage:
     """One op of several: what it reads and gives, by name, and what nobody reads after it.
 
-    `plan` is that of the library, None of an op that kernels compute.
+    `plan` is that of a convolution by the library, None of any other op: products of matrices are
+    looked up like calls of kernels.
     """
 
     operation: Operation
@@ -58,7 +67,7 @@ class Stage:
     sources: tuple[str, ...]
     results: tuple[str, ...]
     spent: tuple[str, ...]
-    plan: Plan | Multiplication | None
+    plan: Plan | None
 
 
 @record
@@ -88,9 +97,9 @@ class Stages:
             for stage in self.stages:
                 given = [found[name] for name in stage.sources]
                 if stage.plan is None:
-                    made = stage.operation.apply(given, stage.numbers)
+                    made = applied(stage.operation, given, stage.numbers)
                 else:
-                    one = library_call.computed(stage.plan, given)
+                    one = library_call.convolve(stage.plan, given)
                     if one is None:
                         return None
                     made = (one,)
@@ -123,13 +132,25 @@ def of(operation: Operation, tensors: Tensors, values: Sequence[Numbers]) -> Sta
     given = [each for each in tensors if each is not None]
     if any(not each.is_cpu or each.layout is not torch.strided for each in given):
         return None
-    key = library_call.key_of(tensors, flatten(values))
+    if max((each.numel() for each in given), default=0) ** 1.5 < LEAST_WORK:
+        return None  # so many are the products of matrices that are square
+    key = library_call.key_of(tensors, told_apart(flatten(values)))
     if key not in operation.staged:
         found = _planned(evaluation.prepare(operation, tensors, values))
         if len(operation.staged) >= _MOST_KNOWN:
             operation.staged.clear()
         operation.staged[key] = found
     return operation.staged[key]
+
+
+def applied(operation: Operation, tensors: Tensors, numbers: Sequence[Number]) -> Outputs:
+    """The outputs of an op that nothing is recorded of; kernels are compiled beside the library of
+    calls that were seen, if that is still to be made."""
+    if not lookup_library.build_meanwhile():
+        return operation.apply(tensors, numbers)
+    with compat.below_autograd():
+        found = operation.overload(*tensors, *numbers)
+    return (found,) if isinstance(found, torch.Tensor) else tuple(found)
 
 
 # ---------------------------------------------------------------------------- what is worth it
@@ -184,7 +205,7 @@ class _Plan:
         sources = tuple(each.name for each in operation.inputs)
         given = [self.found[name] for name in sources]
         call = evaluation.prepare(operation, given, unflatten(operation.attributes, numbers))
-        plan = None if statement is None else library_call.planned(call)
+        plan = None if statement is None else library_call.plan(call)
         if statement is not None:
             work = library_product.work(call) if plan is None else _work(plan)
             if plan is not None or work >= max(1, LEAST_WORK):
@@ -193,7 +214,8 @@ class _Plan:
                 self.own += [statement] if plan is None else []
         results = tuple(each.name for each in operation.outputs)
         self.found.update(zip(results, evaluation.empty_outputs(call), strict=True))
-        self.made.append(Stage(operation, numbers, sources, results, (), plan))
+        own = plan if isinstance(plan, Plan) else None
+        self.made.append(Stage(operation, numbers, sources, results, (), own))
 
     def stages(self) -> Stages | None:
         """All of them; None where they would give outputs with other strides than the op."""

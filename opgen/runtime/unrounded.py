@@ -37,7 +37,7 @@ from opgen.runtime import (
 from opgen.runtime.description import GENERIC
 from opgen.runtime.primals import Kind
 from opgen.runtime.record import record, replaced
-from opgen.runtime.schema import Number, unflatten
+from opgen.runtime.schema import Number, told_apart, unflatten
 from opgen.runtime.special import NotMadeError
 from opgen.runtime.toolchain import NoCompilerError, find_compiler
 
@@ -335,7 +335,7 @@ def _function(operation: Operation) -> Callable[..., Any]:
         before: list[Any] = [None] * count
         steps: tuple[Step, ...] | None = ()
         if _is_quick(cotangent):
-            key = about.wanted, about.shapes, lookup_autograd.told_apart(about.numbers)
+            key = about.wanted, about.shapes, told_apart(about.numbers)
             steps = plans.get(key)
             if steps is None:
                 arguments = operation, about.wanted, about.shapes, about.numbers
