@@ -489,7 +489,8 @@ def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:
         elif step.startswith(KEEPING):
             op = keeping(op, step.removeprefix(KEEPING).split(JOINT))
         elif step.startswith(KEPT):
-            op, _ = _of_kept(text, name, path[:at], step.removeprefix(KEPT).split(JOINT))
+            before = first, *path[1:at]
+            op, _ = _of_kept(text, name, before, step.removeprefix(KEPT).split(JOINT))
         else:
             op = derivative(op, step, ops).op
     if count is None:

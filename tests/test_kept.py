@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import opgen
 from catalogue import SPECS
+from opgen import compiler
 from opgen.compiler import check_source
 from opgen.errors import Source
 from opgen.ir.notation import Op
@@ -314,6 +317,16 @@ def test_outputs_are_released_with_the_graph() -> None:
     assert reads(y) is None
 
 
+def test_outputs_that_were_changed_are_released_too() -> None:
+    case = CASES["softmax"]
+    (call, _), inputs = case.made(), case.inputs(torch.float32)
+    y = call(*inputs)
+    node = y.grad_fn
+    y.mul_(3)
+    gradients(y, inputs)
+    assert node is not None and getattr(node, "left", y) is None
+
+
 def test_rows_that_are_masked() -> None:
     case = CASES["softmax"]
     (call, _), (x,) = case.made(), case.inputs(torch.float32)
@@ -369,7 +382,6 @@ def test_sixteen_bits(dtype: torch.dtype) -> None:
     y = call(x)
     assert reads(y) is None
     wide = x.detach().float().requires_grad_()
-    (theirs,) = gradients(torch.softmax(wide, -1), [wide])
     torch.manual_seed(1)
     cotangent = torch.randn(y.shape, dtype=dtype)
     (mine,) = torch.autograd.grad(y, [x], cotangent)
@@ -387,6 +399,53 @@ def test_without_opgen(monkeypatch: pytest.MonkeyPatch) -> None:
     y = call(x)
     assert reads(y) is None
     close(gradients(y, [x])[0], gradients(torch.softmax(x, -1), [x])[0])
+
+
+@pytest.mark.parametrize("missing", ["kept_source", "keeping_source"])
+def test_beside_an_older_opgen(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that was written with its runtime meets whatever opgen is installed."""
+    monkeypatch.setenv("OPGEN_CACHE", str(tmp_path))
+    (call, _), (x,) = CASES["softmax"].made(), CASES["softmax"].inputs(torch.float32)
+    monkeypatch.delattr(compiler, missing)
+    y = call(x)
+    assert reads(y) is None
+    close(gradients(y, [x])[0], gradients(torch.softmax(x, -1), [x])[0])
+
+
+def test_totals_of_leading_dims() -> None:
+    """The gradient has a dim for each where images are in channels-last format."""
+    text = """op f(x[...,C], w[C]) -> y[...,C]
+  tmp s[C]
+  s[c] += x[...,c] * x[...,c]
+  y[...,c] = tanh(x[...,c]) * s[c] * w[c]
+"""
+    x = torch.randn(3, 16, 31, 32).contiguous(memory_format=torch.channels_last).requires_grad_()
+    w = torch.randn(32, requires_grad=True)
+    call = opgen.compile(text).f
+    theirs = torch.tanh(x) * (x * x).sum((0, 1, 2)) * w
+    for _ in range(2):
+        y = call(x, w)
+        assert reads(y) == ("s",)
+        others = gradients(theirs, [x, w], retain_graph=True)
+        for mine, other in zip(gradients(y, [x, w]), others, strict=True):
+            close(mine, other)
+
+
+def test_numbers_that_are_equal_and_not_the_same() -> None:
+    text = """op f(x[N,C]; low = 0.0) -> y[N,C]
+  tmp s[N]
+  s[n] = max(c) x[n,c]
+  y[n,c] = x[n,c] * s[n] / low
+"""
+    call, x = opgen.compile(text).f, torch.ones(300, 130, requires_grad=True)
+    for low in (0.0, -0.0, float("nan"), -0.0, 0.0):
+        found = call(x, low=low)[0, 0].item()
+        if math.isnan(low):
+            assert math.isnan(found)
+        else:
+            assert found == math.copysign(math.inf, low)
 
 
 def test_checkpoints_save_as_many_tensors_each_time() -> None:

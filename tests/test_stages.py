@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import opgen
+from opgen import compiler
 from opgen.compiler import check_source
 from opgen.errors import Source
 from opgen.ir.notation import Op
@@ -473,12 +475,13 @@ def test_tensors_that_are_kept_elsewhere() -> None:
 @pytest.mark.sampled(3, 2)
 def test_transforms(case: Case) -> None:
     inputs = [each.detach() for each in case.inputs(torch.float64)]
-    call = opgen.compile(case.text).f
+    call, found = made(case.text)
     directions = tuple(torch.randn_like(each) for each in inputs)
     mine = torch.func.jvp(call, tuple(inputs), directions)
     theirs = torch.func.jvp(case.theirs, tuple(inputs), directions)
     for one, other in zip(mine, theirs, strict=True):
         close(one, other)
+    assert None not in plans(found), "it did not go in stages"
     several = torch.stack([inputs[0], 2 * inputs[0]])
     rest = inputs[1:]
     close(
@@ -524,6 +527,47 @@ def test_sixteen_bits(dtype: torch.dtype) -> None:
     y = call(*inputs)
     torch.testing.assert_close(y, case.theirs(*wide).to(dtype), rtol=0.02, atol=0.02)
     assert plans(found) == [None]
+
+
+def test_beside_an_older_opgen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["attention"]
+    monkeypatch.setenv("OPGEN_CACHE", str(tmp_path))
+    (call, found), inputs = made(case.text), case.inputs(torch.float32)
+    monkeypatch.delattr(compiler, "stages_source")
+    y, theirs = call(*inputs), case.theirs(*inputs)
+    close(y, theirs)
+    for mine, other in zip(gradients(y, inputs), gradients(theirs, inputs), strict=True):
+        close(mine, other)
+    assert plans(found) == [None]
+
+
+def test_an_index_that_is_checked_has_the_name_of_the_op() -> None:
+    text = """op f(x[N,C], k[O,C], j: int[N]) -> y[N]
+  tmp z[N,O]
+  z[n,o] = sum(c) x[n,c] * k[o,c]
+  y[n] = z[n,j[n]]
+"""
+    call, found = made(text)
+    x, k = torch.randn(20, 30), torch.randn(25, 30)
+    at = torch.arange(20)
+    close(call(x, k, at), (x @ k.T)[at, at])
+    with pytest.raises(IndexError, match=r"^f: index 99"):
+        call(x, k, at + 99)
+    assert not any(plans(found))
+
+
+def test_integers_between_stages() -> None:
+    text = """op f(x[N,C], k[O,C], w[O]) -> y[N,O]
+  tmp z[N,O], first: int[N]
+  z[n,o] = sum(c) x[n,c] * k[o,c]
+  first[n] = argmax(o) z[n,o]
+  y[n,o] = (sum(p) z[n,p] * k[p,o]) * first[n] + w[o]
+"""
+    call, found = made(text)
+    x, k, w = torch.randn(40, 36), torch.randn(36, 36), torch.randn(36)
+    z = x @ k.T
+    close(call(x, k, w), (z @ k) * z.argmax(1)[:, None] + w)
+    assert all(plans(found)) and plans(found)
 
 
 def test_without_opgen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,10 @@ class Stage:
     statement: int | None
 
 
+_INTEGERS = (DType.INT, DType.I64)
+"""Types of integers that temporaries have in all their bits."""
+
+
 def products_of(op: Op) -> tuple[int, ...]:
     """The positions of the statements that by themselves are products a library may compute.
 
@@ -59,7 +63,7 @@ def products_of(op: Op) -> tuple[int, ...]:
     """
     if len(op.statements) < 2 or op.gradients or not _is_in_order(op):
         return ()
-    if not all(each.dtype.is_generic or each.dtype.is_integer for each in op.temporaries):
+    if not all(each.dtype.is_generic or each.dtype in _INTEGERS for each in op.temporaries):
         return ()  # a temporary has more bits than a tensor of such a type
     found = []
     for at, statement in enumerate(op.statements):
@@ -209,10 +213,7 @@ def _assembled(op: Op, name: str, statements: Sequence[Statement], outputs: Sequ
 
 
 def plain(op: Op, name: str) -> Tensor:
-    """A tensor of an op as one that is handed on: with dims of one size each, and integers of a
-    temporary as it has them."""
+    """A tensor of an op as one that is handed on: with dims of one size each."""
     tensor = op.tensor(name)
     assert isinstance(tensor, Tensor)
-    dims = tuple(Dim(dim.extent) for dim in tensor.dims)
-    is_wide = tensor in op.temporaries and tensor.dtype.is_integer
-    return replace(tensor, dims=dims, default=None, dtype=DType.I64 if is_wide else tensor.dtype)
+    return replace(tensor, dims=tuple(Dim(dim.extent) for dim in tensor.dims), default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -34,7 +35,7 @@ class Family:
     _derived: dict[tuple[str, ...], tuple[Operation, Gradient]] = field(default_factory=dict)
     _together: dict[_Wanted, tuple[Operation, Gradient] | None] = field(default_factory=dict)
     _of_dims: dict[tuple[str, ...], Operation | None] = field(default_factory=dict)
-    _keeping: dict[_Key, Operation] = field(default_factory=dict)
+    _keeping: dict[_Key, Operation | None] = field(default_factory=dict)
     _of_kept: dict[_Key, tuple[Operation, tuple[str, ...]] | None] = field(default_factory=dict)
     _stages: dict[_Parts, tuple[_Stage, ...]] = field(default_factory=dict)
 
@@ -114,43 +115,53 @@ class Family:
         self, operation: Operation, apart: tuple[int, ...], own: tuple[int, ...]
     ) -> tuple[_Stage, ...]:
         """The ops that compute an op one after the other, as `opgen.compiler.stages_source` makes
-        them; ImportError without opgen."""
+        them; none without opgen."""
         key = operation.path, apart, own
         with LOCK:
             if key not in self._stages:
-                about = self.spec, self.spec_name, *key
-                module = generated.load(generated.source("stages_source", *about), self.spec_name)
-                ops = module.FAMILY.operations
-                self._stages[key] = tuple((ops[name], at) for name, at in module.STAGES)
+                self._stages[key] = ()
+                module = self._module("stages_source", *key)
+                if module is not None:
+                    ops = module.FAMILY.operations
+                    self._stages[key] = tuple((ops[name], at) for name, at in module.STAGES)
             return self._stages[key]
 
-    def keeping(self, operation: Operation, names: tuple[str, ...]) -> Operation:
+    def keeping(self, operation: Operation, names: tuple[str, ...]) -> Operation | None:
         """The op that gives these temporaries beside its outputs, as
-        `opgen.compiler.keeping_source` makes it; ImportError without opgen."""
+        `opgen.compiler.keeping_source` makes it; None without opgen."""
         key = operation.path, names
         with LOCK:
             if key not in self._keeping:
-                about = self.spec, self.spec_name, operation.path, names
-                text = generated.source("keeping_source", *about)
-                (found,) = generated.load(text, self.spec_name).FAMILY.operations.values()
-                self._keeping[key] = cast("Operation", found)
+                self._keeping[key] = None
+                module = self._module("keeping_source", *key)
+                if module is not None:
+                    (self._keeping[key],) = module.FAMILY.operations.values()
             return self._keeping[key]
 
     def of_kept(
         self, operation: Operation, names: tuple[str, ...]
     ) -> tuple[Operation, tuple[str, ...]] | None:
         """A gradient that reads some of these temporaries of the op before it, as
-        `opgen.compiler.kept_source` makes it, and which; None where it reads none of them."""
+        `opgen.compiler.kept_source` makes it, and which; None where it reads none of them, and
+        without opgen."""
         key = operation.path, names
         with LOCK:
             if key not in self._of_kept:
-                about = self.spec, self.spec_name, operation.path, names
-                module = generated.load(generated.source("kept_source", *about), self.spec_name)
                 self._of_kept[key] = None
-                if module.KEPT:
+                module = self._module("kept_source", *key)
+                if module is not None and module.KEPT:
                     (found,) = module.FAMILY.operations.values()
                     self._of_kept[key] = found, module.KEPT
             return self._of_kept[key]
+
+    def _module(self, maker: str, *about: object) -> types.ModuleType | None:
+        """A module that a function of `opgen.compiler` makes of the spec; None without opgen, or
+        beside one that is older than this."""
+        try:
+            text = generated.source(maker, self.spec, self.spec_name, *about)
+        except ImportError:
+            return None
+        return generated.load(text, self.spec_name)
 
     def _made_of_dims(self, path: tuple[str, ...]) -> Operation | None:
         try:

@@ -196,9 +196,9 @@ def _backward(operation: Operation, keeps: Keeps | None) -> Callable[..., Any]:
         if keeps is not None and ctx.left is not None:
             saved = ctx.saved_tensors
             found = keeps.backward(ctx.left, ctx.call, saved, wanted, cotangents[0])
+            if not compat.graph_is_kept():
+                ctx.left = None
             if found is not None:
-                if not compat.graph_is_kept():
-                    ctx.left = None
                 return (None, None, *found)
             saved = saved[: len(kept)]
         else:

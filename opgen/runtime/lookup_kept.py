@@ -170,12 +170,13 @@ class Keeps:
         if any(each.dtype not in _TYPES or not each.is_cpu for each in given):
             return None
         key = wanted, library_call.key_of(tensors, told_apart(numbers))
-        if key not in self.ways:
-            found = self._planned(wanted, tensors, numbers)
-            if len(self.ways) >= _MOST_KNOWN:
-                self.ways.clear()
-            self.ways[key] = found
-        return self.ways[key]
+        if key in self.ways:
+            return self.ways.get(key)
+        found = self._planned(wanted, tensors, numbers)
+        if len(self.ways) >= _MOST_KNOWN:
+            self.ways.clear()
+        self.ways[key] = found
+        return found
 
     def _planned(
         self, wanted: _Wanted, tensors: Sequence[Any], numbers: tuple[Number, ...]
@@ -192,7 +193,10 @@ class Keeps:
             return None
         totals = tuple(name for name in found.kept if name != output)
         if totals:
-            operation = operation.family.keeping(operation, totals)
+            found_keeping = operation.family.keeping(operation, totals)
+            if found_keeping is None:
+                return None
+            operation = found_keeping
         more = evaluation.prepare(operation, tensors, values).shapes.outputs[1:]
         largest = max(each.numel() for each in tensors if each is not None)
         if _MOST_KEPT * sum(map(math.prod, more)) > largest:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import keyword
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -109,5 +108,5 @@ _RESERVED = frozenset(
 
 
 def told_apart(numbers: Sequence[Number]) -> tuple[Any, ...]:
-    """Numbers as a part of a key: 0.0 and -0.0 are equal, but 1/x tells them apart."""
-    return tuple([(n, math.copysign(1.0, n)) if type(n) is float else n for n in numbers])
+    """Numbers as a part of a key: 0.0 and -0.0 are equal, but 1/x tells them apart; NaN is not."""
+    return tuple([n.hex() if type(n) is float else n for n in numbers])

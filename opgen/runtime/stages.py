@@ -128,19 +128,20 @@ def evaluate(
 
 
 def of(operation: Operation, tensors: Tensors, values: Sequence[Numbers]) -> Stages | None:
-    """How a call goes in stages; None if it does not. Raises what is wrong with it."""
+    """How a call goes in stages; None if it does not, or may be wrong."""
     given = [each for each in tensors if each is not None]
     if any(not each.is_cpu or each.layout is not torch.strided for each in given):
         return None
     if max((each.numel() for each in given), default=0) ** 1.5 < LEAST_WORK:
-        return None  # so many are the products of matrices that are square
+        return None  # square matrices have so many products; others are hardly worth it
     key = library_call.key_of(tensors, told_apart(flatten(values)))
-    if key not in operation.staged:
-        found = _planned(evaluation.prepare(operation, tensors, values))
-        if len(operation.staged) >= _MOST_KNOWN:
-            operation.staged.clear()
-        operation.staged[key] = found
-    return operation.staged[key]
+    if key in operation.staged:
+        return operation.staged.get(key)
+    found = _planned(evaluation.prepare(operation, tensors, values))
+    if len(operation.staged) >= _MOST_KNOWN:
+        operation.staged.clear()
+    operation.staged[key] = found
+    return found
 
 
 def applied(operation: Operation, tensors: Tensors, numbers: Sequence[Number]) -> Outputs:
@@ -162,8 +163,8 @@ def _planned(call: Call) -> Stages | None:
     operation = call.operation
     if call.types.key[:2] not in _TYPES or cuda.computes(call.device):
         return None
-    if not generated.is_installed():
-        return None
+    if operation.faults or not generated.is_installed():
+        return None  # faults have the name of the op
     known: tuple[tuple[int, ...], tuple[int, ...]] = operation.apart, ()
     for _ in range(_TRIED):
         plan = _Plan(call)
