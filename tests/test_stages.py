@@ -557,7 +557,7 @@ def test_an_index_that_is_checked_has_the_name_of_the_op() -> None:
 
 
 def test_integers_between_stages() -> None:
-    text = """op f(x[N,C], k[O,C], w[O]) -> y[N,O]
+    text = """op f(x[N,O], k[O,O], w[O]) -> y[N,O]
   tmp z[N,O], first: int[N]
   z[n,o] = sum(c) x[n,c] * k[o,c]
   first[n] = argmax(o) z[n,o]

@@ -2,14 +2,14 @@
 
 The gradient of an op computes the temporaries again that it reads. Two kinds of calls keep them:
 
-* those in stages (`opgen.runtime.stages`), of which everything between these was a tensor. What
-  the gradient reads of it is known when one was derived: of a call before that, all is kept;
+* those in stages (`opgen.runtime.stages`), of which everything between these was a tensor;
 * those of an op with sums, means or maxima that are small beside its tensors, as the two of a norm.
   An op that has them for outputs as well runs in its place (`opgen.passes.kept`). So may the
   output be read, as that of a softmax. It is no tensor of its own: where somebody has changed it,
   gradients go as ever.
 
-Where nothing but plain tensors is in play; else gradients go as ever, from the inputs.
+What the gradient reads of it is known when one was derived: of a call before that, all is kept.
+This is so where nothing but plain tensors is in play; else gradients go as ever, from the inputs.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from opgen.runtime.operation import Operation
 
 _MOST_KNOWN = 1024
-_MOST_KEPT = 4
-"""How many times as large as all that is kept beside it the largest input is at least."""
+_LEAST_PART = 8
+"""How many times as large as anything that is kept beside it the largest input is at least."""
 
 _TYPES = (torch.float32, torch.float64)
 """Types of which temporaries are tensors, with nothing rounded."""
@@ -78,18 +78,20 @@ class Gradients:
 
 @record
 class Whole:
-    """The way of an op that gives what is kept beside its output, if anything is."""
+    """The way of an op that gives what may be kept beside its output, which may be read itself."""
 
     operation: Operation
     numbers: tuple[Number, ...]
     between: tuple[str, ...]
-    gradients: dict[_Wanted, Gradients]
+    gradients: dict[_Wanted, Gradients] = field(default_factory=dict)
 
     def run(
         self, tensors: Sequence[torch.Tensor | None], kept: Sequence[str]
     ) -> tuple[torch.Tensor, ...]:
-        """See `Way`; what is kept are all further outputs."""
-        return stages.applied(self.operation, tensors, self.numbers)
+        """See `Way`."""
+        first, *more = stages.applied(self.operation, tensors, self.numbers)
+        made = dict(zip((each.name for each in self.operation.outputs[1:]), more, strict=True))
+        return (first, *(made[name] for name in kept))
 
 
 @record
@@ -112,7 +114,7 @@ class Keeps:
             values = unflatten(self.operation.attributes, numbers)
             found = stages.of(self.operation, tensors, values)
         if found is None and self.operation.totals:
-            found = self._whole(wanted, tensors, numbers)
+            found = self._whole(tensors, numbers)
         if found is None:
             return None
         known, output = found.gradients.get(wanted), self.operation.outputs[0].name
@@ -160,48 +162,40 @@ class Keeps:
         places = (*kept, *(count + found.between.index(name) for name in names))
         return lookup_autograd.computed(steps, cotangents, places, saved, count, is_quick=True)
 
-    def _whole(
-        self, wanted: _Wanted, tensors: Sequence[Any], numbers: tuple[Number, ...]
-    ) -> Whole | None:
+    def _whole(self, tensors: Sequence[Any], numbers: tuple[Number, ...]) -> Whole | None:
         """The way of a large call whose totals are kept."""
         given = [each for each in tensors if each is not None]
         if max((each.numel() for each in given), default=0) < special.LARGE:
             return None
         if any(each.dtype not in _TYPES or not each.is_cpu for each in given):
             return None
-        key = wanted, library_call.key_of(tensors, told_apart(numbers))
+        key = library_call.key_of(tensors, told_apart(numbers))
         if key in self.ways:
             return self.ways.get(key)
-        found = self._planned(wanted, tensors, numbers)
+        found = self._planned(tensors, numbers)
         if len(self.ways) >= _MOST_KNOWN:
             self.ways.clear()
         self.ways[key] = found
         return found
 
-    def _planned(
-        self, wanted: _Wanted, tensors: Sequence[Any], numbers: tuple[Number, ...]
-    ) -> Whole | None:
+    def _planned(self, tensors: Sequence[Any], numbers: tuple[Number, ...]) -> Whole | None:
         operation, values = self.operation, unflatten(self.operation.attributes, numbers)
         call = evaluation.prepare(operation, tensors, values)
         if cuda.computes(call.device) or not generated.is_installed():
             return None
-        shapes = [None if each is None else each.shape for each in tensors]
-        output = operation.outputs[0].name
-        names = (*operation.totals, output)
-        found = self._gradients(names, wanted, shapes, numbers)
-        if not found.kept:
-            return None
-        totals = tuple(name for name in found.kept if name != output)
-        if totals:
-            found_keeping = operation.family.keeping(operation, totals)
-            if found_keeping is None:
+        most = max(each.numel() for each in tensors if each is not None) // _LEAST_PART
+        names = operation.totals
+        while names:
+            keeping = operation.family.keeping(operation, names)
+            if keeping is None:
                 return None
-            operation = found_keeping
-        more = evaluation.prepare(operation, tensors, values).shapes.outputs[1:]
-        largest = max(each.numel() for each in tensors if each is not None)
-        if _MOST_KEPT * sum(map(math.prod, more)) > largest:
-            return None
-        return Whole(operation, numbers, names, {wanted: found})
+            shapes = evaluation.prepare(keeping, tensors, values).shapes.outputs[1:]
+            sizes = zip(names, map(math.prod, shapes), strict=True)
+            small = tuple(name for name, size in sizes if size <= most)
+            if small == names:
+                return Whole(keeping, numbers, (*names, operation.outputs[0].name))
+            names = small
+        return None
 
     def _gradients(
         self,

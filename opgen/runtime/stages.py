@@ -13,6 +13,8 @@ is between two products is kept in more bits than the library takes, calls go as
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -21,10 +23,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from opgen.runtime import (
+    build,
     compat,
     cuda,
     evaluation,
     generated,
+    leading,
     library_call,
     library_product,
     lookup_library,
@@ -199,6 +203,7 @@ class _Plan:
                 self.absent[declared.name] = tensor
             self.found[declared.name] = tensor
         self.made: list[Stage] = []
+        self.calls: list[Call] = []
 
     def add(self, operation: Operation, statement: int | None) -> None:
         """Add a stage; `statement` is the position of the product that it is."""
@@ -215,6 +220,8 @@ class _Plan:
                 self.own += [statement] if plan is None else []
         results = tuple(each.name for each in operation.outputs)
         self.found.update(zip(results, evaluation.empty_outputs(call), strict=True))
+        if plan is None:
+            self.calls.append(call)
         own = plan if isinstance(plan, Plan) else None
         self.made.append(Stage(operation, numbers, sources, results, (), own))
 
@@ -225,6 +232,7 @@ class _Plan:
         promised = zip(outputs, evaluation.empty_outputs(self.call), strict=True)
         if any(self.found[name].stride() != like.stride() for name, like in promised):
             return None
+        _compile(self.calls)
         last = {name: at for at, stage in enumerate(self.made) for name in stage.sources}
         spent: list[tuple[str, ...]] = [() for _ in self.made]
         for name, at in last.items():
@@ -236,6 +244,23 @@ class _Plan:
         )
         inputs = tuple(each.name for each in operation.inputs)
         return Stages(tuple(stages), inputs, outputs, self.absent)
+
+
+def _compile(calls: Sequence[Call]) -> None:
+    """Compile the kernels of some calls side by side, and the library of calls that were seen."""
+    lookup_library.build_meanwhile()
+
+    def compile_one(call: Call) -> None:
+        call = leading.of_dims(call)
+        with contextlib.suppress(
+            build.BuildError, build.NoCompilerError
+        ):  # the call says so itself
+            operands = evaluation.operands_of(call, evaluation.empty_outputs(call))
+            evaluation.compiled(call, operands)
+
+    if len(calls) > 1:
+        with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+            list(pool.map(compile_one, calls))
 
 
 def _work(plan: Plan | Multiplication) -> int:
