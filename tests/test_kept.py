@@ -369,6 +369,13 @@ def test_small_calls_keep_nothing() -> None:
     close(gradients(y, [x])[0], gradients(torch.softmax(x, -1), [x])[0])
 
 
+def test_sparse_tensors_are_refused_as_ever() -> None:
+    call, _ = CASES["softmax"].made()
+    x = torch.eye(300).to_sparse().requires_grad_()
+    with pytest.raises((TypeError, ValueError), match="f: x"):
+        call(x)
+
+
 def test_totals_that_are_not_small() -> None:
     """Of rows of two cells a maximum and a sum are as much as the input."""
     call, _ = CASES["softmax"].made()
