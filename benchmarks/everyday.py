@@ -1,6 +1,7 @@
 """Ops that take a minute to write, beside what PyTorch's users write: where it pays, where not.
 
-    python benchmarks/everyday.py [PATTERN] [--threads N] [--seconds S] [--write-readme]
+    python benchmarks/everyday.py [PATTERN] [--device cuda] [--threads N] [--seconds S]
+        [--write-readme]
 
 Nobody asked about these, and no spec of `specs` is one of them: they are what comes to mind when
 somebody has a tool for such ops. A line that is behind shows what opgen does badly. Forward, and
@@ -90,6 +91,10 @@ def _layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.layer_norm(x.permute(0, 2, 3, 1), w.shape, w, b).permute(0, 3, 1, 2)
 
 
+def _before(x: Tensor) -> Tensor:
+    return torch.ones(x.shape[1:], dtype=torch.bool, device=x.device).tril()
+
+
 def _grn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     size = torch.sqrt((x * x).sum((2, 3), keepdim=True))
     return _wide(w) * (x * (size / (size.mean(1, keepdim=True) + 1e-6))) + _wide(b) + x
@@ -154,9 +159,7 @@ NORMS: Final = (
         "  e[b,t,s] = select(s <= t, exp(x[b,t,s] - p[b,t]), 0)\n"
         "  y[b,t,s] = e[b,t,s] / (sum(k) e[b,t,k])",
         ((32, 196, 196),),
-        lambda x: F.softmax(
-            x.masked_fill(~torch.ones(x.shape[1:], dtype=torch.bool).tril(), -torch.inf), -1
-        ),
+        lambda x: F.softmax(x.masked_fill(~_before(x), -torch.inf), -1),
     ),
 )
 
@@ -215,7 +218,8 @@ def _laplacian(x: Tensor, padded: Tensor) -> Tensor:
 
 
 def _relative(x: Tensor, b: Tensor) -> Tensor:
-    rows, columns = torch.arange(x.shape[2])[:, None], torch.arange(x.shape[3])
+    rows = torch.arange(x.shape[2], device=x.device)[:, None]
+    columns = torch.arange(x.shape[3], device=x.device)
     return x + b[:, rows - columns + x.shape[3]]
 
 

@@ -1,6 +1,7 @@
 """Layers of known nets, opgen beside PyTorch's op of the same name: where it pays, and where not.
 
-    python benchmarks/nets.py [PATTERN] [--threads N] [--seconds S] [--write-readme]
+    python benchmarks/nets.py [PATTERN] [--device cuda] [--threads N] [--seconds S]
+        [--write-readme]
 
 The rows of `opgen bench` are what five people asked about. These are shapes that nobody chose for
 opgen: layers as they stand in nets that many use, and ops of the specs that PyTorch has kernels of

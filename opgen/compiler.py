@@ -439,14 +439,14 @@ def kept_source(text: str, name: str, path: tuple[str, ...], names: tuple[str, .
     found, kept = _of_kept(text, name, path, names)
     if not kept:
         return "KEPT = ()\n"
-    unit = _cpu_unit(found, (*path, f"{KEPT}{JOINT.join(names)}"), text, ops)
+    unit = _unit(found, (*path, f"{KEPT}{JOINT.join(names)}"), text, ops)
     return f"{torch_module.module_source((unit,), text, name)}\nKEPT = {kept}\n"
 
 
 def keeping_source(text: str, name: str, path: tuple[str, ...], names: tuple[str, ...]) -> str:
     """A module of an op that gives temporaries of these names beside its outputs."""
     found = keeping(_derived_op(text, name, path), names)
-    unit = _cpu_unit(found, (*path, f"{KEEPING}{JOINT.join(names)}"), text, _checked(text, name))
+    unit = _unit(found, (*path, f"{KEEPING}{JOINT.join(names)}"), text, _checked(text, name))
     return torch_module.module_source((unit,), text, name)
 
 
@@ -533,17 +533,12 @@ def _stage_unit(
     text: str,
     ops: Mapping[str, Op],
 ) -> Unit:
-    """A stage of an op on the CPU; see `stages_source`."""
+    """A stage of an op; see `stages_source`."""
     op = stage.op
     if stage.statement is None or stage.statement in own:
-        return replace(_cpu_unit(op, path, text, ops), apart=())
+        return replace(_unit(op, path, text, ops), apart=())
     member, plain = Member(op, path, ()), scheduled(op)
     return Unit(member, plain, plain, plain, _traits(op, ops), None, *_forms(member))
-
-
-def _cpu_unit(op: Op, path: tuple[str, ...], text: str, ops: Mapping[str, Op]) -> Unit:
-    """An op that is called on the CPU: there are no more than plain kernels for GPUs."""
-    return replace(_unit(op, path, text, ops), on_gpu=scheduled(for_gpu(op)))
 
 
 def _unit(

@@ -6,10 +6,12 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import opgen
+from opgen.runtime import cuda, evaluation, library_call, library_cuda
 from opgen.runtime.library_cuda import Settings
 
 PLAIN, LAST = torch.contiguous_format, torch.channels_last
@@ -57,3 +59,27 @@ def whole_numbers(*shape: int, dtype: torch.dtype = FLOAT, format_: Any = PLAIN)
     """Sums of products of these are exact, in any order."""
     found = torch.randint(-2, 3, shape).to(dtype)
     return found.contiguous(memory_format=format_) if len(shape) == 4 else found
+
+
+def take_the_way_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls on CPU tensors take the way of a GPU up to PyTorch's own ops, with TF32 set.
+
+    In place of CUDA kernels those in C run. No number may be looked at.
+    """
+
+    def looked_at(_: Tensor) -> bool:
+        raise AssertionError("a number was looked at")
+
+    monkeypatch.setattr(cuda, "computes", lambda _: True)
+    monkeypatch.setattr(evaluation, "run_on_cuda", _computed_on_cpu)
+    monkeypatch.setattr(library_cuda, "settings", lambda: TF32)
+    monkeypatch.setattr(library_call, "_is_finite", looked_at)
+
+
+def _computed_on_cpu(call: evaluation.Call, operands: dict[str, Tensor]) -> cuda.Launched:
+    """By C kernels, with temporaries of theirs, in a call that is not looked up next time."""
+    outputs = [operands[each.name] for each in call.operation.outputs]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda, "computes", lambda _: False)
+        evaluation.run_on_cpu(call, evaluation.operands_of(call, outputs))
+    return cuda.Launched((), call.device, (), {}, lasting=False)

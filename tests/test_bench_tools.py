@@ -273,7 +273,7 @@ def test_a_layer_is_measured_in_both_formats() -> None:
     layer = nets._convolution("tiny", (2, 4, 5, 6), (4, 1, 3, 3), padding=1, groups=4)
     line, ratios = beside.cells(layer, 0.01)
     assert line[0] == "tiny [2,4,5,6] [4,1,3,3]" and len(line) == 5
-    assert len(ratios) == 4 and all(ratio > 0 for ratio in ratios)
+    assert len(ratios) == 4 and all(ratio.called > 0 for ratio in ratios)
 
 
 def test_a_layer_that_is_no_image_leaves_cells_empty() -> None:
@@ -294,7 +294,14 @@ def test_ratios_of_layers_are_summed_up() -> None:
     found = {"ratios": [0.5, 0.97, 2.0], tables.NETS: [("a [1]", "0.50", "", "0.97", "")]}
     text = "\n".join(tables._nets(found))
     assert "2 of 3 ratios are 0.97 or more" in text and "geometric mean: 0.99" in text
-    assert "| a [1] | 0.50 |  | 0.97 |  |" in text
+    assert "| a [1] | 0.50 |  | 0.97 |  |" in text and "alone" not in text
+    text = "\n".join(tables._nets({**found, "alone": [2.0, 8.0, 0.5]}))
+    assert "2 of 3 ratios of what the GPU alone takes, in brackets, are 0.97 or more" in text
+    assert "geometric mean: 2.00" in text
+
+
+def test_ratios_of_the_gpu_alone_are_in_brackets() -> None:
+    assert str(beside.Ratio(0.5)) == "0.50" and str(beside.Ratio(0.5, 1.25)) == "0.50 (1.25)"
 
 
 # ---------------------------------------------------------------------------- ops that users write

@@ -477,6 +477,18 @@ def test_one_tensor_in_two_orders() -> None:
     assert found.equal(t * t.sum(1))
 
 
+def test_temporaries_that_only_a_gpu_has() -> None:
+    """A mean for which kernels of the CPU have a row at a time, in memory of another name."""
+    text = "op f(x: float[N,C,H,W], w[C]) -> y[N,C,H,W]\n  square[n,h,i] = mean(c) x[n,c,h,i]**2\n"
+    text += "  y[n,c,h,i] = x[n,c,h,i] * rsqrt(square[n,h,i] + 0.00001) * w[c]\n"
+    x, w = random(2, 3, 4, 5), random(3)
+    wanted = x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-5) * w[:, None, None]
+    for format_ in (torch.contiguous_format, torch.channels_last):
+        with mock.patch.object(special, "LARGE", 1), emulated():
+            found = opgen.compile(text).f(x.contiguous(memory_format=format_), w)
+        torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("layout", [0b1011, 0b1001])
 def test_filters_of_groups(layout: int) -> None:
     """In any format they are given with their channels last, but for gradients of images."""

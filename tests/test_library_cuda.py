@@ -30,11 +30,11 @@ from library_cuda_specs import (
     PRODUCT,
     TF32,
     ops,
+    take_the_way_of_a_gpu,
     whole_numbers,
 )
 from opgen.runtime import (
     autocast,
-    cuda,
     evaluation,
     library_call,
     library_cuda,
@@ -47,23 +47,10 @@ from opgen.runtime.lookup_table import CONVOLUTIONS
 from opgen.testing.cuda_on_cpu.emulated import emulated
 
 
-def computed_on_cpu(call: evaluation.Call, operands: dict[str, Tensor]) -> cuda.Launched:
-    """By C kernels, in a call that is not looked up next time."""
-    evaluation.run_on_cpu(call, operands)
-    return cuda.Launched((), call.device, (), {}, lasting=False)
-
-
 @pytest.fixture
 def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of large tensors take the way of a GPU, with TF32 set; no number may be looked at."""
-
-    def looked_at(_: Tensor) -> bool:
-        raise AssertionError("a number was looked at")
-
-    monkeypatch.setattr(cuda, "computes", lambda _: True)
-    monkeypatch.setattr(evaluation, "run_on_cuda", computed_on_cpu)
-    monkeypatch.setattr(library_cuda, "settings", lambda: TF32)
-    monkeypatch.setattr(library_call, "_is_finite", looked_at)
+    take_the_way_of_a_gpu(monkeypatch)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ graphs, the time of the device is what counts.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import warnings
 from collections.abc import Collection, Mapping
@@ -19,6 +20,13 @@ from opgen.bench import timing
 _SHORT: Final = 1e-3
 """Calls of less than so many seconds are several in a graph, whose own start would count else."""
 _CALLS: Final = 10
+
+
+def stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """A stream on which calls, and their gradients, can be captured; nothing on a CPU."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 def device_times(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -238,15 +238,20 @@ def _bounds(found: Document) -> Iterator[str]:
 
 
 def _beside(found: Document, table: str, what: str) -> Iterator[str]:
-    ratios = found["ratios"]
-    ahead = sum(ratio >= _KEEPS_UP for ratio in ratios)
-    yield f"* {ahead} of {len(ratios)} ratios are {_KEEPS_UP} or more"
-    yield f"* their geometric mean: {geometric_mean(ratios):.2f}"
+    yield from _summed_up(found["ratios"], "ratios")
+    if found.get("alone"):
+        yield from _summed_up(found["alone"], "ratios of what the GPU alone takes, in brackets,")
     yield ""
     yield f"| {what} | forward | channels_last | backward | channels_last |"
     yield "|---|---:|---:|---:|---:|"
     for row in found[table]:
         yield _cells(*row)
+
+
+def _summed_up(ratios: Sequence[float], what: str) -> Iterator[str]:
+    ahead = sum(ratio >= _KEEPS_UP for ratio in ratios)
+    yield f"* {ahead} of {len(ratios)} {what} are {_KEEPS_UP} or more"
+    yield f"* their geometric mean: {geometric_mean(ratios):.2f}"
 
 
 def _nets(found: Document) -> Iterator[str]:

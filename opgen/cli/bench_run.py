@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import shlex
 import sys
@@ -15,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from opgen.bench import machine, own, plot, report, tables
+from opgen.bench import machine, own, plot, replays, report, tables
 from opgen.bench.document import Document, document
 from opgen.bench.faults import BenchError
 from opgen.bench.growth import Growth
@@ -63,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         def write(outcomes: Sequence[Outcome], growths: Sequence[Growth] = ()) -> None:
             _write(options, document(outcomes, measured_on, about, growths))
 
-        with tf32(allowed=options.tf32), _stream(plan.device):
+        with tf32(allowed=options.tf32), replays.stream(plan.device):
             if options.growth:
                 growths, outcomes = _grown(plan, measured, console)
                 write(outcomes, growths)
@@ -75,13 +74,6 @@ def run(options: argparse.Namespace) -> int:
     for line in () if options.growth else report.summary(outcomes, plan.compiled):
         console.print(line)
     return 1 if any(isinstance(outcome, Refused) for outcome in outcomes) else 0
-
-
-def _stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """A stream on which calls, and their gradients, can be captured."""
-    if device.type != "cuda":
-        return contextlib.nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 def _look_at_files(options: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ symbolic integers as well. Formulas in messages are those of the spec.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -17,7 +18,7 @@ from opgen.emit.polynomial import python_condition, python_text
 from opgen.emit.python_text import Group, Node, call, dict_of, layout, quoted, strings, tuple_of
 from opgen.ir.arrangement import Arrangement
 from opgen.ir.convolution import Convolution
-from opgen.ir.loops import Program
+from opgen.ir.loops import Operand, Program
 from opgen.ir.matrix_product import MatrixProduct
 from opgen.ir.notation import BATCH, Attribute, AttributeType, Dim, Op, Tensor
 from opgen.ir.shapes import (
@@ -32,12 +33,12 @@ from opgen.ir.shapes import (
 )
 
 
-def shape_plan(op: Op, program: Program) -> ShapePlan:
+def shape_plan(op: Op, program: Program, more: Collection[Operand] = ()) -> ShapePlan:
     """The plan of an op, with the batch as one more size.
 
-    A temporary that the program does without has no extent to check.
+    A temporary that the program does without has no extent to check, but for those of `more`.
     """
-    kept = {operand.name for operand in program.operands}
+    kept = {operand.name for operand in (*program.operands, *more)}
     temporaries = [tensor for tensor in op.temporaries if tensor.name in kept]
     batched = any(tensor.batched for tensor in op.inputs)
     sizes = (BATCH, *op.sizes) if batched and BATCH not in op.sizes else op.sizes
@@ -52,9 +53,10 @@ def shape_function(
     name: str,
     convolution: Convolution | None = None,
     product: MatrixProduct | None = None,
+    more: Sequence[Operand] = (),
 ) -> str:
-    """The text of the shape function of an op."""
-    return _Shapes(op, program, convolution, product).text(name)
+    """The text of the shape function of an op; temporaries of a GPU alone are `more`."""
+    return _Shapes(op, program, convolution, product, more).text(name)
 
 
 @dataclass
@@ -63,6 +65,7 @@ class _Shapes:
     program: Program
     convolution: Convolution | None = None
     product: MatrixProduct | None = None
+    more: Sequence[Operand] = ()
     lines: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -80,7 +83,7 @@ class _Shapes:
             for tensor in op.inputs
         ]
         parameters += [f"{self.names[each.name]}: {_annotation(each)}" for each in op.attributes]
-        for step in shape_plan(op, self.program).steps:
+        for step in shape_plan(op, self.program, self.more).steps:
             self._step(step)
         signature = layout(call(name, parameters), before="def ", after=" -> Shapes:")
         doc = f'    """Sizes and shapes of a call of `{op.name}`."""'
@@ -167,7 +170,7 @@ class _Shapes:
         }
         temporaries = [
             tuple_of([self._poly(extent) for extent in operand.extents])
-            for operand in self.program.operands
+            for operand in (*self.program.operands, *self.more)
             if operand.widened
         ]
         return call(

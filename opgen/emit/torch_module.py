@@ -32,7 +32,7 @@ from opgen.ir.arrangement import Arrangement
 from opgen.ir.certificate import Certificate
 from opgen.ir.convolution import Convolution, Role
 from opgen.ir.family import GradientLink, Member, Traits
-from opgen.ir.loops import Fault, Program
+from opgen.ir.loops import Fault, Operand, Program
 from opgen.ir.matrix_product import MatrixProduct
 from opgen.ir.notation import Attribute, AttributeType, Op, Tensor
 from opgen.ir.show import show
@@ -84,6 +84,12 @@ class Unit:
         special = self.special or SpecialKernels()
         made = (program for _, program in (*special.programs, *special.on_gpu))
         return (self.program, self.on_cpu, self.on_gpu, *made)
+
+    @property
+    def of_gpu_alone(self) -> tuple[Operand, ...]:
+        """Temporaries that kernels of the CPU have no use for."""
+        names = {operand.name for operand in self.program.operands}
+        return tuple(operand for operand in self.on_gpu.operands if operand.name not in names)
 
     @property
     def has_products(self) -> bool:
@@ -356,7 +362,9 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],
         () if unit.member.is_public else _notation(op),
-        shape_function(op, program, shapes, unit.convolution, unit.product).rstrip(),
+        shape_function(
+            op, program, shapes, unit.convolution, unit.product, unit.of_gpu_alone
+        ).rstrip(),
         eager_function(op, eager).rstrip(),
         c_name,
         string(c_source(unit.on_cpu)),
@@ -451,8 +459,10 @@ def _order(arrangement: Arrangement) -> Group:
 
 def _temporaries(unit: Unit) -> list[Node]:
     program = unit.program
-    outputs = {workspace.name: workspace.output for workspace in program.workspaces}
+    workspaces = (*unit.on_gpu.workspaces, *program.workspaces)
+    outputs = {workspace.name: workspace.output for workspace in workspaces}
     shared = {operand.name for operand in unit.on_gpu.operands}
+    alone = unit.of_gpu_alone
     return [
         call(
             "Temporary",
@@ -460,8 +470,9 @@ def _temporaries(unit: Unit) -> list[Node]:
             dtype=None if operand.dtype.value == "same" else quoted(operand.dtype.value),
             workspace_of=quoted(outputs[operand.name]) if operand.name in outputs else None,
             cpu_only=None if operand.name in shared else "True",
+            gpu_only="True" if operand in alone else None,
         )
-        for operand in program.operands
+        for operand in (*program.operands, *alone)
         if operand.widened
     ]
 

@@ -92,13 +92,14 @@ class MatrixProduct:
 class Temporary:
     """A tensor between statements; the workspace of an output if it names one.
 
-    Kernels of the CPU may have some that those of a GPU have no use for.
+    Kernels of the CPU may have some that those of a GPU have no use for, and the other way round.
     """
 
     name: str
     dtype: str = "same"
     workspace_of: str | None = None
     cpu_only: bool = False
+    gpu_only: bool = False
 
 
 @record

@@ -274,6 +274,7 @@ def _place(tensor: torch.Tensor, output: Output, leading: Shape) -> torch.Tensor
 def operands_of(call: Call, outputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Every tensor that kernels take, in their order: inputs, outputs, temporaries."""
     operation, types = call.operation, call.types
+    on_gpu = cuda.computes(call.device)
     found: dict[str, torch.Tensor] = {}
     for declared, tensor in zip(operation.inputs, call.tensors, strict=True):
         if tensor is None:
@@ -285,7 +286,7 @@ def operands_of(call: Call, outputs: Sequence[torch.Tensor]) -> dict[str, torch.
     for output, tensor, shape in zip(operation.outputs, outputs, call.shapes.outputs, strict=True):
         found[output.name] = tensor.view(shape) if output.batched else tensor
     for temporary, shape in zip(operation.temporaries, call.shapes.temporaries, strict=True):
-        if temporary.cpu_only and call.device.type != "cpu":
+        if temporary.cpu_only if on_gpu else temporary.gpu_only:
             continue
         dtype_name = types.widened(temporary.dtype)
         shared = temporary.workspace_of
@@ -308,7 +309,7 @@ def _format_of_temporary(call: Call, rank: int) -> torch.memory_format:
     It decides nothing but how fast they are, as they take tensors with any strides. Kernels in CUDA
     lay out contiguous ones as they need them, see `cuda_operands`.
     """
-    return call.format_of(rank) if call.device.type == "cpu" else torch.contiguous_format
+    return torch.contiguous_format if cuda.computes(call.device) else call.format_of(rank)
 
 
 def dtype_of(call: Call, name: str) -> torch.dtype:

@@ -192,6 +192,8 @@ def _layout(
     names = [output.name for output in operation.outputs]
     workspace = 0
     for temporary in operation.temporaries:
+        if temporary.gpu_only:
+            continue
         operand = operands[temporary.name]
         shared = [at for at, name in enumerate(names) if operands[name] is operand]
         if shared:

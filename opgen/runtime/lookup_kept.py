@@ -34,6 +34,7 @@ from opgen.runtime import (
     special,
     stages,
 )
+from opgen.runtime.description import Shape
 from opgen.runtime.lookup_autograd import Left, Step
 from opgen.runtime.record import record
 from opgen.runtime.schema import Number, flatten, told_apart, unflatten
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 _MOST_KNOWN = 1024
 _LEAST_PART = 8
 """How many times as large as anything that is kept beside it the largest input is at least."""
+
+_LARGE_ON_GPU = 2**22
+"""From how many elements of the largest input on a GPU keeps anything beside stages."""
 
 _TYPES = (torch.float32, torch.float64)
 """Types of which temporaries are tensors, with nothing rounded."""
@@ -154,20 +158,27 @@ class Keeps:
             saved, names = (*saved, output), (*names, self.operation.outputs[0].name)
         shapes, numbers, kept = about
         if wanted not in found.gradients:
-            found.gradients[wanted] = self._gradients(found.between, wanted, shapes, numbers)
+            on_gpu = cotangent.shape if cuda.computes(cotangent.device) else None
+            about_call = wanted, shapes, numbers, on_gpu
+            found.gradients[wanted] = self._gradients(found.between, *about_call)
         count, steps = len(self.operation.inputs), found.gradients[wanted].steps
         if not steps:
             return None
-        cotangents = (autograd.without_repeats(cotangent, saved),)
+        cotangents = (cotangent,)
+        if cotangent.is_cpu:
+            cotangents = (autograd.without_repeats(cotangent, saved),)
         places = (*kept, *(count + found.between.index(name) for name in names))
         return lookup_autograd.computed(steps, cotangents, places, saved, count, is_quick=True)
 
     def _whole(self, tensors: Sequence[Any], numbers: tuple[Number, ...]) -> Whole | None:
         """The way of a large call whose totals are kept."""
         given = [each for each in tensors if each is not None]
-        if max((each.numel() for each in given), default=0) < special.LARGE:
+        if not given or any(each.dtype not in _TYPES for each in given):
             return None
-        if any(each.dtype not in _TYPES or not each.is_cpu for each in given):
+        on_gpu = cuda.computes(given[0].device)
+        if not (given[0].is_cpu or on_gpu):
+            return None
+        if max(each.numel() for each in given) < (_LARGE_ON_GPU if on_gpu else special.LARGE):
             return None
         if any(each.layout is not torch.strided for each in given):
             return None
@@ -182,8 +193,8 @@ class Keeps:
 
     def _planned(self, tensors: Sequence[Any], numbers: tuple[Number, ...]) -> Whole | None:
         operation, values = self.operation, unflatten(self.operation.attributes, numbers)
-        call = evaluation.prepare(operation, tensors, values)
-        if cuda.computes(call.device) or not generated.is_installed():
+        evaluation.prepare(operation, tensors, values)  # says what is wrong
+        if not generated.is_installed():
             return None
         most = max(each.numel() for each in tensors if each is not None) // _LEAST_PART
         names = operation.totals
@@ -205,10 +216,11 @@ class Keeps:
         wanted: _Wanted,
         shapes: Sequence[Any],
         numbers: Sequence[Number],
+        on_gpu: Shape | None,
     ) -> Gradients:
         """How the gradients of a call are computed that keeps temporaries of these names.
 
-        Sources behind the inputs are positions in these.
+        On a GPU the shape of the output is given. Sources behind the inputs are positions in these.
         """
         operation = self.operation
         count = len(operation.inputs)
@@ -216,7 +228,8 @@ class Keeps:
         known, _ = operation.symbols(shapes, numbers)
         steps: list[Step] = []
         every: set[str] = set()
-        for step in lookup_autograd.plan(*given, is_last=True, on_cpu=True):
+        on_cpu = on_gpu is None
+        for step in lookup_autograd.plan(*given, is_last=True, on_gpu=on_gpu, on_cpu=on_cpu):
             made = operation.family.of_kept(step.derived, names)
             if made is None:
                 steps.append(step)

@@ -6,9 +6,10 @@ after the other (`opgen.passes.stages`), each as it would be by itself. Numbers 
 the next are those that kernels keep in temporaries, in the same types. Large products of matrices
 are apart also where generated kernels are faster: gradients find their results (`lookup_kept`).
 
-Whether calls go that way depends on shapes and strides alone, so that a call always gives the same
-bits. opgen makes the ops when such a call is met; without it, on a GPU, and in 16 bits, where what
-is between two products is kept in more bits than the library takes, calls go as ever.
+Whether calls go that way depends on shapes and strides alone, on a GPU also on settings of PyTorch
+(`library_cuda`), so that a call always gives the same bits. opgen makes the ops when such a call is
+met; without it, and in 16 bits, where what is between two products is kept in more bits than the
+library takes, calls go as ever.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ Outputs = tuple[torch.Tensor, ...]
 
 LEAST_WORK = 2**22
 """From how many products on, in all sums that are the library's, a call goes in stages."""
+
+LEAST_WORK_ON_GPU = 2**27
+"""The same on a GPU, where a call in stages is to pay for its way through Python."""
 
 _MOST_KNOWN = 1024
 """For how many kinds of calls an op remembers whether they go in stages."""
@@ -134,9 +138,11 @@ def evaluate(
 def of(operation: Operation, tensors: Tensors, values: Sequence[Numbers]) -> Stages | None:
     """How a call goes in stages; None if it does not, or may be wrong."""
     given = [each for each in tensors if each is not None]
-    if any(not each.is_cpu or each.layout is not torch.strided for each in given):
+    if any(each.layout is not torch.strided for each in given):
         return None
-    if max((each.numel() for each in given), default=0) ** 1.5 < LEAST_WORK:
+    if not given or not (given[0].is_cpu or cuda.computes(given[0].device)):
+        return None
+    if max(each.numel() for each in given) ** 1.5 < _least_work(given[0].device):
         return None  # square matrices have so many products; others are hardly worth it
     key = library_call.key_of(tensors, told_apart(flatten(values)))
     if key in operation.staged:
@@ -165,16 +171,17 @@ def _planned(call: Call) -> Stages | None:
     Other products stay in the kernels of what is around them.
     """
     operation = call.operation
-    if call.types.key[:2] not in _TYPES or cuda.computes(call.device):
+    if call.types.key[:2] not in _TYPES:
         return None
     if operation.faults or not generated.is_installed():
         return None  # faults have the name of the op
+    least = _least_work(call.device)
     known: tuple[tuple[int, ...], tuple[int, ...]] = operation.apart, ()
     for _ in range(_TRIED):
         plan = _Plan(call)
         for stage, statement in operation.family.stages(operation, *known):
             plan.add(stage, statement)
-        if not plan.apart or plan.work < LEAST_WORK:
+        if not plan.apart or plan.work < least:
             return None
         found = tuple(sorted(plan.apart)), tuple(sorted(plan.own))
         if found == known:
@@ -214,7 +221,7 @@ class _Plan:
         plan = None if statement is None else library_call.plan(call)
         if statement is not None:
             work = library_product.work(call) if plan is None else _work(plan)
-            if plan is not None or work >= max(1, LEAST_WORK):
+            if plan is not None or work >= max(1, _least_work(call.device)):
                 self.work += work
                 self.apart.append(statement)
                 self.own += [statement] if plan is None else []
@@ -232,7 +239,8 @@ class _Plan:
         promised = zip(outputs, evaluation.empty_outputs(self.call), strict=True)
         if any(self.found[name].stride() != like.stride() for name, like in promised):
             return None
-        _compile(self.calls)
+        if not cuda.computes(self.call.device):
+            _compile(self.calls)
         last = {name: at for at, stage in enumerate(self.made) for name in stage.sources}
         spent: list[tuple[str, ...]] = [() for _ in self.made]
         for name, at in last.items():
@@ -244,6 +252,11 @@ class _Plan:
         )
         inputs = tuple(each.name for each in operation.inputs)
         return Stages(tuple(stages), inputs, outputs, self.absent)
+
+
+def _least_work(device: torch.device) -> int:
+    """From how many products on a call on a device goes in stages."""
+    return LEAST_WORK_ON_GPU if cuda.computes(device) else LEAST_WORK
 
 
 def _compile(calls: Sequence[Call]) -> None:
