@@ -23,6 +23,7 @@ from opgen.passes.invariants import with_invariants
 from opgen.passes.margins import with_margins
 from opgen.passes.masked_rows import with_masked_rows
 from opgen.passes.one_pass import with_one_pass
+from opgen.passes.own_targets import with_own_totals
 from opgen.passes.padded import with_padding
 from opgen.passes.partial_sums import with_partial_sums
 from opgen.passes.plane_sums import with_plane_sums
@@ -58,7 +59,7 @@ def for_cpu(op: Op) -> Op:
 
 def for_gpu(op: Op) -> Op:
     """The op as threads of a GPU compute it."""
-    return with_margins(op)
+    return with_own_totals(with_margins(op))
 
 
 def scheduled(op: Op) -> Program:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from unittest import mock
 
 import pytest
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 
 import opgen
 from catalogue import SPECS
+from opgen.emit.cuda import cuda_text
 from opgen.errors import Source
 from opgen.ir.context import facts_of
 from opgen.ir.loops import Kernel
@@ -18,6 +20,7 @@ from opgen.ir.sums import box_sum, serial_sum
 from opgen.lang.read import read
 from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.gather import gather
+from opgen.passes.own_targets import with_own_totals
 from opgen.passes.schedule import schedule
 from opgen.runtime import cuda_grid, prelude
 from opgen.testing.cuda_on_cpu import KernelError
@@ -66,6 +69,21 @@ op triangle(x[N,N]) -> y[N]
 
 op largest(x[N,M]) -> y[N]
   y[n] = max(m) x[n,m]
+
+op place(x[N,M]) -> y: int[N]
+  y[n] = argmax(m) x[n,m]
+
+op extremes(x[B,H,W,C]) -> y[B,C], z[B,H,W]
+  y[b,c] = max(h,w) x[b,h,w,c]
+  z[b,h,w] = min(c) x[b,h,w,c]
+
+op squares(x[B,H,W,C]) -> y[B,C]
+  y[b,c] = sum(h,w) x[b,h,w,c]**2
+
+op variation(x[N,C,H]) -> y[N]
+  where H >= 1, C >= 1
+  y[n] += abs(x[n,c,h+1] - x[n,c,h]) for n, c, h in H-1
+  y[n] += abs(x[n,c+1,h] - x[n,c,h]) for n, c in C-1, h
 """
 OPS = opgen.compile(SPEC)
 
@@ -89,6 +107,8 @@ def kernel(name: str) -> tuple[Kernel, tuple[str, ...]]:
         ("phases", 1, ["n", "h", "w"]),
         ("channels", 1, ["n", "h", "w"]),
         ("taps_across", 9, ["n", "h", "w"]),
+        ("largest", 1, ["m"]),
+        ("squares", 1, ["h", "w"]),
     ],
 )
 def test_sums_over_boxes(name: str, sums: int, box: list[str]) -> None:
@@ -98,10 +118,10 @@ def test_sums_over_boxes(name: str, sums: int, box: list[str]) -> None:
     assert [axis.name for axis in found.box] == box
 
 
-@pytest.mark.parametrize("name", ["triangle", "largest", "too_many_taps"])
+@pytest.mark.parametrize("name", ["triangle", "place", "too_many_taps"])
 def test_other_kernels(name: str) -> None:
-    """Half of a box around a triangle would be left out; only sums can be added in any order; a
-    pass has registers for so many cells."""
+    """Half of a box around a triangle would be left out; the first of several places is not found
+    in any order; a pass has registers for so many cells."""
     assert box_sum(*kernel(name)) is None
 
 
@@ -365,3 +385,108 @@ def test_shapes_of_grids(
     points = torch.Size(box).numel()
     assert points <= grid.share * grid.splits and (grid.splits - 1) * grid.share < max(1, points)
     assert cuda_grid.sum_grid((0, *cells), box) is None
+
+
+# ---------------------------------------------------------------------------- maxima and minima
+def images(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return (10 * made).to(dtype)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 70, 5), (1, 40, 9, 33), (3, 2, 2, 300)])
+def test_extremes(shape: tuple[int, ...], dtype: torch.dtype, order: Order) -> None:
+    """However their terms are shared out among threads and blocks."""
+    x = images(*shape, dtype=dtype)
+    rows = x.flatten(0, 2)
+    for threads in (64, 256):
+        with small_shares(), emulated(order=order, threads=threads):
+            y, z = OPS.extremes(x)
+            largest = OPS.largest(rows)
+        assert torch.equal(y, x.amax((1, 2)))
+        assert torch.equal(z, x.amin(3))
+        assert torch.equal(largest, rows.amax(1))
+
+
+def test_blocks_share_an_extreme() -> None:
+    x = images(1, 60, 50, 3, dtype=torch.float32)
+    with small_shares(), emulated() as launches:
+        y, _ = OPS.extremes(x)
+        largest = OPS.largest(x.view(1, -1))
+    assert split(launches) == {"extremes_y", "largest_y"}
+    assert torch.equal(y, x.amax((1, 2)))
+    assert torch.equal(largest, x.max()[None])
+
+
+@pytest.mark.parametrize("place", [0, 77, 299])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_extremes_of_what_is_not_finite(number: float, place: int) -> None:
+    """One that is no number is the result, wherever it is."""
+    x = images(2, 300, dtype=torch.float32)
+    x[1, place] = number
+    for count in (64, 256):
+        with small_shares(), emulated(threads=count):
+            found = OPS.largest(x)
+        torch.testing.assert_close(found, x.amax(1), equal_nan=True, rtol=0, atol=0)
+    with emulated():
+        found = OPS.largest(torch.full((3, 40), number))
+    torch.testing.assert_close(found, torch.full((3,), number), equal_nan=True)
+
+
+def test_an_extreme_that_forgets_what_is_no_number_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Negative control: parts are joined as if all were numbers."""
+    broken = prelude.CUDA.replace("part > total || part != part", "part > total")
+    assert broken != prelude.CUDA
+    monkeypatch.setattr(prelude, "CUDA", broken)
+    x = images(1, 300, dtype=torch.float32)
+    x[0, 77] = math.nan
+    with small_shares(), emulated():
+        assert not opgen.compile(SPEC.replace("largest(", "larger(")).larger(x).isnan().all()
+
+
+# ---------------------------------------------------------------------------- sums of their own
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 50), (1, 70, 9), (5, 1, 4)])
+def test_sums_into_one_tensor(shape: tuple[int, ...]) -> None:
+    """Each has a kernel that shares it out, where one for both has a thread for each cell."""
+    x = integers(*shape, seed=0).double()
+    with small_shares(), emulated() as launches:
+        found = OPS.variation(x)
+    wanted = x.diff(dim=2).abs().sum((1, 2)) + x.diff(dim=1).abs().sum((1, 2))
+    assert torch.equal(found, wanted)
+    assert launches.kernels == {"variation_y", "variation_y_term", "variation_y_term_"}
+
+
+def test_which_sums_have_targets_of_their_own() -> None:
+    (op,) = (op for op in read(Source(SPEC)) if op.name == "variation")
+    assert [each.name for each in with_own_totals(op).temporaries] == ["y_term", "y_term_"]
+    others = """
+op as_many_dims(x[N,C], k[C,C]) -> y[N,C]
+  y[n,c] += sum(d) x[n,d] * k[d,c]
+  y[n,c] += x[n,c]
+
+op alone(x[N,C], b[N]) -> y[N]
+  y[n] = b[n] + sum(c) x[n,c]
+
+op with_a_condition(x[N,C], b[N]) -> y[N]
+  y[n] += x[n,c] for n, c if c <= n
+  y[n] += b[n]
+"""
+    for each in read(Source(others)):
+        assert with_own_totals(each) == each, each.name
+
+
+# ---------------------------------------------------------------------------- powers
+@pytest.mark.parametrize("exponent", [-4, -2, -1, 1, 2, 3, 4])
+def test_whole_powers_are_products(exponent: int) -> None:
+    text = f"op f(x[N]) -> y[N]\n  y[n] = x[n]**({exponent})\n"
+    x = torch.tensor([1.5, -2.0, 0.0, 3.0, math.inf, math.nan])
+    with emulated():
+        found = opgen.compile(text).f(x)
+    torch.testing.assert_close(found, x**exponent, equal_nan=True)
+    (op,) = read(Source(text))
+    kernels = cuda_text(cuda_rows(schedule(op, gather(op)), facts_of(op)))
+    assert f"whole_power<{exponent}>(" in kernels or exponent == 1

@@ -20,7 +20,10 @@ from opgen.emit.types import Type, Types
 from opgen.ir.loops import Axis, Kernel, Lanes, Row
 from opgen.ir.map_loops import symbols_of
 from opgen.ir.names import fresh_name
+from opgen.ir.notation import Reducer
 from opgen.ir.sums import BoxSum
+
+_JOINS = {Reducer.ADD: "Added", Reducer.MAX: "Greatest", Reducer.MIN: "Least"}
 
 WIDEST = 16
 """The most neighbouring points of a stretch, as of a row of cells."""
@@ -70,7 +73,7 @@ def print_sum(emitter: CudaEmitter, kernel: Kernel, found: BoxSum, names: SumNam
     terms.write("}")
     inner.write("}")
     sums = "sums_across" if found.across else "team_sums"
-    inner.write(f"{sums}<{body.count}>({body.totals}, {body.shared});")
+    inner.write(f"{sums}<{body.count}, {body.join}>({body.totals}, {body.shared});")
     inner.write(f"if ({body.point} < {body.cells} && {body.team.member} == 0) {{")
     last = inside(inner)
     last.block(f"if ({names.splits} == 1 || {names.share} == 0)", found.stores)
@@ -89,7 +92,8 @@ def _parts(emitter: CudaEmitter, body: _Body, names: SumNames) -> None:
     emitter.write(f"for ({head}) {{")
     emitter.write("    UNROLL")
     emitter.write(f"    for (int {at} = 0; {at} < {body.count}; {at}++)")
-    emitter.write(f"        {body.totals}[{at}] += {body.part(at, split)};")
+    total = f"{body.totals}[{at}]"
+    emitter.write(f"        {total} = {body.join}::of({total}, {body.part(at, split)});")
     emitter.write("}")
 
 
@@ -124,6 +128,8 @@ class _Body:
     point: str
     totals: str
     shared: str
+    join: str
+    """What puts two parts together."""
 
     @classmethod
     def begin(cls, emitter: CudaEmitter, kernel: Kernel, found: BoxSum, names: SumNames) -> _Body:
@@ -146,11 +152,13 @@ class _Body:
         inner.write(f"const {INDEX} {point} = {first} + threadIdx.{team.cells};")
         inner.digits_of(point, counters, extents, names.cell_magic)
         totals = inner.scope.fresh("totals")
-        inner.write(f"{kind.value} {totals}[{count}] = {{}};")
+        first_value = emitter.identity(found.starts[0].tensor, found.reducer)
+        inner.write(f"{kind.value} {totals}[{count}] = {{{', '.join([first_value] * count)}}};")
         for at, start in enumerate(found.starts):
             inner.printer.names.accumulators[start.accumulator] = f"{totals}[{at}]"
             inner.kinds[start.accumulator] = kind
-        return cls(inner, names, team, found.across, count, cells, point, totals, shared)
+        about = inner, names, team, found.across, count, cells, point, totals, shared
+        return cls(*about, _JOINS[found.reducer])
 
     def part(self, at: str, split: str) -> str:
         """The part of a sum that a split has; there may be more of them than 32 bits count.

@@ -337,6 +337,11 @@ class Printer:
             assert isinstance(exponent, loops.Number) and exponent.value == SQUARE
             factor = self.scalar(base).at(Level.UNARY)
             return Text(f"{factor} * {factor}", Level.MULTIPLICATIVE)
+        if self.cuda and name == "pow" and (count := _whole_exponent(arguments[1])):
+            of = self.scalar(arguments[0])
+            if kinds[0] is not Type.REAL:
+                of = Text(f"(real){of.at(Level.UNARY)}", Level.UNARY)
+            return Text(f"whole_power<{count}>({of.at(Level.ARGUMENT)})")
         texts = []
         for argument, own, level in zip(arguments, kinds, spelling.arguments, strict=True):
             text = self.scalar(argument)
@@ -347,6 +352,19 @@ class Printer:
                 text = Text(f"(real){text.at(Level.UNARY)}", Level.UNARY)
             texts.append(text.at(level))
         return Text(spelling.render(kind.tag, *texts), spelling.level)
+
+
+_MOST_FACTORS: Final = 4
+"""The most factors of a power that is a product, as on a CPU (`runtime.functions_source`)."""
+
+
+def _whole_exponent(exponent: loops.Scalar) -> int:
+    """A literal exponent of few factors, 0 for any other one."""
+    match exponent:
+        case loops.Number(value=value) if value == int(value) and abs(value) <= _MOST_FACTORS:
+            return int(value)
+        case _:
+            return 0
 
 
 _TRUTH_LEVELS: Final = frozenset({Level.OR, Level.AND, Level.EQUALITY, Level.RELATIONAL})

@@ -36,6 +36,7 @@ zero_pieces zeros_made ZEROED by_inverse by_moving_inverse inverse scale_of
 access_of vector_of line_part parts bits word_lanes float_lanes wide_lanes lane_numbers load_columns
 store_columns half_lanes integer_lanes single_lanes words_from_T AS_ROUNDED_NOW
 store_words same_lanes sum_of_lanes team_sum team_sums sums_across SUMS_TOGETHER atomicAdd
+JOIN Added Greatest Least whole_power
 EVERY_SECOND every_second every_second_within only_every_second sum_of_every_second
 EACH_TWICE each_twice each_twice_within half_T_lanes doubled_T_lanes
 rounded_words rounded_words_alone rounded_lanes_alone upper_halves both_halves KEPT_OR_KNOWN

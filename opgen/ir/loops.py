@@ -238,7 +238,7 @@ class Operand:
 
     An `optional` input may be absent: one number then stands for all of its elements. An
     `unrounded` one is stored as float32 where the call computes with numbers of 16 bits: a load
-    rounds to these, and so does a store.
+    rounds to these, and so does a store. A `stored` one is in memory though it is read once.
     """
 
     name: str
@@ -247,6 +247,7 @@ class Operand:
     widened: bool = False
     optional: bool = False
     unrounded: bool = False
+    stored: bool = False
 
     @property
     def rank(self) -> int:

@@ -125,7 +125,8 @@ class Tensor:
     """A declared tensor. `default` makes an input optional: absent means filled with that value.
 
     A tensor declared with a leading `...` has the symbol `BATCH` as the extent of its first dim.
-    `nograd` inputs get no gradient.
+    `nograd` inputs get no gradient. A temporary that is `stored` is a tensor of its own, where
+    others may be no more than a number for each cell.
     """
 
     name: str
@@ -133,6 +134,7 @@ class Tensor:
     dtype: DType = DType.SAME
     default: float | None = None
     nograd: bool = False
+    stored: bool = False
 
     @property
     def batched(self) -> bool:

@@ -5,7 +5,8 @@
         total += term, where some conditions hold
     cell = total
 
-Terms of a box can be shared out in any way, stretches of neighbouring ones among them. Where a
+Terms of a box can be shared out in any way, stretches of neighbouring ones among them; so can those
+of a maximum or a minimum. Where a
 thread has a row of cells, of which each has a serial sum, turns of the loop can be shared out.
 """
 
@@ -19,10 +20,15 @@ from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import Accumulate, Axis, Define, For, Kernel, Lanes, Node, Start, Store, walk
 from opgen.ir.notation import Reducer
 
+SHARED = (Reducer.ADD, Reducer.MAX, Reducer.MIN)
+"""What several threads can have parts of."""
+
 
 @dataclass(frozen=True, slots=True)
 class BoxSum:
     """A kernel that starts accumulators, adds up terms at every point of a box, stores them.
+
+    All of them are sums, or all maxima, or all minima: of one `reducer`.
 
     Terms may store cells of tensors that the kernel writes beside its sums, one for every point.
     It is `across` where what terms load at neighbouring points lies apart, at neighbouring cells
@@ -34,6 +40,11 @@ class BoxSum:
     terms: tuple[Node, ...]
     stores: tuple[Store, ...]
     across: bool = False
+
+    @property
+    def reducer(self) -> Reducer:
+        """What joins two terms."""
+        return self.starts[0].reducer
 
 
 def box_sum(kernel: Kernel, integers: Iterable[str]) -> BoxSum | None:
@@ -57,19 +68,36 @@ def box_sum(kernel: Kernel, integers: Iterable[str]) -> BoxSum | None:
                 break
     if not box or not stores or any(isinstance(node, For) for node in walk(inner)):
         return None
+    if not _are_of_one_kind(starts, inner):
+        return None
     own = (node.tensor for node in walk(inner) if isinstance(node, Start | Store))
     if any(tensor not in kernel.also for tensor in own):
         return None
     return BoxSum(starts, tuple(box), inner, stores, _is_across(kernel, box, inner))
 
 
+def _are_of_one_kind(starts: tuple[Start, ...], terms: tuple[Node, ...]) -> bool:
+    """Whether parts of all accumulators can be put together in one way."""
+    own = {start.accumulator for start in starts}
+    joined = (node for node in walk(terms) if isinstance(node, Accumulate))
+    reducers = {start.reducer for start in starts}
+    reducers |= {node.reducer for node in joined if node.accumulator in own}
+    return len(reducers) == 1 and reducers <= {*SHARED}
+
+
 def _is_across(kernel: Kernel, box: Iterable[Axis], terms: tuple[Node, ...]) -> bool:
-    """Whether loads move along their last index with cells, and none with points of the box."""
+    """Whether loads move along their last index with cells, and none with points of the box.
+
+    What is the same for all cells may lie in any way: they load it once.
+    """
     last: set[str] = set()
-    for load in loads_of(walk(terms)):
-        last.update(load.indices[-1].symbols if load.indices else ())
+    cells = {axis.name for axis in kernel.axes}
     defined = {node.name for node in walk(terms) if isinstance(node, Define)}
-    is_along_cells = any(axis.name in last for axis in kernel.axes)
+    for load in loads_of(walk(terms)):
+        moving = {name for index in load.indices for name in index.symbols}
+        if not moving.isdisjoint(cells | defined):
+            last.update(load.indices[-1].symbols)
+    is_along_cells = not cells.isdisjoint(last)
     return is_along_cells and last.isdisjoint({*defined, *(axis.name for axis in box)})
 
 

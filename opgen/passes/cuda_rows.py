@@ -39,7 +39,7 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import map_nodes
 from opgen.ir.names import fresh_name
-from opgen.ir.sums import box_sum
+from opgen.ir.sums import SHARED, BoxSum, box_sum
 from opgen.ir.transpose import transpose
 from opgen.passes.cuda_addends import added_first
 from opgen.passes.cuda_beside import with_beside
@@ -103,7 +103,7 @@ def _kernel(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel:
         return kernel
     if kernel.axes:
         kernel = replace(kernel, body=direct(kernel.body))
-        match choose(kernel):
+        match choose(kernel, SHARED):
             case Choice(way=Way.POINTS) | Choice(way=Way.ROW) if transpose(kernel) is not None:
                 return kernel
             case Choice(way=Way.ROW, name=name):
@@ -147,21 +147,31 @@ def _is_of_few_cells(found: Kernel, integers: Sequence[str], name: str = "") -> 
     """Whether a sum has more points than threads could add up one by one, and few cells.
 
     That are those over pixels: over axes of which two or more are as long as a call says, while of
-    the cells only the axis of that `name` is, along which loads then lie side by side, or none but
-    those that move to other rows. The gradient of a bias of channels `(o a b)` has two neighbours
-    in a row of pixels: with a thread for each of 128 cells, of 57600 terms, it took an H100 6.7 ms.
+    the cells only the axis of that `name` is, along which loads then lie side by side, or others
+    around all points; or none but those that move to other rows.
+    The gradient of a bias of channels `(o a b)` has two neighbours in a row of pixels: with a
+    thread for each of 128 cells, of 57600 terms, it took an H100 6.7 ms.
     """
     box = box_sum(found, integers)
     if box is None or sum(not axis.extent.is_constant for axis in box.box) < 2:
         return False
     long = {axis.name for axis in found.axes if not axis.extent.is_constant}
+    points = {axis.name for axis in box.box}
     loads = [load.indices for load in loads_of(walk(box.terms)) if load.indices]
+    loads = [each for each in loads if any(not points.isdisjoint(i.symbols) for i in each)]
     if name:
-        return box.across and long == {name}
+        return box.across and (long == {name} or any(_lies_between(e, found, box) for e in loads))
     nearest = box.box[-1].name
     steps = [_step_along(indices, nearest, {}) for indices in loads]
-    are_near = all(step is not None and 0 < abs(step) <= LARGEST_STEP for step in steps)
+    are_near = any(steps) and all(s is not None and abs(s) <= LARGEST_STEP for s in steps)
     return are_near and all(long.isdisjoint(indices[-1].symbols) for indices in loads)
+
+
+def _lies_between(indices: tuple[Poly, ...], found: Kernel, box: BoxSum) -> bool:
+    """Whether a load is another element for each cell and point, and goes through all points within
+    the first axis of cells: these are few then, such as images and channels."""
+    dims = len(found.axes) + len(box.box)
+    return len(indices) == dims and any(a.name in indices[0].symbols for a in found.axes)
 
 
 def _stored_along(kernel: Kernel) -> str | None:

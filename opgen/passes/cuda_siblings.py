@@ -36,6 +36,7 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import map_nodes, renamed
 from opgen.ir.names import fresh_name
+from opgen.ir.notation import Reducer
 from opgen.ir.sums import BoxSum, box_sum
 from opgen.passes.cuda_serial_siblings import together
 
@@ -124,6 +125,8 @@ def _joined(program: Program, sums: Kernel, other: Kernel) -> Kernel | None:
         return None
     if found is None:
         return _of_same_loops(program, sums, other)
+    if found.reducer is not Reducer.ADD:
+        return None
     points = (*sums.axes, *found.box)
     for part in _parts(program, other, sums):
         for names in _pairings(part, points, len(sums.axes)):
@@ -193,6 +196,7 @@ def _parts(program: Program, kernel: Kernel, sums: Kernel) -> Iterator[_Part]:
     other = box_sum(kernel, program.integers)
     if other is not None:
         is_simple = all(isinstance(node, Accumulate | If) for node in walk(other.terms))
+        is_simple = is_simple and other.reducer is Reducer.ADD
         if is_simple and not kernel.also and len(kernel.axes) == len(sums.axes):
             axes = (*kernel.axes, *other.box)
             yield _Part(axes, len(kernel.axes), other.starts, other.terms, other.stores)

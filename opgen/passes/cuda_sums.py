@@ -4,6 +4,8 @@ Before: a cell `k`, `l` of the gradient of a filter sums over the pixels for whi
 inside of the image, and every cell reads the whole image. After: the sum is over all pixels, with a
 condition for each tap, and one pass has the accumulators of all taps: it reads the image once.
 
+Maxima and minima are sums of this kind, too.
+
 How the points of the box are shared out is left to the launch: threads take stretches along its
 last axis, several rows of them, and where there are few cells, several blocks share a sum.
 """
@@ -34,7 +36,7 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.map_loops import map_nodes
-from opgen.ir.notation import Reducer
+from opgen.ir.sums import SHARED
 from opgen.passes.jam import copy_at
 
 _MOST_CELLS: Final = 25
@@ -62,7 +64,7 @@ def summed(
     may be the first ones of a sum, and the last dim of an image.
     """
     match kernel.body:
-        case (Start(value=None, reducer=Reducer.ADD), For() | If(), Store()):
+        case (Start(value=None, reducer=reducer), For() | If(), Store()) if reducer in SHARED:
             pass
         case _:
             return None

@@ -73,9 +73,12 @@ def _is_read_here_only(
 def _joined(program: Program, first: Kernel, second: Kernel) -> Kernel | None:
     """Both as one kernel; None where the second needs other cells, or the first goes on."""
     tensor = first.written
-    if not program.operand(tensor).widened or tensor in {
-        load.tensor for load in loads_of(walk(first.body))
-    }:
+    operand = program.operand(tensor)
+    if (
+        not operand.widened
+        or operand.stored
+        or tensor in {load.tensor for load in loads_of(walk(first.body))}
+    ):
         return None
     cell, place = _only_cell(first), _only_place(second, tensor)
     if cell is None or place is None or not _stays(second, tensor, place):

@@ -6,7 +6,7 @@ time, an address that stays is loaded once, and far apart ones are loaded one by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -42,8 +42,14 @@ _SHORTEST: Final = 8
 _FEWEST: Final = 4  # terms that are worth a vector with most of its lanes empty
 
 
-def choose(kernel: Kernel) -> Choice:
-    """The best way; among equals the last axis."""
+_SUMS: Final = (Reducer.ADD,)
+
+
+def choose(kernel: Kernel, shared: Collection[Reducer] = _SUMS) -> Choice:
+    """The best way; among equals the last axis.
+
+    Terms of one cell that a `shared` reducer joins may be taken in any order.
+    """
     loads = _loads(kernel)
     stores = [node.indices for node in walk(kernel.body) if isinstance(node, Store)]
     best, best_score = Choice(Way.POINTS), -1
@@ -56,12 +62,12 @@ def choose(kernel: Kernel) -> Choice:
         score += _length(axis.extent)
         if score > best_score:
             best, best_score = Choice(Way.ROW, axis.name), score
-    for loop in _sums(kernel.body):
+    for loop in _sums(kernel.body, shared):
         # The result of a cell is added up at the end of the loop: the row wins a draw.
         score = walks(kernel, loop) - 1
         if score > best_score:
             best, best_score = Choice(Way.SUM, loop.name), score
-    sums = list(_sums(kernel.body))
+    sums = list(_sums(kernel.body, shared))
     are_sums = sums == [node for node in walk(kernel.body) if _is_innermost(node)]
     if best.way is Way.ROW and are_sums and _have_side_by_side(kernel, sums, best.name):
         return Choice(Way.SUM, sums[0].name)
@@ -208,10 +214,10 @@ def _definitions(kernel: Kernel) -> Mapping[str, Poly]:
     return values
 
 
-def _sums(body: tuple[Node, ...]) -> Iterator[For]:
-    """Innermost loops that only add."""
+def _sums(body: tuple[Node, ...], shared: Collection[Reducer] = _SUMS) -> Iterator[For]:
+    """Innermost loops that only add, or only join terms in another of these ways."""
     for node in walk(body):
         if isinstance(node, For) and _is_innermost(node):
             terms = (each for each in walk(node.body) if isinstance(each, Accumulate))
-            if all(term.reducer is Reducer.ADD for term in terms):
+            if all(term.reducer in shared for term in terms):
                 yield node

@@ -98,7 +98,8 @@ def _integers_of(op: Op) -> tuple[str, ...]:
 
 def _operand(op: Op, tensor: Tensor, widened: bool) -> Operand:
     optional = tensor.default is not None
-    return Operand(tensor.name, tensor.dtype, op.extents(tensor.name), widened, optional)
+    about = tensor.name, tensor.dtype, op.extents(tensor.name), widened, optional
+    return Operand(*about, stored=tensor.stored)
 
 
 # ---------------------------------------------------------------------------- runs of statements

@@ -22,26 +22,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from opgen.algebra.poly import symbol
-from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
-    BATCH_ITERATOR,
-    Access,
     Apply,
     Dim,
     DType,
-    Index,
     Op,
     Read,
     Reducer,
     Statement,
     Tensor,
 )
-from opgen.ir.notation import Iterator as Loop
 from opgen.ir.walk import all_reads
 from opgen.passes.assemble import Parts, assemble
 from opgen.passes.convolution import convolution
 from opgen.passes.matrix_product import matrix_product
+from opgen.passes.own_targets import with_own_targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +74,7 @@ def stages(op: Op, apart: Collection[int]) -> tuple[Stage, ...]:
 
     Their inputs and outputs have the names of the tensors that they are.
     """
-    op, products = _with_own_targets(op, apart)
+    op, products = with_own_targets(op, apart)
     units = _units(op, products)
     made: list[tuple[list[Statement], int | None]] = []
     known = {tensor.name for tensor in op.inputs} | {table.name for table in op.tables}
@@ -122,45 +117,6 @@ def _is_in_order(op: Op) -> bool:
 def _needs(statement: Statement) -> set[str]:
     """The tensors and tables that a statement reads."""
     return {access.tensor for access in all_reads(statement)}
-
-
-def _with_own_targets(op: Op, apart: Collection[int]) -> tuple[Op, dict[str, int]]:
-    """The op where products have targets that nothing else writes to, and these with positions."""
-    taken = {each.name for each in (*op.inputs, *op.outputs, *op.temporaries)}
-    taken |= {each.name for each in op.tables} | {*op.sizes, *(let.name for let in op.lets)}
-    taken |= {name for attribute in op.attributes for name in attribute.symbols}
-    targets = [each.target.tensor for each in op.statements]
-    statements: list[Statement] = []
-    more: list[Tensor] = []
-    products: dict[str, int] = {}
-    for at, statement in enumerate(op.statements):
-        name = statement.target.tensor
-        if at not in apart or targets.count(name) == 1:
-            products |= {name: at} if at in apart else {}
-            statements.append(statement)
-            continue
-        tensor = op.tensor(name)
-        assert isinstance(tensor, Tensor)
-        own = fresh_name(f"{name}_term", taken)
-        products[own] = at
-        more.append(replace(tensor, name=own, default=None))
-        statements.append(
-            replace(statement, target=replace(statement.target, tensor=own), is_exclusive=True)
-        )
-        statements.append(_added(tensor, own, taken))
-    temporaries = (*op.temporaries, *more)
-    return replace(op, temporaries=temporaries, statements=tuple(statements)), products
-
-
-def _added(tensor: Tensor, term: str, taken: set[str]) -> Statement:
-    """The statement that adds a tensor of the same shape, cell by cell."""
-    names = [fresh_name(f"i{at}", {*taken}) for at in range(len(tensor.dims))]
-    if tensor.batched:
-        names[0] = BATCH_ITERATOR
-    loops = tuple(Loop(each, dim.extent) for each, dim in zip(names, tensor.dims, strict=True))
-    cell = tuple(Index(symbol(loop.name)) for loop in loops)
-    body = Read(Access(term, cell))
-    return Statement(Access(tensor.name, cell), Reducer.ADD, loops, (), body)
 
 
 # ---------------------------------------------------------------------------- units

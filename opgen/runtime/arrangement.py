@@ -30,6 +30,11 @@ class Arrangement:
         """All parts in order: the shape of the tensor taken apart."""
         return tuple(itertools.chain.from_iterable(self.parts))
 
+    def is_of(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor of this shape has the other dims as it is."""
+        plain = tuple((at,) for at in range(len(shape)))
+        return tuple(map(tuple, self.order)) == plain and self.shape == tuple(shape)
+
     @property
     def whole(self) -> tuple[int, ...]:
         """The shape of the tensor."""

@@ -332,17 +332,42 @@ template <class A> FUNCTION A team_sum(A value, A *partial)
     return total;
 }
 
+/* Powers with a small whole exponent that is a literal, as on a CPU. */
+template <int EXPONENT, class A> FUNCTION A whole_power(A base)
+{
+    const A of = EXPONENT < 0 ? 1 / base : base, square = of * of;
+    constexpr int COUNT = EXPONENT < 0 ? -EXPONENT : EXPONENT;
+    return COUNT == 1 ? of : COUNT == 2 ? square : COUNT == 3 ? square * of : square * square;
+}
+
+/* How two parts are put together. What is no number stays, as where terms are joined one by one. */
+struct Added {
+    template <class A> FUNCTION A of(A total, A part) { return total + part; }
+};
+struct Greatest {
+    template <class A> FUNCTION A of(A total, A part)
+    {
+        return part > total || part != part ? part : total;
+    }
+};
+struct Least {
+    template <class A> FUNCTION A of(A total, A part)
+    {
+        return part < total || part != part ? part : total;
+    }
+};
+
 /* For each of several sums: what all members of a team have, with its first member, always added in
    the same order: by warps, then warp after warp. Teams have a power of two of members; a block has
    whole warps, or is one. */
-template <int COUNT, class A> FUNCTION void team_sums(A (&totals)[COUNT], A *shared)
+template <int COUNT, class JOIN, class A> FUNCTION void team_sums(A (&totals)[COUNT], A *shared)
 {
     const unsigned threads = MEMBERS * blockDim.z, width = MEMBERS < 32 ? MEMBERS : 32;
     const unsigned all = threads < 32 ? (1u << threads) - 1 : 0xffffffffu;
     UNROLL
     for (int at = 0; at < COUNT; at++) {
         for (unsigned half = width / 2; half > 0; half /= 2) {
-            totals[at] += __shfl_down_sync(all, totals[at], half, width);
+            totals[at] = JOIN::of(totals[at], __shfl_down_sync(all, totals[at], half, width));
         }
     }
     if (MEMBERS <= 32) return;
@@ -355,7 +380,9 @@ template <int COUNT, class A> FUNCTION void team_sums(A (&totals)[COUNT], A *sha
     if (MEMBER == 0) {
         for (unsigned warp = 1; warp < MEMBERS / 32; warp++) {
             UNROLL
-            for (int at = 0; at < COUNT; at++) totals[at] += own[warp * COUNT + at];
+            for (int at = 0; at < COUNT; at++) {
+                totals[at] = JOIN::of(totals[at], own[warp * COUNT + at]);
+            }
         }
     }
     __syncthreads();
@@ -367,7 +394,7 @@ template <int COUNT, class A> FUNCTION void team_sums(A (&totals)[COUNT], A *sha
    writes next, so that no barrier is behind that. */
 template <int COUNT> constexpr int SUMS_TOGETHER = COUNT < 8 ? COUNT : 8;
 
-template <int COUNT, class A> FUNCTION void sums_across(A (&totals)[COUNT], A *shared)
+template <int COUNT, class JOIN, class A> FUNCTION void sums_across(A (&totals)[COUNT], A *shared)
 {
     constexpr int AT_ONCE = SUMS_TOGETHER<COUNT>;
     if (blockDim.y == 1) return;
@@ -384,7 +411,7 @@ template <int COUNT, class A> FUNCTION void sums_across(A (&totals)[COUNT], A *s
             A *own = shared + at * THREADS + threadIdx.x;
             A total = own[0];
             for (unsigned member = 1; member < blockDim.y; member++) {
-                total += own[member * blockDim.x];
+                total = JOIN::of(total, own[member * blockDim.x]);
             }
             own[0] = total;
         }

@@ -150,6 +150,9 @@ class Multiplication:
     shape: Shape
     """and that of the output."""
     dtype: torch.dtype
+    is_direct: bool = False
+    """Whether tensors are matrices as they are, or turned, and what the library gives the output.
+    """
 
     @property
     def terms(self) -> int:
@@ -240,11 +243,27 @@ def _plan(call: Call) -> Multiplication | None:
         shape = (*call.leading, *shape[1:])
     if call.format_of(len(shape)) != torch.contiguous_format:
         return None
-    return Multiplication(left, right, bias, of_target, of_target.shape, shape, dtype)
+    is_direct = (
+        bias is None
+        and 1 not in shape
+        and of_target.is_of(shape)
+        and all(
+            each.arrangement.is_of(tensor.shape) and tensor.dim() == len(shape)
+            for each in (left, right)
+            if (tensor := call.tensors[each.at]) is not None
+        )
+    )
+    about = left, right, bias, of_target, of_target.shape, shape, dtype, is_direct
+    return Multiplication(*about)
 
 
 def multiply(plan: Multiplication, tensors: Tensors) -> torch.Tensor:
     """The output of a call."""
+    if plan.is_direct and not compat.autocast_is_active():
+        left, right = tensors[plan.left.at], tensors[plan.right.at]
+        assert left is not None and right is not None
+        turned = left.mT if plan.left.is_turned else left
+        return _product(turned, right.mT if plan.right.is_turned else right, None)
     left, right = (each.for_all(tensors, plan.found[0]) for each in (plan.left, plan.right))
     bias = None if plan.bias is None else plan.bias.of(tensors)
     if compat.autocast_is_active():  # what is to be cast was, on the way to this op

@@ -66,7 +66,7 @@ _TYPES = (("f32", "f32"), ("f64", "f64"))
 class Stage:
     """One op of several: what it reads and gives, by name, and what nobody reads after it.
 
-    `plan` is that of a convolution by the library, None of any other op: products of matrices are
+    `plan` is what the library computes, None of any other op: on a CPU products of matrices are
     looked up like calls of kernels.
     """
 
@@ -75,7 +75,7 @@ class Stage:
     sources: tuple[str, ...]
     results: tuple[str, ...]
     spent: tuple[str, ...]
-    plan: Plan | None
+    plan: Plan | Multiplication | None
 
 
 @record
@@ -107,7 +107,7 @@ class Stages:
                 if stage.plan is None:
                     made = applied(stage.operation, given, stage.numbers)
                 else:
-                    one = library_call.convolve(stage.plan, given)
+                    one = library_call.computed(stage.plan, given)
                     if one is None:
                         return None
                     made = (one,)
@@ -229,8 +229,9 @@ class _Plan:
         self.found.update(zip(results, evaluation.empty_outputs(call), strict=True))
         if plan is None:
             self.calls.append(call)
-        own = plan if isinstance(plan, Plan) else None
-        self.made.append(Stage(operation, numbers, sources, results, (), own))
+        if not cuda.computes(call.device) and not isinstance(plan, Plan):
+            plan = None
+        self.made.append(Stage(operation, numbers, sources, results, (), plan))
 
     def stages(self) -> Stages | None:
         """All of them; None where they would give outputs with other strides than the op."""
