@@ -576,7 +576,12 @@ def _forms(
     product = matrix_product(op)
     if found or product:
         return found, product, (), ()
-    return found, product, products_of(op), totals(op) if member.is_public else ()
+    if member.is_public:
+        return found, product, products_of(op), totals(op)
+    apart = products_of(op)
+    # Gradients that share nothing are one op where kernels that compute both at once are faster.
+    is_pair = len(apart) == len(op.statements) == len(op.outputs)
+    return found, product, () if is_pair else apart, ()
 
 
 @functools.lru_cache(maxsize=64)

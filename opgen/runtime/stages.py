@@ -31,6 +31,7 @@ from opgen.runtime import (
     generated,
     leading,
     library_call,
+    library_cuda,
     library_product,
     lookup_library,
 )
@@ -50,7 +51,7 @@ Outputs = tuple[torch.Tensor, ...]
 LEAST_WORK = 2**22
 """From how many products on, in all sums that are the library's, a call goes in stages."""
 
-LEAST_WORK_ON_GPU = 2**27
+LEAST_WORK_ON_GPU = 2**28
 """The same on a GPU, where a call in stages is to pay for its way through Python."""
 
 _MOST_KNOWN = 1024
@@ -66,8 +67,8 @@ _TYPES = (("f32", "f32"), ("f64", "f64"))
 class Stage:
     """One op of several: what it reads and gives, by name, and what nobody reads after it.
 
-    `plan` is what the library computes, None of any other op: on a CPU products of matrices are
-    looked up like calls of kernels.
+    `plan` is what the library is asked for from here, None of what is looked up like calls of
+    kernels: on a CPU products of matrices, on a GPU convolutions, of which no number is looked at.
     """
 
     operation: Operation
@@ -221,7 +222,8 @@ class _Plan:
         plan = None if statement is None else library_call.plan(call)
         if statement is not None:
             work = library_product.work(call) if plan is None else _work(plan)
-            if plan is not None or work >= max(1, _least_work(call.device)):
+            is_own = work >= max(1, _least_work(call.device)) and not _is_slow_to_find(call)
+            if plan is not None or is_own:
                 self.work += work
                 self.apart.append(statement)
                 self.own += [statement] if plan is None else []
@@ -229,7 +231,7 @@ class _Plan:
         self.found.update(zip(results, evaluation.empty_outputs(call), strict=True))
         if plan is None:
             self.calls.append(call)
-        if not cuda.computes(call.device) and not isinstance(plan, Plan):
+        if isinstance(plan, Multiplication) is not cuda.computes(call.device):
             plan = None
         self.made.append(Stage(operation, numbers, sources, results, (), plan))
 
@@ -253,6 +255,14 @@ class _Plan:
         )
         inputs = tuple(each.name for each in operation.inputs)
         return Stages(tuple(stages), inputs, outputs, self.absent)
+
+
+def _is_slow_to_find(call: Call) -> bool:
+    """Whether opgen's kernels for a product are found anew in each call, as those in TF32 are."""
+    if not cuda.computes(call.device) or call.types.real != "f32":
+        return False
+    found = library_cuda.settings()
+    return found is not None and found.tf32_of_products
 
 
 def _least_work(device: torch.device) -> int:
