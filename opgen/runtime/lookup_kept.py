@@ -46,8 +46,10 @@ _MOST_KNOWN = 1024
 _LEAST_PART = 8
 """How many times as large as anything that is kept beside it the largest input is at least."""
 
-_LARGE_ON_GPU = 2**22
-"""From how many elements of the largest input on a GPU keeps anything beside stages."""
+_LARGE_ON_GPU = 2**19
+"""From how many elements of the largest input on a call on a GPU keeps anything beside stages: the
+fewest measured. On an H200 (2026-11-27) a softmax of as many then takes 30 microseconds in place of
+26 as called, its gradient 96 in place of 103; of the GPU alone that is 5.3 of 12.4."""
 
 _TYPES = (torch.float32, torch.float64)
 """Types of which temporaries are tensors, with nothing rounded."""
