@@ -82,7 +82,7 @@ LONG = ("hessian", "jacfwd of jacfwd", "jacrev of jacrev")
 """They take half of the time of all; those beside them go the same ways."""
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @every_op
 @pytest.mark.parametrize(
     "transform",

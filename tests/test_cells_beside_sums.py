@@ -115,7 +115,7 @@ def expected_lines(gradient: Tensor, made: list[ctypes.CDLL], lanes: int) -> int
     return gradient.numel() * size // LINE if has_lines and is_whole else 0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("channels", [256, 80, 70])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_gradients(channels: int, dtype: torch.dtype, made: list[ctypes.CDLL]) -> None:

@@ -89,6 +89,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------------- numbers
 @pytest.mark.parametrize("layout", VectorLayout)
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.sampled(3)
 def test_random_geometries(
     seed: int, layout: VectorLayout, always: None, heard: list[Target], layouts: set[VectorLayout]
 ) -> None:

@@ -77,7 +77,7 @@ def both(
     return evaluation.computed(checked), found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", sorted({repr(each) for each in CATALOGUE}))
 def test_as_casts(name: str) -> None:
     stem, op_name = name.split(":")

@@ -254,7 +254,7 @@ def test_a_call_always_gives_the_same_bits(case: Case) -> None:
 
 
 @EACH
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_gradients_of_gradients(case: Case) -> None:
     inputs = case.inputs(torch.float64)
 

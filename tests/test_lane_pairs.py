@@ -118,6 +118,7 @@ def test_every_number_is_rounded_in_its_place(
 
 @pytest.mark.parametrize("is_past", [False, True])
 @pytest.mark.parametrize("channels", [16, 31, 32, 33, 64, 96, 1120])
+@pytest.mark.sampled(3)
 def test_single_sums_of_several_terms_are_pairs_too(
     channels: int, is_past: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,7 @@ def compared(
     return one, other
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("which", LAYOUTS)
 def test_copies_give_what_cells_give(which: str, name: str) -> None:

@@ -165,6 +165,7 @@ CASES = {
     [(name, each) for name in CASES for each in (PLAIN, LAST) if (name, each) != ("turned", LAST)],
 )
 @pytest.mark.parametrize("way", ["convolution", "product", "fastest"])
+@pytest.mark.sampled(3)
 def test_they_are_looked_up(
     name: str,
     dtype: torch.dtype,

@@ -150,7 +150,7 @@ def test_whole_planes_go_this_way(dtype: torch.dtype, monkeypatch: pytest.Monkey
     assert are_lost[0] or dtype == torch.bfloat16  # alone a vector of those is half a line
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("channels", [64, 96, 70, 31])

@@ -56,6 +56,7 @@ def leaves(subject: Entry, tensors: dict[str, torch.Tensor]) -> list[torch.Tenso
 @each_but(LONG + LIKE_OTHERS, WITH_TORCH)
 @settings(max_examples=4, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
+@pytest.mark.sampled(3)
 def test_forward_and_two_backwards(
     subject: Entry, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
