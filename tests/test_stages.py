@@ -263,7 +263,9 @@ def test_numbers_and_gradients(case: Case, dtype: torch.dtype) -> None:
         close(y, theirs)
         for mine, other in zip(gradients(y, inputs), gradients(theirs, inputs), strict=True):
             close(mine, other)
-    assert None not in plans(found), "it did not go in stages"
+    # Convolutions in float64 are opgen's own.
+    is_apart = dtype == torch.float32 or case is not CASES["convolution"]
+    assert (None in plans(found)) is not is_apart
     assert plans(found)
 
 

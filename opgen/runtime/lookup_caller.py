@@ -245,7 +245,7 @@ def _caller_source(operation: Operation) -> str:
         tensors=all_tensors,
         listed=listed,
         numbers=all_numbers,
-        library=library if operation.may_be_asked_of_library else "",
+        library=library if operation.may_be_asked_of_library or operation.apart else "",
         fewer=", ".join((*tensors, *floats)),
         integers="".join(f"{each}, " for each in integers),
         first="result" if len(operation.outputs) == 1 else "result[0]",

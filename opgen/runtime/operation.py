@@ -22,6 +22,7 @@ from opgen.runtime import (
     lookup_library,
     registration,
     sharding,
+    stages,
     unrounded,
 )
 from opgen.runtime.description import (
@@ -255,7 +256,7 @@ class _Dispatch:
             with compat.below_autograd():
                 return overload(*arguments)
 
-        library = library_call.caller(operation)
+        library = stages.caller(operation) or library_call.caller(operation)
         keeps = lookup_kept.Keeps(operation) if operation.may_keep else None
         record = lookup_autograd.recorded(operation, run, library, keeps)
         rounding = unrounded.caller(operation) if operation.is_public else None

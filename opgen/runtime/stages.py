@@ -17,7 +17,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -134,6 +134,30 @@ def evaluate(
                 return found
             known = None  # the next call like this one may well go in stages
     return evaluation.evaluate(operation, tensors, values, known)
+
+
+def caller(
+    operation: Operation,
+) -> Callable[[Tensors, tuple[Number, ...]], torch.Tensor | Outputs | None] | None:
+    """A function that computes calls of an op like earlier ones, if these went in stages; None
+    where none does. It gives None for other calls, and where the library may not be right."""
+    if not operation.apart:
+        return None
+    staged, is_single = operation.staged, len(operation.outputs) == 1
+
+    def call(tensors: Tensors, numbers: tuple[Number, ...]) -> torch.Tensor | Outputs | None:
+        if not staged:
+            return None
+        try:
+            stages = staged.get(library_call.key_of(tensors, told_apart(numbers)))
+        except RuntimeError:
+            return None  # a tensor without strides, which is to be refused
+        if stages is None or not all(each is None or compat.has_memory(each) for each in tensors):
+            return None
+        found = stages.run(tensors)
+        return found[0] if is_single and found is not None else found
+
+    return call
 
 
 def of(operation: Operation, tensors: Tensors, values: Sequence[Numbers]) -> Stages | None:
