@@ -490,3 +490,12 @@ def test_whole_powers_are_products(exponent: int) -> None:
     (op,) = read(Source(text))
     kernels = cuda_text(cuda_rows(schedule(op, gather(op)), facts_of(op)))
     assert f"whole_power<{exponent}>(" in kernels or exponent == 1
+
+
+@pytest.mark.parametrize("exponent", ["inf", "-inf", "0.5", "5", "0"])
+def test_other_powers(exponent: str) -> None:
+    text = f"op f(x[N]) -> y[N]\n  y[n] = x[n]**({exponent})\n"
+    x = torch.tensor([0.5, 1.0, 2.0])
+    with emulated():
+        found = opgen.compile(text).f(x)
+    torch.testing.assert_close(found, x ** float(exponent))

@@ -361,7 +361,7 @@ _MOST_FACTORS: Final = 4
 def _whole_exponent(exponent: loops.Scalar) -> int:
     """A literal exponent of few factors, 0 for any other one."""
     match exponent:
-        case loops.Number(value=value) if value == int(value) and abs(value) <= _MOST_FACTORS:
+        case loops.Number(value=value) if abs(value) <= _MOST_FACTORS and value == int(value):
             return int(value)
         case _:
             return 0
