@@ -50,7 +50,7 @@ def surrounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 # ---------------------------------------------------------------------------- torch.compile
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @every_op
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_forward_and_backward_in_one_graph(op: Op, dynamic: bool) -> None:

@@ -178,6 +178,7 @@ def test_batches_of_cotangents_that_the_library_takes() -> None:
 
 
 @every_op
+@pytest.mark.sampled(2)
 def test_vectorized_derivatives(op: Op) -> None:
     """Those of `torch.autograd.functional`, which go the same way."""
     leaves = tuple(x.detach().float() for x in op.leaves)

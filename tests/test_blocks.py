@@ -67,7 +67,7 @@ GEOMETRIES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("which", ["result", "x", "weight"])
 def test_blocks_give_what_cells_give(name: str, which: str) -> None:

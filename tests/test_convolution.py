@@ -414,6 +414,7 @@ def test_what_generated_kernels_compute(
         ((16, 16), 16, {"padding": 1}, torch.channels_last, torch.float32, 0),
     ],
 )
+@pytest.mark.sampled(3)
 def test_fewer_channels_in_channels_last_format(
     channels: tuple[int, int],
     groups: int,
@@ -512,6 +513,7 @@ LAST = torch.channels_last
         ((8, 48, 64, 56), (3, 3), {}, torch.contiguous_format, torch.bfloat16, False),
     ],
 )
+@pytest.mark.sampled(3)
 def test_single_channels_of_bfloat16_through_small_windows(
     shape: tuple[int, ...],
     window: tuple[int, int],

@@ -350,7 +350,7 @@ def of_filter(
     return got, torch.autograd.grad(wanted, weight, grad)[0], launches.reports[done:]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("rounds", [1, 8])
 @pytest.mark.parametrize("threads", [1, 16, 256])
 @pytest.mark.parametrize("name", FILTERS)

@@ -119,6 +119,7 @@ def depthwise(
     ("taps", "padding", "size"),
     [case if case[0] in (7, 31) else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
+@pytest.mark.sampled(2)
 def test_results_and_gradients(taps: int, padding: int, size: tuple[int, int]) -> None:
     for ours, theirs in depthwise(taps, padding, size, torch.float32):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

@@ -54,6 +54,7 @@ def test_adjoints_are_transposed_tangents(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.sampled(3)
 def test_derivatives_of_adjoints(case: Case) -> None:
     call, exact = case.call(), case.call(exact=True)
     for name in call.numeric:
@@ -131,6 +132,7 @@ def test_third_derivatives(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.sampled(3)
 def test_derived_ops_are_specs(case: Case) -> None:
     op = read_op(case.text)
     names = [tensor.name for tensor in op.inputs if not tensor.dtype.is_integer]

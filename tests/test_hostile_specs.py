@@ -185,6 +185,7 @@ def test_random_text_stays_text(place: str, payload: str) -> None:
 
 
 @pytest.mark.parametrize("payload", [p for p in PAYLOADS if '"' not in p], ids=ascii)
+@pytest.mark.sampled(3)
 def test_a_choice_means_itself(payload: str) -> None:
     """The string arrives at the call unchanged, and the generated module runs."""
     text = spec(choice=payload, doc=payload, comment=payload)

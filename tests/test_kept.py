@@ -226,7 +226,7 @@ def reads(y: Tensor) -> tuple[str, ...] | None:
 @EACH
 @pytest.mark.parametrize("format_", FORMATS, ids=["contiguous", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_numbers_and_gradients(
     case: Case, format_: torch.memory_format, dtype: torch.dtype
 ) -> None:

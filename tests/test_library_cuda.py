@@ -376,6 +376,7 @@ def has_strides_of(format_: Any, *tensors: Tensor) -> bool:
         (2, 3, 8, 3, (2, 0), 1),
     ],
 )
+@pytest.mark.sampled(3)
 def test_channels_last_images_in_contiguous_format(
     batch: int,
     groups: int,

@@ -229,6 +229,7 @@ def test_they_are_looked_up(
         (torch.bfloat16, LAST, (8, 64, 20, 20), 64, ["convolve"] * 3),
     ],
 )
+@pytest.mark.sampled(2)
 def test_products_or_convolutions(
     dtype: torch.dtype,
     format_: torch.memory_format,

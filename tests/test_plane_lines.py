@@ -79,7 +79,7 @@ def wanted(x: Tensor, weight: Tensor, dtype: torch.dtype) -> list[Tensor]:
     return [first, spreaded.detach(), second]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("dtype", "threads"),
     [

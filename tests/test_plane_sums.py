@@ -120,6 +120,7 @@ def further(value: Vector, steps: dict[str, int], rounds: int) -> Vector:
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.sampled(3)
 def test_vectors_are_made_of_the_terms_of_their_sums(name: str) -> None:
     values = GEOMETRIES[name]
     plain = program_of(spec_op("conv", *PATH), values)

@@ -74,7 +74,7 @@ def test_rows_of_many_ops_mean_what_the_notation_means(data: st.DataObject) -> N
     assert not differences(op, call, scheduled(op))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("special", ["nothing", "attributes", "sizes"])
 @pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
 @settings(max_examples=2)

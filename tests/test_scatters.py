@@ -116,6 +116,7 @@ def test_axes_have_tables(line: str, wanted: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("images", [(1, 1), (1, 40), (3, 1), (2, 3)])
 @pytest.mark.parametrize(("pixels", "size"), [((5, 7), (900, 3)), ((700, 9), (3, 1000))])
+@pytest.mark.sampled(3)
 def test_tables_of_axes_hold_what_points_need(
     images: tuple[int, int], pixels: tuple[int, int], size: tuple[int, int], threads: int
 ) -> None:

@@ -60,7 +60,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return heard
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("wanted", [0, 1], ids=["image", "weight"])
 @pytest.mark.parametrize(("geometry", "format_", "dtype"), CASES)
 def test_one_gradient_of_a_known_call(

@@ -109,7 +109,7 @@ def compared(
     return one, other
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.usefixtures("few_terms")
 @pytest.mark.parametrize("is_last", [False, True], ids=["rows", "channels last"])
 @pytest.mark.parametrize("name", GEOMETRIES)

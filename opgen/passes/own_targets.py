@@ -8,9 +8,9 @@ Before:
 After, of both:
 
     y_term[n] = sum(c, h, w) abs(x[n,c, h+1, w] - x[n,c,h,w])
-    y_term_2[n] = sum(c, h, w) abs(x[n,c,h, w+1] - x[n,c,h,w])
+    y_term_[n] = sum(c, h, w) abs(x[n,c,h, w+1] - x[n,c,h,w])
     y[n] += y_term[n]
-    y[n] += y_term_2[n]
+    y[n] += y_term_[n]
 
 A kernel of one sum can share it out among the threads of a GPU, where one of several has a thread
 for each cell. The more memory is little where cells are few beside what they are sums of.
