@@ -54,7 +54,7 @@ from opgen.runtime.description import LARGEST_WINDOW
 def for_cpu(op: Op) -> Op:
     """The op as kernels of the CPU compute it: with temporaries that its spec does not have, and
     marks at sums that are computed point by point."""
-    return with_scatters(with_partial_sums(with_invariants(with_whole_dims(for_gpu(op)))))
+    return with_scatters(with_partial_sums(with_invariants(with_whole_dims(with_margins(op)))))
 
 
 def for_gpu(op: Op) -> Op:

@@ -22,6 +22,7 @@ from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.gather import gather
 from opgen.passes.own_targets import with_own_totals
 from opgen.passes.schedule import schedule
+from opgen.programs import for_cpu
 from opgen.runtime import cuda_grid, prelude
 from opgen.testing.cuda_on_cpu import KernelError
 from opgen.testing.cuda_on_cpu.emulated import Emulation, emulated
@@ -462,6 +463,7 @@ def test_sums_into_one_tensor(shape: tuple[int, ...]) -> None:
 
 def test_which_sums_have_targets_of_their_own() -> None:
     (op,) = (op for op in read(Source(SPEC)) if op.name == "variation")
+    assert not any(each.stored for each in for_cpu(op).temporaries), "a CPU has one kernel"
     assert [each.name for each in with_own_totals(op).temporaries] == ["y_term", "y_term_"]
     others = """
 op as_many_dims(x[N,C], k[C,C]) -> y[N,C]
