@@ -501,3 +501,15 @@ def test_other_powers(exponent: str) -> None:
     with emulated():
         found = opgen.compile(text).f(x)
     torch.testing.assert_close(found, x ** float(exponent))
+
+
+def test_a_module_of_which_only_a_gpu_has_temporaries() -> None:
+    """It imports what describes them."""
+    text = SPEC[SPEC.index("op variation(") :]
+    x = integers(2, 3, 9, seed=0).double()
+    wanted = x.diff(dim=2).abs().sum((1, 2)) + x.diff(dim=1).abs().sum((1, 2))
+    module = opgen.compile(text)
+    assert all(each.gpu_only for each in module.FAMILY.operations["variation"].temporaries)
+    assert torch.equal(module.variation(x), wanted)
+    with emulated():
+        assert torch.equal(module.variation(x), wanted)

@@ -210,7 +210,7 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
         "Shapes": True,
         "Sources": True,
         "Special": any(unit.special is not None for unit in units),
-        "Temporary": any(operand.widened for unit in units for operand in unit.program.operands),
+        "Temporary": any(map(_temporaries, units)),
         "checks": checks,
         "eager": True,
     }
