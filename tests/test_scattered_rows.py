@@ -27,6 +27,13 @@ op turned(x[M,D], k: i64[M], z[D,N]) -> y[D,N]
   y[d,n] += z[d,n]
   y[d,k[m]] += x[m,d]
 
+op chosen(x: float[N,C,D], k: i64[N,C,M]) -> y[N,C,M]
+  y[n,c,m] = x[n,c,k[n,c,m]]
+
+op beside(x[N,D,C], k: i64[N,M,C], z[N,M,C]) -> y[N,D,C]
+  y[n,d,c] += x[n,d,c]
+  y[n,k[n,m,c],c] += z[n,m,c]
+
 op skipped(x[M,D], k: i64[M], z[N,D]) -> y[N,D]
   y[n,d] += z[n,d]
   y[k[m] ?drop,d] += x[m,d]
@@ -63,6 +70,13 @@ def test_stretches_are_the_points() -> None:
     # Cells that lie apart are added to one by one, those of one d by one thread.
     turned = text[text.index("program turned\n") :]
     assert "parallel d < D\n      for m in 0 .. M - 1\n        if 0 <= k[m] < N" in turned
+    # Of several images each has cells of its own, though the image also says which.
+    chosen = text[text.index("program chosen_grad_x\n") :]
+    assert (
+        "parallel n < N, c < C\n      for m in 0 .. M - 1\n        if 0 <= k[n, c, m] < D" in chosen
+    )
+    beside = text[text.index("program beside\n") :]
+    assert "parallel n < N, c_first .. c_last of c < C\n      for m in 0 .. M - 1\n" in beside
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32])
@@ -122,3 +136,32 @@ def test_rows_that_are_not_there(threads: int, ops: ModuleType) -> None:
         k[7] = -1
         with pytest.raises(IndexError, match="-1"):
             ops.added(x, k, z)
+
+
+@pytest.mark.parametrize("sizes", [(3, 2, 5, 40), (1, 1, 1, 3), (2, 129, 4, 7), (2, 3, 4, 0)])
+def test_cells_that_images_choose(sizes: tuple[int, ...], threads: int, ops: ModuleType) -> None:
+    n, c, d, m = sizes
+    generator = torch.Generator().manual_seed(d)
+    x = torch.randint(-2, 3, (n, c, d), generator=generator).float().requires_grad_()
+    k = torch.randint(0, d, (n, c, m), generator=generator)
+    flowing = torch.randint(-2, 3, (n, c, m), generator=generator).float()
+    (found,) = torch.autograd.grad(ops.chosen(x, k), x, flowing)
+    wanted = torch.zeros(n, c, d)
+    for image in range(n):
+        for channel in range(c):
+            for at in range(m):
+                to = int(k[image, channel, at])
+                wanted[image, channel, to] += flowing[image, channel, at]
+    assert torch.equal(found, wanted)
+    turned = [each.detach().mT.contiguous() for each in (x, k, flowing)]
+    assert torch.equal(ops.beside(*turned), (x.detach() + wanted).mT)
+
+
+def test_cells_outside_are_told(ops: ModuleType) -> None:
+    """The gradient of one image has an index that none has: an error, and no memory is written."""
+    x, k = torch.zeros(2, 3, 4), torch.zeros(2, 3, 5, dtype=torch.int64)
+    k[1, 2, 3] = 4
+    with pytest.raises(IndexError, match=r"k\[n,\s*c,\s*m\]|x\[n"):
+        ops.chosen(x, k)
+    with pytest.raises(IndexError):
+        ops.beside(torch.zeros(2, 4, 3), k.mT.contiguous(), torch.zeros(2, 5, 3))

@@ -52,9 +52,8 @@ def _targets(kernel: Kernel) -> Iterator[tuple[Poly, ...]]:
 
 
 def _chooses(indices: tuple[Poly, ...], name: str) -> bool:
-    """Whether an axis alone is an index, and in no other one."""
-    found = [index for index in indices if name in index.symbols]
-    return len(found) == 1 and found[0] == symbol(name)
+    """Whether an axis alone is an index: then no two of its values have a cell in common."""
+    return symbol(name) in indices
 
 
 def _is_row(kernel: Kernel, axis: Axis, own: set[str]) -> bool:
