@@ -117,7 +117,9 @@ def stages(
     yield Stage("adjoint", members, lambda: show_file(map(gathered_form, derived)))
     yield Stage("tangent", ops, lambda: show_file(map(_tangent, ops)))
     fibres = tuple(gather(member.op) for member in members)
-    computed = [(for_cpu(member.op), for_gpu(member.op)) for member in members]
+    computed = [
+        (for_cpu(member.op, _is_derived(member.path)), for_gpu(member.op)) for member in members
+    ]
     programs = tuple(
         schedule(op, gathered if op is member.op else gather(op))
         for (op, _), member, gathered in zip(computed, members, fibres, strict=True)
@@ -357,7 +359,7 @@ def _special_program(
     if latest is not None:
         return latest
     public = _checked(text, name)[_begin(path)[0]]
-    op = for_cpu(_derived_op(text, name, path))
+    op = for_cpu(_derived_op(text, name, path), _is_derived(path))
     return special_along_rows(op, public, values, layout)
 
 
@@ -478,6 +480,11 @@ def _begin(path: tuple[str, ...]) -> tuple[str, int | None]:
     return first, int(count) if count else None
 
 
+def _is_derived(path: tuple[str, ...]) -> bool:
+    """Whether an op at the end of a path is a gradient, and not one that a spec says."""
+    return any(not step.startswith((STAGE, KEEPING, KEPT)) for step in path[1:])
+
+
 def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:
     """The op at the end of a path of differentiations, with the leading dims that it says."""
     ops = _checked(text, name)
@@ -550,7 +557,7 @@ def _unit(
 ) -> Unit:
     """One op of a module."""
     member = Member(op, path or (op.name,), ())
-    cpu_op, gpu_op = for_cpu(op), for_gpu(op)
+    cpu_op, gpu_op = for_cpu(op, _is_derived(member.path)), for_gpu(op)
     program = scheduled(cpu_op)
     on_cpu, on_gpu = along_rows(cpu_op, program), threads(gpu_op, scheduled(gpu_op))
     kernels = None  # without a spec nothing can be made later

@@ -17,6 +17,7 @@ from opgen.passes.blocks import with_blocks
 from opgen.passes.cuda_product import with_contractions
 from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.cuda_siblings import with_siblings
+from opgen.passes.factored_sums import with_factored_sums
 from opgen.passes.gather import gather
 from opgen.passes.guests import with_guests
 from opgen.passes.invariants import with_invariants
@@ -51,9 +52,12 @@ from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
 from opgen.runtime.description import LARGEST_WINDOW
 
 
-def for_cpu(op: Op) -> Op:
+def for_cpu(op: Op, is_derived: bool = False) -> Op:
     """The op as kernels of the CPU compute it: with temporaries that its spec does not have, and
-    marks at sums that are computed point by point."""
+    marks at sums that are computed point by point. Products of one that is derived may be
+    multiplied in another order."""
+    if is_derived:
+        op = with_factored_sums(op)
     return with_scatters(with_partial_sums(with_invariants(with_whole_dims(with_margins(op)))))
 
 
