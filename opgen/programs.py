@@ -46,6 +46,7 @@ from opgen.passes.separate import rejoined, separated
 from opgen.passes.shared_rows import with_shared_rows
 from opgen.passes.specialise import given_sizes, specialise, windows_of
 from opgen.passes.sums_of_parts import with_sums_of_parts
+from opgen.passes.sums_together import with_sums_together
 from opgen.passes.unclamp import unclamped
 from opgen.passes.whole_dims import with_whole_dims
 from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
@@ -83,7 +84,7 @@ def _scheduled(op: Op, _key: str) -> Program:
 
 def along_rows(op: Op, program: Program) -> Program:
     """The loops of an op for the CPU."""
-    return with_sums_of_parts(with_guests(_each_along_rows(op, program)))
+    return with_sums_of_parts(with_guests(with_sums_together(_each_along_rows(op, program))))
 
 
 def _each_along_rows(op: Op, program: Program) -> Program:
@@ -139,7 +140,8 @@ def special_along_rows(
         return program, program, {}
     known = specialise(laid_out, values)
     plain = scheduled(known)
-    special = with_guests(with_one_pass(plain, _with_all_kernels(known, special)))
+    special = with_one_pass(plain, _with_all_kernels(known, special))
+    special = with_guests(with_sums_together(special))
     special = with_plane_sums(with_shared_rows(plain, special, facts_of(known)))
     special = with_sums_of_parts(special)
     return special, program, with_workspaces(orders, special.workspaces)
