@@ -8,7 +8,8 @@ lanes. The terms of a cell come in the order that they had.
 The stretches are short, so that there are some for every thread; each reads all names of rows.
 
 Where such cells do not lie side by side, as those of different images, each is a point: with
-`grad_x[n, i*H//OH] += grad_y[n,i]` a point goes through all i.
+`grad_x[n, i*H//OH] += grad_y[n,i]` a point goes through all i. One index that is an axis is enough,
+whatever the others are: `grad_x[n,k[n,m]] += grad_y[n,m]` has a point for each n.
 """
 
 from __future__ import annotations
