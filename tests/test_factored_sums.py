@@ -190,6 +190,26 @@ def compare(
         torch.testing.assert_close(mine, wanted)
 
 
+LEADING = """op scaled(x: float[...,D], w[D], s[D], t[...]) -> y[...,D], z[...]
+  y[...,d] = x[...,d] * w[d] / s[d]
+  z[...] = sum(d) x[...,d] * w[d] / t[...]
+"""
+
+
+@pytest.mark.parametrize("shape", [(5,), (7, 33), (2, 3, 40), (0, 4), (3, 0), (600, 20)])
+def test_leading_dims(shape: tuple[int, ...]) -> None:
+    """Sums over all that leads, of which there may be nothing."""
+    module = opgen.compile(LEADING)
+    generator = torch.Generator().manual_seed(5)
+    sizes = (shape, shape[-1:], shape[-1:], shape[:-1])
+    drawn = (torch.rand(each, generator=generator, dtype=torch.float64) + 0.5 for each in sizes)
+    compare(
+        module.scaled,
+        lambda x, w, s, t: (x * w / s, (x * w).sum(-1) / t),
+        tuple(each.requires_grad_() for each in drawn),
+    )
+
+
 def test_sums_of_nothing_are_zero() -> None:
     """The deviation of a group without cells is no number, and its parameters still have
     gradients: nothing was added to them."""

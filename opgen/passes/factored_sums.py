@@ -166,8 +166,7 @@ class _Factored:
         if any(index.boundary is not Boundary.NONE for each in used for index in each.indices):
             return None
         negative, factors = _factors(statement.body, frozenset(extents))
-        fixed = frozenset[str]().union(*(index.value.symbols for index in target.indices))
-        summed = frozenset(extents) - fixed
+        summed = frozenset(extents) - _fixed(target)
         core = tuple(each for each in factors if summed <= each.names) if summed else ()
         core = tuple(sorted(core, key=lambda each: (each.divides, repr(each.value))))
         outer = tuple(each for each in factors if each not in core)
@@ -234,7 +233,7 @@ class _Factored:
         if parts.outer and not terms.is_constant:
             # A sum of nothing is 0, whatever it would be multiplied with.
             body = select(apply("eq", Value(terms), ZERO), ZERO, body)
-        fixed = frozenset[str]().union(*(i.value.symbols for i in statement.target.indices))
+        fixed = _fixed(statement.target)
         writers = [s for s in self.op.statements if s.target.tensor == statement.target.tensor]
         is_whole = len(writers) == 1 and all(each.name in fixed for each in left)
         yield replace(
@@ -249,7 +248,6 @@ class _Factored:
         statement = parts.statement
         extents = parts.extents
         factors = (*parts.core, *parts.outer)
-        everything = frozenset(extents)
         long = {each.name for each in statement.iterators if _is_long(self.op, each)}
         fewer = [each for each in factors if long - each.names and not each.is_number]
         divisors = [each for each in fewer if each.divides and each.names]
@@ -260,12 +258,11 @@ class _Factored:
         if not long - names:
             names = divisors[0].names
             fewer = [each for each in fewer if each.names <= names]
-        moving = [each.name for each in statement.iterators if each.name in names]
         one = _product(fewer)
-        if not self.temporaries.is_always_there(one, statement) or names == everything:
+        if not self.temporaries.is_always_there(one, statement) or names == extents.keys():
             yield statement
             return
-        at = _indices(self.op, one, moving, extents)
+        at = _indices(self.op, one, [name for name in extents if name in names], extents)
         moving = [name for _, value in at for name in digits(value, extents) or ()]
         iterators = tuple(Iterator(name, extents[name]) for name in moving)
         key = one, literals(one), iterators
@@ -286,6 +283,11 @@ def _is_worth_it(parts: _Parts) -> bool:
     if parts.statement.reducer is not Reducer.ADD or (terms.is_constant and terms.constant < _FEW):
         return False
     return any(not each.is_number for each in parts.outer)
+
+
+def _fixed(target: Access) -> frozenset[str]:
+    """The iterators that choose the cell, beside sizes and attributes."""
+    return frozenset[str]().union(*(index.value.symbols for index in target.indices))
 
 
 def _is_long(op: Op, iterator: Iterator) -> bool:
