@@ -23,6 +23,7 @@ from opgen.runtime import build, cache, toolchain
 
 SOURCE = "int answer(void) { return 42; }\n"
 ENTRY = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.so")
+FOLDERS = [f"{number:02x}" for number in range(256)]
 ROOT = Path(opgen.__file__).parent.parent
 
 
@@ -42,7 +43,13 @@ def answer(number: int = 42) -> int:
 
 
 def entries(place: Path) -> list[Path]:
-    return sorted(path for path in place.iterdir() if ENTRY.fullmatch(path.name))
+    return sorted(path for path in files(place) if ENTRY.fullmatch(path.name))
+
+
+def files(place: Path) -> list[Path]:
+    """All that is in the cache but the folders of its entries."""
+    names = sorted(path for path in place.iterdir() if path.name not in FOLDERS)
+    return names + sorted(path for name in FOLDERS for path in (place / name).glob("*"))
 
 
 def compiler(tmp_path: Path, text: str) -> str:
@@ -90,13 +97,13 @@ def test_processes_build_the_same_op_at_the_same_time(count: int, place: Path) -
         assert worker.returncode == 0
     keys = [path.name.split("-")[0] for path in entries(place)]
     assert len(keys) == 3  # the op, its gradient, the table of eager calls
-    sources = sorted(place.glob("*.py"))
+    sources = sorted(place.glob("*/*.py"))
     assert len(sources) == 2  # the module, and that of the gradient
-    codes = list(place.glob("*.pyc"))
+    codes = list(place.glob("*/*.pyc"))
     assert len(codes) == 2  # what Python compiles these to
-    answers = list(place.glob("*.txt"))
+    answers = list(place.glob("*/*.txt"))
     assert len(answers) == 1  # of the compiler
-    assert sorted(place.iterdir()) == sorted([*entries(place), *sources, *codes, *answers])
+    assert sorted(files(place)) == sorted([*entries(place), *sources, *codes, *answers])
 
 
 def test_a_killed_compile_leaves_no_entry(
@@ -118,7 +125,7 @@ def test_a_killed_compile_leaves_no_entry(
         time.sleep(0.02)
     os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()
-    (left,) = place.iterdir()
+    (left,) = files(place)
     assert left.is_dir()
     assert not entries(place)
     assert answer() == 42
@@ -174,12 +181,12 @@ def test_a_damaged_entry_is_made_again(place: Path, damage: str) -> None:
             entry.symlink_to(place / "nowhere")
         case "no library":  # its name is right, and still it cannot be loaded
             digest = "e3b0c44298fc1c149afbf4c8996fb924"  # of nothing
-            (place / f"{entry.name.split('-')[0]}-{digest}.so").touch()
+            (entry.parent / f"{entry.name.split('-')[0]}-{digest}.so").touch()
     assert answer() == 42
     (repaired,) = entries(place)
     assert repaired.read_bytes() == content
     assert not repaired.lstat().st_mode & 0o022
-    assert list(place.iterdir()) == [repaired]
+    assert files(place) == [repaired]
 
 
 def test_entries_of_a_directory_that_was_open_are_made_again(
@@ -197,6 +204,47 @@ def test_entries_of_a_directory_that_was_open_are_made_again(
     assert answer() == 42
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
     assert entry.stat().st_ino != before
+
+
+def test_a_folder_of_somebody_else_is_not_used(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has it open may change what is in it, also while the directory is private again."""
+    assert answer() == 42
+    (entry,) = entries(place)
+    status = entry.parent.stat()
+    real = Path.stat
+    stranger = os.stat_result((*status[:4], status.st_uid + 1, *status[5:]))
+
+    def told(path: Path, **named: bool) -> os.stat_result:
+        return stranger if path == entry.parent else real(path, **named)
+
+    monkeypatch.setattr(Path, "stat", told)
+    compiled: list[Path] = []
+    compile_it = build._compile
+    monkeypatch.setattr(
+        build, "_compile", lambda *given: compiled.append(given[2]) or compile_it(*given)
+    )
+    assert answer() == 42
+    assert compiled == [place, cache.private_directory()]
+    assert entries(place) == [entry]
+
+
+def test_entries_that_lie_in_no_folder_count_and_go(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions had no folders."""
+    place.mkdir(mode=0o700, parents=True)
+    old = place / f"{'0' * 32}-{'1' * 32}.so"
+    old.write_bytes(b"\x00" * 2000)
+    os.utime(old, (1, 1))
+    cache.add_bytes(b"\x00" * 1000, place, "2" * 32, ".c")
+    assert old.exists()
+    monkeypatch.setattr(cache, "_added", {})
+    monkeypatch.setattr(cache, "LARGEST", 2500)
+    cache.add_bytes(b"\x00" * 1000, place, "3" * 32, ".c")
+    assert not old.exists()
+    assert len(files(place)) == 2
 
 
 def test_a_child_outlives_the_directory_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +278,7 @@ def test_a_full_disk(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatc
     )
     monkeypatch.setenv("OPGEN_CC", full)
     assert answer() == 42
-    assert not list(place.iterdir())
+    assert not files(place)
     assert entries(cache.private_directory())
 
 
@@ -247,7 +295,7 @@ def test_a_disk_that_is_full_before_the_compiler_starts(
 
         monkeypatch.setattr(Path, way, write)
     assert answer(44) == 44
-    assert not list(place.iterdir())
+    assert not files(place)
 
 
 def test_no_room_anywhere_is_an_error(
@@ -288,7 +336,7 @@ def test_the_directory_of_a_process_goes_with_it(tmp_path: Path) -> None:
         "if child == 0: raise SystemExit\n"
         "os.waitpid(child, 0)\n"
         "place = cache.private_directory()\n"
-        "print(place, len(list(place.glob('*.so'))))\n"
+        "print(place, len(list(place.glob('*/*.so'))))\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -342,7 +390,7 @@ def test_room_is_made_once_a_process_and_after_a_sixteenth_of_it(
     def add(size: int) -> bool:
         """Whether room is made for a source of that size, which nothing else holds."""
         before = len(looked)
-        cache.add_bytes(bytes([len(list(place.iterdir()))]) * size, place, "0" * 32, ".c")
+        cache.add_bytes(bytes([len(files(place))]) * size, place, "0" * 32, ".c")
         return len(looked) > before
 
     assert [add(size) for size in (10, 60, 40, 1, 100, 101, 0)] == [
@@ -351,7 +399,7 @@ def test_room_is_made_once_a_process_and_after_a_sixteenth_of_it(
     for _ in range(200):
         add(90)
         # What there is room for, what was added since, and the newest.
-        assert sum(path.stat().st_size for path in place.iterdir()) <= 1600 + 100 + 90
+        assert sum(path.stat().st_size for path in files(place)) <= 1600 + 100 + 90
     monkeypatch.setattr(cache, "_added", {})
     assert add(5)
 
@@ -411,7 +459,7 @@ def test_what_a_compiler_says_is_kept_until_something_changes(
     assert (first, answers.asked) == ("1\0002", 2)
     assert answers.in_a_new_process() == first
     assert answers.in_a_new_process("-O1") == "3\0004"
-    (entry, _) = sorted(place.glob("*.txt"), key=lambda path: path.stat().st_mtime_ns)
+    (entry, _) = sorted(place.glob("*/*.txt"), key=lambda path: path.stat().st_mtime_ns)
     entry.write_text("cut sh")
     assert answers.in_a_new_process() == "5\0006"
     answers.program.write_bytes(b"\x7fELF, a later version")

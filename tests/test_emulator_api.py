@@ -318,7 +318,7 @@ def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(compiler, "_run", lambda *rest: commands.append(rest))
     RawKernel(source, "k")((1,), (64,), (X, Y, N)).raise_if_errors()
     assert commands == []
-    (entry,) = tmp_path.glob("*.so")
+    (entry,) = tmp_path.glob("*/*.so")
     compiler.library.cache_clear()
     monkeypatch.undo()
     monkeypatch.setenv("OPGEN_CACHE", str(tmp_path))

@@ -374,11 +374,11 @@ def test_a_directory_of_somebody_else_is_not_used(
 def test_a_planted_library_is_not_loaded(cache: Path) -> None:
     """Under the key of a source, but not with the digest of its own bytes."""
     build.library(SOURCE)
-    (entry,) = cache.glob("*.so")
+    (entry,) = cache.glob("*/*.so")
     key = entry.stem.partition("-")[0]
     entry.unlink()
     build.library(SOURCE.replace("42", "13").replace("forty_two", "planted"))
-    (other,) = cache.glob("*.so")
+    (other,) = cache.glob("*/*.so")
     planted = cache / f"{key}-{'0' * 32}.so"
     other.rename(planted)
     assert build.library(SOURCE).forty_two() == 42

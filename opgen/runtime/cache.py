@@ -2,7 +2,9 @@
 
 An entry is named after a key, the hash of everything it was made from, and after the hash of its
 own bytes. A file that is cut short or altered therefore does not match its name, is ignored and
-made again; files appear by renaming, so processes may make the same entry at the same time.
+made again; files appear by renaming, so processes may make the same entry at the same time. It lies
+in the folder of the first two digits of its key: to look for a name whose end is not known, a
+folder must be listed, which takes ten milliseconds where thousands of files are in it.
 
 The directory is private to the user, since its content is executed. It holds about `LARGEST`
 bytes: those entries go that have not been used for longest, and directories in which a compiler
@@ -16,6 +18,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import errno
 import functools
 import hashlib
 import os
@@ -34,6 +37,7 @@ _added: dict[Path, int] = {}
 """How many bytes this process added to a directory since it last made room there."""
 
 _ENTRY = re.compile(r"([0-9a-f]{32}|host)-[0-9a-f]{32}\.(so|c|py|pyc|cubin|txt)")
+_FOLDER = re.compile(r"[0-9a-z]{2}")
 _SCRATCH = re.compile(r"[0-9a-f]{32}-[^.]*")
 _HOUR = 3600.0
 
@@ -122,15 +126,21 @@ def find_file(place: Path, key: str, suffix: str) -> Path | None:
     return None
 
 
+def _folder(place: Path, key: str) -> Path:
+    """Where the entries of a key lie in a directory."""
+    return place / key[:2]
+
+
 def _entries(place: Path, key: str, suffix: str) -> list[Path]:
-    """The entries of a key. Patterns would take milliseconds: a directory may hold thousands."""
+    """The entries of a key."""
+    folder = _folder(place, key)
     try:
-        with os.scandir(place) as listed:
-            names = [each.name for each in listed]
+        files = list(folder.iterdir()) if _is_private(folder) else []
     except OSError:
         return []
-    found = (each for each in names if each.startswith(f"{key}-") and each.endswith(suffix))
-    return [place / each for each in sorted(found)]
+    return sorted(
+        each for each in files if each.name.startswith(f"{key}-") and each.name.endswith(suffix)
+    )
 
 
 def _load(entry: Path) -> ctypes.CDLL | None:
@@ -161,7 +171,11 @@ def _is_ours(status: os.stat_result) -> bool:
 
 def add(built: Path, place: Path, key: str) -> Path:
     """Make a file an entry, and make room now and then; OSError if that is not possible."""
-    entry = place / f"{key}-{_digest(built)}{built.suffix}"
+    folder = _folder(place, key)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not _is_private(folder):
+        raise PermissionError(errno.EACCES, "belongs to somebody else", str(folder))
+    entry = folder / f"{key}-{_digest(built)}{built.suffix}"
     if entry.is_dir():
         _remove(entry)
     built.chmod(0o700)
@@ -204,24 +218,32 @@ def scratch(place: Path, key: str) -> Iterator[Path]:
 # ---------------------------------------------------------------------------- room
 def _shrink(place: Path, newest: Path) -> None:
     """Remove what was left behind, and what was not used for longest if there is too much."""
-    entries: list[tuple[float, int, str]] = []
-    with os.scandir(place) as listed:
-        for each in listed:
-            try:
-                status = each.stat()
-            except OSError:
-                continue  # gone by now
-            if stat.S_ISDIR(status.st_mode) and _SCRATCH.fullmatch(each.name):
-                if time.time() - status.st_mtime > _HOUR:
-                    _remove(place / each.name)
-            elif _ENTRY.fullmatch(each.name) and each.name != newest.name:
-                entries.append((status.st_mtime, status.st_size, each.name))
+    entries: list[tuple[float, int, Path]] = []
+    for found in _listed(place):
+        try:
+            status = found.stat()
+        except OSError:
+            continue  # gone by now
+        if stat.S_ISDIR(status.st_mode) and _SCRATCH.fullmatch(found.name):
+            if time.time() - status.st_mtime > _HOUR:
+                _remove(found)
+        elif _ENTRY.fullmatch(found.name) and found.name != newest.name:
+            entries.append((status.st_mtime, status.st_size, found))
     total = sum(size for _, size, _ in entries)
-    for _, size, name in sorted(entries):
+    for _, size, entry in sorted(entries):
         if total <= LARGEST:
             break
-        _remove(place / name)
+        _remove(entry)
         total -= size
+
+
+def _listed(place: Path) -> Iterator[Path]:
+    """All that is in a directory and its folders; once, entries had none."""
+    for found in place.iterdir():
+        yield found
+        if _FOLDER.fullmatch(found.name):
+            with contextlib.suppress(OSError):
+                yield from found.iterdir()
 
 
 def _remove(path: Path) -> None:
