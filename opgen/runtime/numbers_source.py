@@ -4,6 +4,35 @@ from __future__ import annotations
 
 from typing import Final
 
+MATHEMATICS: Final = r"""
+/* <tgmath.h> in short, which with <math.h> took a fifth of the time of compiling a small kernel: a
+   function for the type of its argument, which is float or else double. */
+#if defined __clang__ || __GNUC__ < 8
+#include <math.h>
+#include <tgmath.h>
+#else
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
+#define TYPED(name, ...) __builtin_tgmath(__builtin_##name##f, __builtin_##name, __VA_ARGS__)
+#define ceil(value) TYPED(ceil, value)
+#define cos(value) TYPED(cos, value)
+#define erf(value) TYPED(erf, value)
+#define erfc(value) TYPED(erfc, value)
+#define exp(value) TYPED(exp, value)
+#define expm1(value) TYPED(expm1, value)
+#define fabs(value) TYPED(fabs, value)
+#define floor(value) TYPED(floor, value)
+#define log(value) TYPED(log, value)
+#define log1p(value) TYPED(log1p, value)
+#define pow(base, exponent) TYPED(pow, base, exponent)
+#define rint(value) TYPED(rint, value)
+#define sin(value) TYPED(sin, value)
+#define sqrt(value) TYPED(sqrt, value)
+#define tan(value) TYPED(tan, value)
+#define tanh(value) TYPED(tanh, value)
+#endif
+"""
+
 NUMBERS: Final = r"""
 typedef int8_t i8;
 typedef int16_t i16;

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from opgen.runtime.cuda_source import CUDA
 from opgen.runtime.functions_source import FUNCTIONS, bound
 from opgen.runtime.lanes_source import lanes
-from opgen.runtime.numbers_source import FAULT, INTEGERS, NUMBERS
+from opgen.runtime.numbers_source import FAULT, INTEGERS, MATHEMATICS, NUMBERS
 from opgen.runtime.share_source import CALL, FORKS, SHARES
 from opgen.runtime.streams import PAGES, STREAMS
 from opgen.runtime.zeros_source import ZEROS
@@ -23,7 +23,6 @@ _FLOATING = frozenset({"f16", "bf16", "f32", "f64"})
 
 C = (
     r"""#define _GNU_SOURCE
-#include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -31,7 +30,6 @@ C = (
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include <tgmath.h>
 
 #define FUNCTION __attribute__((unused)) static inline
 /* One copy for each way of calling it: constant steps make better loops. */
@@ -124,6 +122,7 @@ typedef _Float16 f16;
 #define to_f16(value) ((f16)(value))
 #endif
 """
+    + MATHEMATICS
     + NUMBERS
     + FUNCTIONS
     + INTEGERS
