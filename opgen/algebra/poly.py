@@ -57,12 +57,14 @@ class Poly:
     any knowledge of ranges; `algebra.prove.floor_div` also uses what is known.
     """
 
-    __slots__ = ("_hash", "_symbols", "terms")
+    __slots__ = ("_atoms", "_hash", "_loads", "_symbols", "terms")
 
     def __init__(self, terms: dict[Monomial, int]) -> None:
         self.terms = terms
         self._hash: int | None = None
         self._symbols: frozenset[str] | None = None
+        self._atoms: tuple[Atom, ...] | None = None
+        self._loads: tuple[Atom, ...] | None = None
 
     # ------------------------------------------------------------------ identity
     def __hash__(self) -> int:
@@ -89,7 +91,7 @@ class Poly:
     @property
     def is_data_dependent(self) -> bool:
         """Whether anything in it is read from a tensor."""
-        return any(atom.kind is Kind.LOAD for atom in self.all_atoms())
+        return bool(self.loads)
 
     @property
     def constant(self) -> int:
@@ -116,8 +118,10 @@ class Poly:
 
     def atoms(self) -> tuple[Atom, ...]:
         """The atoms that occur as factors, each once, in canonical order."""
-        found = {atom: None for monomial in self.terms for atom in monomial}
-        return tuple(sorted(found, key=lambda atom: atom.key))
+        if self._atoms is None:
+            found = {atom: None for monomial in self.terms for atom in monomial}
+            self._atoms = tuple(sorted(found, key=lambda atom: atom.key))
+        return self._atoms
 
     def all_atoms(self) -> Iterator[Atom]:
         """Every atom, also inside atoms, outermost first; may repeat."""
@@ -125,6 +129,13 @@ class Poly:
             yield atom
             for arg in atom.args:
                 yield from arg.all_atoms()
+
+    @property
+    def loads(self) -> tuple[Atom, ...]:
+        """The atoms among these that are read from tensors."""
+        if self._loads is None:
+            self._loads = tuple(atom for atom in self.all_atoms() if atom.kind is Kind.LOAD)
+        return self._loads
 
     def linear_in(self, atom: Atom) -> tuple[Poly, Poly] | None:
         """`(c, rest)` with `self == c * atom + rest`, or None if a higher power occurs."""
@@ -150,13 +161,13 @@ class Poly:
 
     # ------------------------------------------------------------------ arithmetic
     def __add__(self, other: Poly | int) -> Poly:
+        other = poly(other)
+        if not other.terms:
+            return self
+        if not self.terms:
+            return other
         terms = dict(self.terms)
-        for monomial, coefficient in poly(other).terms.items():
-            total = terms.get(monomial, 0) + coefficient
-            if total:
-                terms[monomial] = total
-            else:
-                terms.pop(monomial, None)
+        _add_terms(terms, other)
         return Poly(terms)
 
     __radd__ = __add__
@@ -176,6 +187,8 @@ class Poly:
             scale = other.constant
             if scale == 0:
                 return ZERO
+            if scale == 1:
+                return self
             return Poly({monomial: c * scale for monomial, c in self.terms.items()})
         terms: dict[Monomial, int] = {}
         for left, a in self.terms.items():
@@ -208,16 +221,21 @@ class Poly:
 
     def map_atoms(self, replace: Callable[[Atom], Poly]) -> Poly:
         """Replace every factor by `replace(atom)`; the callee descends into arguments itself."""
-        cache: dict[Atom, Poly] = {}
-        total = ZERO
+        changed: dict[Atom, Poly] = {}
+        for atom in self.atoms():
+            found = replace(atom)
+            if found.terms != {(atom,): 1}:
+                changed[atom] = found
+        if not changed:
+            return self
+        total: dict[Monomial, int] = {}
         for monomial, coefficient in self.terms.items():
-            term = poly(coefficient)
+            term = Poly({tuple(atom for atom in monomial if atom not in changed): coefficient})
             for atom in monomial:
-                if atom not in cache:
-                    cache[atom] = replace(atom)
-                term = term * cache[atom]
-            total = total + term
-        return total
+                if atom in changed:
+                    term = term * changed[atom]
+            _add_terms(total, term)
+        return Poly(total)
 
     def evaluate(
         self,
@@ -235,6 +253,16 @@ class Poly:
                 term *= evaluate(atom, values, load)
             total += term
         return total
+
+
+def _add_terms(terms: dict[Monomial, int], other: Poly) -> None:
+    """Add a polynomial to terms that belong to nobody else so far."""
+    for monomial, coefficient in other.terms.items():
+        total = terms.get(monomial, 0) + coefficient
+        if total:
+            terms[monomial] = total
+        else:
+            terms.pop(monomial, None)
 
 
 def poly(value: Poly | int) -> Poly:

@@ -25,8 +25,8 @@ POINTS: Final = 24
 ENOUGH: Final = 10
 """With fewer left, more are drawn."""
 
-_FEW: Final = 256, POINTS  # candidates drawn, and the most that are kept
-_MANY: Final = 1024, 256
+_FEW: Final = (64, 256), POINTS  # candidates drawn, until so many are left, which are kept
+_MANY: Final = (1024,), 256
 
 # What a parameter takes. Small values, with the edges 0 and 1 well represented.
 _SIZES: Final = (1, 2, 1, 3, 4, 5, 2, 6, 8, 3, 1, 9, 7, 2, 12, 5)
@@ -197,7 +197,7 @@ def draw(
     parameters: Sequence[tuple[str, int | None]],
     floors: Mapping[str, int],
     definitions: Sequence[tuple[str, Poly]],
-    conditions: Iterable[Condition],
+    conditions: Sequence[Condition],
     *,
     many: bool = False,
 ) -> Samples:
@@ -206,11 +206,25 @@ def draw(
     `parameters` carry the lower bound they were declared with, which tells a size (0) from an
     attribute; `floors` are the tightest constant lower bounds known.
     """
-    candidates, kept = _MANY if many else _FEW
+    numbers, kept = _MANY if many else _FEW
+    for candidates in numbers:
+        found = _candidates(parameters, floors, definitions, conditions, candidates)
+        if found.alive.bit_count() >= kept:
+            break
+    return found.compressed(kept)
+
+
+def _candidates(
+    parameters: Sequence[tuple[str, int | None]],
+    floors: Mapping[str, int],
+    definitions: Sequence[tuple[str, Poly]],
+    conditions: Sequence[Condition],
+    candidates: int,
+) -> Samples:
+    """So many points, of which some may be ruled out; the first are the same for any number."""
     columns: dict[Atom, tuple[Column, int]] = {}
-    pending = list(conditions)
     formulated = {name for name, _ in definitions}
-    direct = [c for c in pending if c.value.symbols.isdisjoint(formulated)]
+    direct = [c for c in conditions if c.value.symbols.isdisjoint(formulated)]
     solved = _solved_symbols([name for name, _ in parameters], direct)
     ceilings = _ceilings(direct)
     for name, declared in parameters:
@@ -230,8 +244,7 @@ def draw(
         formulas.remove(ready)
         samples = samples.defined(*ready)
     bounds = [Condition(Poly({(symbol_atom(name),): 1}) - floor) for name, floor in floors.items()]
-    samples = samples.filtered([*bounds, *pending])
-    return samples.compressed(kept)
+    return samples.filtered([*bounds, *conditions])
 
 
 def _solved_symbols(names: list[str], conditions: list[Condition]) -> dict[str, Poly]:

@@ -20,7 +20,7 @@ def string(text: str, indent: str = "") -> str:
 
     Otherwise one escaped literal for each line, in parentheses.
     """
-    plain = all(character == "\n" or character.isprintable() for character in text)
+    plain = text.replace("\n", "").isprintable()
     if plain and "\\" not in text and '"""' not in text and not text.endswith('"'):
         return f'"""{text}"""'
     lines = text.splitlines(keepends=True) or [""]

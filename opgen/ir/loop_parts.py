@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from opgen.algebra.poly import Kind, Poly
+from opgen.algebra.poly import Poly
 from opgen.ir.loops import (
     Accumulate,
     All,
@@ -250,7 +250,7 @@ def uses(kernel: Kernel) -> Uses:
 
     def on_poly(value: Poly) -> None:
         symbols.update(value.symbols)
-        loaded.update(atom.name for atom in value.all_atoms() if atom.kind is Kind.LOAD)
+        loaded.update(atom.name for atom in value.loads)
 
     def on_scalar(value: Scalar) -> None:
         match value:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final, assert_never
 
-from opgen.algebra.poly import Atom, Kind, Poly, poly
+from opgen.algebra.poly import Atom, Poly, poly
 from opgen.ir.indices import FOLDED
 from opgen.ir.notation import (
     BATCH,
@@ -397,7 +397,7 @@ def _polynomials(statement: Statement) -> Iterator[Poly]:
 
 def _loads(statement: Statement) -> Iterator[Atom]:
     for value in _polynomials(statement):
-        yield from (atom for atom in value.all_atoms() if atom.kind is Kind.LOAD)
+        yield from value.loads
 
 
 def _unknown(value: Poly, scope: set[str], place: str) -> Faults:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from opgen.algebra.poly import Kind, Poly
+from opgen.algebra.poly import Poly
 from opgen.ir.notation import Access, Apply, Constant, Expr, Index, Statement, Value, reads
 
 
@@ -45,9 +45,8 @@ def polynomials(statement: Statement) -> Iterator[Poly]:
 
 def loads(value: Poly) -> Iterator[Access]:
     """The integers that a polynomial reads from tensors, also those inside of others."""
-    for atom in value.all_atoms():
-        if atom.kind is Kind.LOAD:
-            yield Access(atom.name, tuple(Index(arg) for arg in atom.args))
+    for atom in value.loads:
+        yield Access(atom.name, tuple(Index(arg) for arg in atom.args))
 
 
 def all_reads(statement: Statement) -> Iterator[Access]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from opgen.algebra.poly import Kind, poly
+from opgen.algebra.poly import poly
 from opgen.ir.loops import Program, Workspace
 from opgen.ir.notation import Access, Apply, Expr, Op, Read, Statement, Tensor, reads
 
@@ -151,9 +151,7 @@ def _loaded(op: Op) -> frozenset[str]:
             ),
         )
     ]
-    return frozenset(
-        atom.name for value in polynomials for atom in value.all_atoms() if atom.kind is Kind.LOAD
-    )
+    return frozenset(atom.name for value in polynomials for atom in value.loads)
 
 
 def _packed(op: Op) -> tuple[str, ...]:

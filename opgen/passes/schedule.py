@@ -16,7 +16,6 @@ from typing import Final
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Poly, symbol
-from opgen.algebra.poly import Kind as AtomKind
 from opgen.ir.context import facts_of
 from opgen.ir.loops import (
     Always,
@@ -172,9 +171,7 @@ def _tensors_read(statement: Statement) -> frozenset[str]:
     accesses = tuple(reads(statement.body))
     polys = [index.value for a in (*accesses, statement.target) for index in a.indices]
     polys += [guard.value for guard in statement.guards]
-    loaded = (
-        atom.name for value in polys for atom in value.all_atoms() if atom.kind is AtomKind.LOAD
-    )
+    loaded = (atom.name for value in polys for atom in value.loads)
     return frozenset((*(access.tensor for access in accesses), *loaded))
 
 

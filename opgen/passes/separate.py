@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from opgen.algebra.poly import Kind
 from opgen.ir.loops import Program
 from opgen.ir.notation import Op, Statement, reads
 
@@ -36,7 +35,7 @@ def _tensors_read(statement: Statement) -> frozenset[str]:
     accesses = tuple(reads(statement.body))
     values = [index.value for each in (*accesses, statement.target) for index in each.indices]
     values += [guard.value for guard in statement.guards]
-    loaded = (atom.name for value in values for atom in value.all_atoms() if atom.kind is Kind.LOAD)
+    loaded = (atom.name for value in values for atom in value.loads)
     return frozenset((*(access.tensor for access in accesses), *loaded))
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from opgen.algebra.poly import Kind
 from opgen.ir.binding import Array
 from opgen.ir.notation import Access, Boundary, DType, Op, Tensor, reads
 from opgen.testing.cases import Case
@@ -129,7 +128,7 @@ def _range(op: Op, tensor: Tensor, case: Case) -> tuple[int, int]:
     for access in _accesses(op):
         extents = op.extents(access.tensor)
         for index, extent in zip(access.indices, extents, strict=True):
-            loaded = [a for a in index.value.all_atoms() if a.kind is Kind.LOAD]
+            loaded = list(index.value.loads)
             if tensor.name not in [atom.name for atom in loaded]:
                 continue
             size = extent.evaluate(symbols)
