@@ -209,7 +209,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_gradients_of_image_and_filter(
     dtype: torch.dtype, threads: int, seen: list[object]
@@ -233,7 +233,7 @@ def test_gradients_of_image_and_filter(
     assert None not in seen
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
 )

@@ -38,6 +38,7 @@ def refusal(call: Call) -> tuple[type[Exception], str]:
 
 # ---------------------------------------------------------------------------- pinned messages
 # Torch warns about quantized and nested tensors.
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("bad", BAD_CALLS, ids=repr)
 def test_the_whole_message_is_as_pinned(bad: Bad) -> None:

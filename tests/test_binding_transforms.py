@@ -82,7 +82,7 @@ LONG = ("hessian", "jacfwd of jacfwd", "jacrev of jacrev")
 """They take half of the time of all; those beside them go the same ways."""
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @every_op
 @pytest.mark.parametrize(
     "transform",
@@ -178,7 +178,7 @@ def test_batches_of_cotangents_that_the_library_takes() -> None:
 
 
 @every_op
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_vectorized_derivatives(op: Op) -> None:
     """Those of `torch.autograd.functional`, which go the same way."""
     leaves = tuple(x.detach().float() for x in op.leaves)

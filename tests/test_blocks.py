@@ -223,7 +223,7 @@ RESIZED = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("call", RESIZED, ids=str)
 def test_compiled_gradients_of_resizes_give_what_torch_gives(
     call: tuple[torch.dtype, int, int, int, int],
@@ -357,7 +357,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_compiled_blocks_give_what_torch_gives(call: tuple[torch.dtype, int, int, int]) -> None:
     dtype, channels, size, window = call
@@ -379,7 +379,7 @@ def test_compiled_blocks_give_what_torch_gives(call: tuple[torch.dtype, int, int
             assert (own.double() - exact).abs().max() <= 64 * bits * exact.abs().max()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", [*range(8, 13), 14, 16, 20])
 def test_short_rows_of_16_bits_go_two_vectors_at_a_time(size: int) -> None:
     """Not in more bodies than are worth being compiled twice."""

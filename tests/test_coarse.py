@@ -156,7 +156,7 @@ PIXELS = ("large", "small planes", "small pixels", "at the limit", "special", "z
 TAPS = ("large", "small", "at the limit", "zeros")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("flags", PROCESSORS)
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize("is_cast", [False, True])

@@ -414,7 +414,7 @@ def test_what_generated_kernels_compute(
         ((16, 16), 16, {"padding": 1}, torch.channels_last, torch.float32, 0),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_fewer_channels_in_channels_last_format(
     channels: tuple[int, int],
     groups: int,
@@ -513,7 +513,7 @@ LAST = torch.channels_last
         ((8, 48, 64, 56), (3, 3), {}, torch.contiguous_format, torch.bfloat16, False),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_single_channels_of_bfloat16_through_small_windows(
     shape: tuple[int, ...],
     window: tuple[int, int],
@@ -624,6 +624,7 @@ def test_filters_of_long_rows_of_single_channels(
     assert answers == [True, True] * asked  # the result and the filter
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("channels", "width", "geometry", "format_", "asked"),
     [
@@ -659,7 +660,7 @@ def test_long_rows_of_single_channels(
     assert answers == [True] * asked
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
     ("channels", "window", "stride", "asked"),

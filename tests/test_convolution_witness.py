@@ -156,7 +156,7 @@ def test_numbers_that_are_not_finite_meet_no_zero_of_the_padding(
         torch.testing.assert_close(got, wanted, rtol=0.02, atol=0.02, equal_nan=True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("geometry", "format_", "dtype"), CASES)
 def test_gradients_of_numbers_that_are_not_finite(
     geometry: tuple[Any, ...],

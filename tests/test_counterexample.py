@@ -75,6 +75,7 @@ def test_the_smallest_example_is_found(
     assert {name: found[name] for name in expected} == expected
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("value", "known"), [pytest.param(v, f, id=name) for name, v, f in MUST_PROVE]
 )

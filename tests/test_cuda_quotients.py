@@ -126,6 +126,7 @@ def test_only_terms_of_sums_are_products() -> None:
     assert re.search(r"y_out\[lane\] = to_T\(total\w*\[lane\] / ", text)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("dtype", "device"),
     [("float32", "cpu"), ("float64", "cpu"), gpu_case("float32"), gpu_case("float64")],
@@ -194,6 +195,7 @@ def stretches(kernel: Kernel) -> tuple[Stretch, ...]:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stem", ["shift_sum", "conv", "pool", "pad", "upsample_nearest"])
 def test_cells_are_left_alone_only_where_none_does_anything(stem: str) -> None:
     """Conditions of all cells, at numbers by chance, beside what is asked once for a thread."""

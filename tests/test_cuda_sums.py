@@ -163,7 +163,7 @@ def correlation(x: torch.Tensor, g: torch.Tensor, count: int) -> torch.Tensor:
     return torch.stack(rows, 1)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("threads", [1, 64, 256])
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (3, 5, 17), (2, 8, 64), (70, 3, 9), (2, 0, 3), (3, 2, 0), (0, 3, 4)]
@@ -194,7 +194,7 @@ def few_terms() -> mock._patch[int]:
     return mock.patch.object(cuda_grid, "_FEWEST_TERMS", 1)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("blocks", [1, 65535])
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1, 1), (5, 3, 4, 6), (40, 2, 3, 33), (0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 4, 0)]
@@ -394,7 +394,7 @@ def images(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return (10 * made).to(dtype)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("order", ["forward", "reverse"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 70, 5), (1, 40, 9, 33), (3, 2, 2, 300)])
@@ -450,6 +450,7 @@ def test_an_extreme_that_forgets_what_is_no_number_is_noticed(
 
 
 # ---------------------------------------------------------------------------- sums of their own
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 50), (1, 70, 9), (5, 1, 4)])
 def test_sums_into_one_tensor(shape: tuple[int, ...]) -> None:
     """Each has a kernel that shares it out, where one for both has a thread for each cell."""
@@ -482,6 +483,7 @@ op with_a_condition(x[N,C], b[N]) -> y[N]
 
 
 # ---------------------------------------------------------------------------- powers
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("exponent", [-4, -2, -1, 1, 2, 3, 4])
 def test_whole_powers_are_products(exponent: int) -> None:
     text = f"op f(x[N]) -> y[N]\n  y[n] = x[n]**({exponent})\n"

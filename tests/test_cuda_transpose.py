@@ -98,7 +98,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("threads", [64, 256])
 def test_every_cell_is_moved(shape: tuple[int, ...], threads: int) -> None:
@@ -113,6 +113,7 @@ def test_every_cell_is_moved(shape: tuple[int, ...], threads: int) -> None:
             assert torch.equal(OPS.patches(x), unfolded)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.uint8, torch.int64])
 def test_elements_of_every_size(dtype: torch.dtype) -> None:
     for shape in SHAPES[1:5]:

@@ -173,7 +173,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATING, *INTEGERS])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_every_dtype_gives_the_bits_of_the_kernel(dtype: torch.dtype) -> None:
     """Whole numbers add up exactly in any order, and in 32 bits; integers wrap around alike."""
     x = torch.randint(-100, 100, (2, 3, 40), generator=torch.Generator().manual_seed(1)).to(dtype)

@@ -25,6 +25,7 @@ def test_specs_are_formatted(path: object) -> None:
     assert format_source(Source(text)) == text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_layout_does_not_matter(path: object) -> None:
     """Squeezed and stretched, a spec formats to the same text."""

@@ -266,7 +266,7 @@ def layouts(x: torch.Tensor) -> Iterator[torch.Tensor]:
     yield x.transpose(2, 3).contiguous().transpose(2, 3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("special", ["0", "1"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_windows_are_those_of_pytorch(

@@ -164,7 +164,7 @@ def turned(tensor: Tensor) -> Tensor:
     return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_values_are_those_of_pytorch(dtype: torch.dtype, ops: Any, threads: int) -> None:
     for shape in SHAPES:

@@ -111,7 +111,7 @@ def shapes(op: Op) -> list[object]:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_gradients_are_the_same_up_to_the_names_of_iterators(name: str, seed: int) -> None:
     op = EXAMPLES[name]
     other, meaning = spelled(op, seed)

@@ -242,6 +242,7 @@ def test_numbers_and_gradients(
             close(mine, other)
 
 
+@pytest.mark.sampled(2)
 @EACH
 def test_a_call_always_gives_the_same_bits(case: Case) -> None:
     (call, _), inputs = case.made(), case.inputs(torch.float32)

@@ -64,6 +64,7 @@ def shifted_sum(x: Tensor, step: int) -> Tensor:
 
 
 # 6 KB are 6 rows of 1 KB; rows between two powers of two count as the longer ones.
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("width", "rows_ahead"), [(256, 6), (200, 6), (100, 12), (64, GROUP), (600, 1), (2000, 1)]
 )

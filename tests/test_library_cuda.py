@@ -117,6 +117,7 @@ def same(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...], precision: fl
             equal(one, other, precision)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("without_least_work")
 @pytest.mark.parametrize("dtype", [FLOAT, BRAIN])
 @pytest.mark.parametrize("format_", [PLAIN, LAST])

@@ -92,7 +92,7 @@ def check(
 @pytest.mark.parametrize(
     ("channels", "outputs", "groups"), [(3, 16, 1), (16, 3, 1), (6, 10, 2), (1, 8, 1)]
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_infinity_stays_where_it_is(
     channels: int, outputs: int, groups: int, is_last: bool, value: float
 ) -> None:

@@ -80,7 +80,7 @@ RESIZED = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("call", RESIZED, ids=str)
 def test_compiled_gradients_of_resizes_give_what_torch_gives(
     call: tuple[torch.dtype, int, int, int],

@@ -68,7 +68,7 @@ def cases_of(subject: Entry) -> tuple[Case, ...]:
 
 
 @each_but_long(WITH_TORCH)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_long_sizes(subject: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results and gradients, of the kernels that take all attributes."""
     monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "0")

@@ -117,7 +117,7 @@ def reference(x: Tensor, w: Tensor, bias: Tensor | None, groups: int) -> Tensor:
     return y
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("format_", [PLAIN, LAST])

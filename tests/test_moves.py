@@ -150,6 +150,7 @@ def drawn(generator: random.Random) -> Copy:
     return Copy(tuple(extents), to, tuple(source))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", TYPES)
 def test_cells_are_those_of_the_source(kind: str) -> None:
     """And no other is written, and nothing outside of the source is read."""
@@ -442,6 +443,7 @@ def shuffled(x: torch.Tensor, r: int, mode: str) -> torch.Tensor:
 SHUFFLES = (SPECS / "depth_to_space.op").read_text()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "dtype",
     [

@@ -84,6 +84,7 @@ def test_long_steps_are_not_looked_for(stride: int) -> None:
     assert step(loop, "w", {}) == (stride if stride <= FURTHEST else 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_rows_of_every_width(dtype: torch.dtype, ops: Any) -> None:
     for width, n in itertools.product(WIDTHS, (0, 1, 3)):
@@ -161,6 +162,7 @@ def test_gradients_of_strided_convolutions(
             assert torch.equal(found[1], expected[1].to(dtype)), (height, width, dtype)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("stride", "size", "padding"), CASES)
 def test_gradients_of_pooling(stride: int, size: int, padding: int, pools: Any) -> None:
     options = {"kernel_size": size, "stride": stride, "padding": padding}

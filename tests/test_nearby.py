@@ -181,7 +181,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_compiled_copies_give_what_torch_gives(call: tuple[torch.dtype, int, int, int]) -> None:
     dtype, channels, size, window = call

@@ -131,6 +131,7 @@ def test_lanes_load_neighbours(name: str, step: int) -> None:
     assert len(extents) == 2 or extents[1] == step
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_zeros_are_stored_once(name: str) -> None:
     """Every point stores into the same cells of the copy, so what is zero stays so."""
@@ -292,7 +293,7 @@ def test_large_windows_compiled(case: tuple[torch.dtype, int, int, int]) -> None
         torch.set_num_threads(before)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("dtype", "height", "padding"),
     [

@@ -86,7 +86,7 @@ def test_the_loops_add_every_term_once(name: str, b: int, c: int) -> None:
     assert counts.terms == b * c * 15
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("step", [0, 1, 2, 5])
 @pytest.mark.parametrize(("c", "width"), [(1, 4), (2, 1), (3, 3), (4, 2), (5, 7)])
 def test_lanes_of_one_plane_alone(c: int, width: int, step: int) -> None:

@@ -423,6 +423,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text(name: str) -> None:
     survive(HOSTILE[name])

@@ -92,7 +92,7 @@ def check(found: list[Tensor], wanted: list[Tensor], terms: tuple[int, int]) -> 
         assert (own.double() - exact).abs().max() <= bound * scale
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_transposed(transposed: Any, dtype: torch.dtype, layout: str, threads: int) -> None:

@@ -181,6 +181,7 @@ def both_gradients(spread: object, dtype: torch.dtype) -> tuple[list[Tensor], li
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_that_share_a_pass(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     past_caches(monkeypatch, are_stored=True)

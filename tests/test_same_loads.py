@@ -152,7 +152,7 @@ shared = functools.cache(module)
 """Types have kernels of their own, which are made of the same loops: those are derived once."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_compiled_products_are_rounded_once(

@@ -267,7 +267,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize(("pixels", "size"), SIZES)
 @pytest.mark.parametrize("shape", [(3, 2), (1, 1), (2, 17)])
@@ -295,6 +295,7 @@ def test_gradients_of_resizing(
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_sums_are_wide(name: str, dtype: torch.dtype, threads: int) -> None:
@@ -316,6 +317,7 @@ def test_sums_are_wide(name: str, dtype: torch.dtype, threads: int) -> None:
     assert (mine.double() - wanted).abs().max().item() <= 0.5 * step + 1e-5
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OPS)
 def test_gradients_of_gradients(name: str) -> None:
     own, _ = OPS[name]

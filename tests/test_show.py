@@ -39,7 +39,7 @@ def stated(op: Op) -> Op:
     return replace(op, constraints=tuple(c for c in op.constraints if not c.derived))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @each_but_long(CATALOGUE)
 def test_printed_specs_read_back_as_the_same_op(subject: Entry) -> None:
     for op in derivatives(checked(subject)):

@@ -254,7 +254,7 @@ def test_what_another_statement_computes_is_not_kept() -> None:
 # ---------------------------------------------------------------------------- numbers
 @EACH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(8)
 def test_numbers_and_gradients(case: Case, dtype: torch.dtype) -> None:
     call, found = made(case.text)
     inputs = case.inputs(dtype)
@@ -269,6 +269,7 @@ def test_numbers_and_gradients(case: Case, dtype: torch.dtype) -> None:
     assert plans(found)
 
 
+@pytest.mark.sampled(2)
 @EACH
 def test_a_call_always_gives_the_same_bits(case: Case) -> None:
     call, inputs = opgen.compile(case.text).f, case.inputs(torch.float32)

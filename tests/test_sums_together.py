@@ -110,6 +110,7 @@ def test_a_pair_without_its_other_half_stays() -> None:
 
 
 # ---------------------------------------------------------------------------- values
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("width", [2, 5, 16, 48, 49, 130, 700])
 def test_layer_norm(width: int, dtype: torch.dtype, threads: int) -> None:
@@ -124,6 +125,7 @@ def test_layer_norm(width: int, dtype: torch.dtype, threads: int) -> None:
             )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("shape", [(2, 8, 5, 7), (1, 32, 9, 9), (3, 64, 4, 4), (2, 2, 40, 40)])
 def test_group_norm(shape: tuple[int, ...], last: bool, threads: int) -> None:

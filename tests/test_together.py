@@ -144,6 +144,7 @@ softmax = opgen.load(SPECS / "softmax.op")
 norm = opgen.load(SPECS / "norm.op")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(
     "shape",
@@ -178,6 +179,7 @@ def test_rows_in_stretches(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check(x.flip(0))  # a call like an earlier one
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
 def test_temporaries_of_images_in_any_format(format_: torch.memory_format) -> None:
     torch.manual_seed(0)

@@ -73,6 +73,7 @@ def test_every_term_stays(n: int, k: int) -> None:
 
 
 # ---------------------------------------------------------------------------- on threads
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 2, 1, 5), (2, 1, 2, 2), (1, 3, 8, 16)])
 def test_gradients_of_images_enlarged(shape: tuple[int, ...]) -> None:
     """The weights are quarters, so sums of integers are exact in float32."""

@@ -273,7 +273,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_compiled_planes_give_what_torch_gives(
@@ -326,6 +326,7 @@ STRIDES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", STRIDES)
 def test_any_strides(name: str) -> None:
     conv = opgen.load(SPECS / "conv.op").conv2d

@@ -44,7 +44,7 @@ SHARED: tuple[tuple[str, str, Function], ...] = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("text", "wanted"), [s[1:] for s in SHARED], ids=[s[0] for s in SHARED])
 @pytest.mark.parametrize("size", [0, 1, 5, 40])
 def test_conditions_exclude_each_other(text: str, wanted: Function, size: int) -> None:
@@ -75,6 +75,7 @@ def test_conditions_that_do_not(statements: tuple[str, str]) -> None:
         opgen.compile("op f(x[M,M], w[M,N]) -> y[M,M]\n  {}\n  {}\n".format(*statements))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("reduction", "function"),
     [
