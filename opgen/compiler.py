@@ -8,9 +8,8 @@ text -> syntax -> notation -> adjoint -> loops -> threads -> cuda, module
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from opgen.ir.convolution import Convolution
 from opgen.ir.family import JOINT, Member, Traits
 from opgen.ir.loops import Program
 from opgen.ir.matrix_product import MatrixProduct
-from opgen.ir.notation import BATCH, Op
+from opgen.ir.notation import Op
 from opgen.ir.show import show_file
 from opgen.ir.show_loops import show_program
 from opgen.lang.parse import parse
@@ -39,8 +38,7 @@ from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
-from opgen.passes.kept import keeping, totals, with_kept
-from opgen.passes.leading_dims import with_leading_dims
+from opgen.passes.kept import keeping, totals
 from opgen.passes.matrix_product import matrix_product
 from opgen.passes.relayout import Orders
 from opgen.passes.schedule import schedule
@@ -58,6 +56,7 @@ from opgen.passes.stages import products_of
 from opgen.passes.stages import stages as stages_of
 from opgen.passes.unclamp import unclamped
 from opgen.passes.unrounded import unrounded
+from opgen.paths import WholeError, begin, checked, is_derived, of_kept, op_of, stage_step
 from opgen.programs import (
     along_rows,
     for_cpu,
@@ -118,7 +117,7 @@ def stages(
     yield Stage("tangent", ops, lambda: show_file(map(_tangent, ops)))
     fibres = tuple(gather(member.op) for member in members)
     computed = [
-        (for_cpu(member.op, _is_derived(member.path)), for_gpu(member.op)) for member in members
+        (for_cpu(member.op, is_derived(member.path)), for_gpu(member.op)) for member in members
     ]
     programs = tuple(
         schedule(op, gathered if op is member.op else gather(op))
@@ -270,9 +269,9 @@ def derived_source(
     `apart` it need not: whoever asks looks at its kernels. There is none of an op with a gradient
     that is written by hand.
     """
-    ops = _checked(text, name)
+    ops = checked(text, name)
     *before, last = path
-    op = _derived_op(text, name, tuple(before))
+    op = op_of(text, name, tuple(before))
     if siblings:
         if not _have_siblings(op, last):
             return "LINK = None\n"
@@ -358,8 +357,8 @@ def _special_program(
     latest = _LATEST.get((text, name, path, tuple(values.items()), layout))
     if latest is not None:
         return latest
-    public = _checked(text, name)[_begin(path)[0]]
-    op = for_cpu(_derived_op(text, name, path), _is_derived(path))
+    public = checked(text, name)[begin(path)[0]]
+    op = for_cpu(op_of(text, name, path), is_derived(path))
     return special_along_rows(op, public, values, layout)
 
 
@@ -367,7 +366,7 @@ def special_cuda(
     text: str, name: str, path: tuple[str, ...], values: Mapping[str, int], layout: int = 0
 ) -> str:
     """The same in CUDA: Python source that defines `kernels`."""
-    op = for_gpu(_derived_op(text, name, path))
+    op = for_gpu(op_of(text, name, path))
     special, program, orders = special_threads(op, values, layout)
     if special is program:
         return cuda_kernels(program, "kernels")
@@ -386,7 +385,7 @@ def unrounded_cuda(
 
     Empty where that is not worth it, see `passes.cuda_unrounded`.
     """
-    op = for_gpu(_derived_op(text, name, path))
+    op = for_gpu(op_of(text, name, path))
     special, program, orders = special_threads(op, values, layout)
     found = rounding_inputs(special, tensors)
     return "" if found is None else cuda_kernels(found, "kernels", program, orders)
@@ -398,13 +397,13 @@ def leading_source(text: str, name: str, path: tuple[str, ...]) -> str:
     Empty for an op that needs them as one, or has no leading dims.
     """
     try:
-        op = _derived_op(text, name, path)
-    except _WholeError:
+        op = op_of(text, name, path)
+    except WholeError:
         return ""
-    first, _ = _begin(path)
-    whole = _derived_op(text, name, (first, *path[1:]))
+    first, _ = begin(path)
+    whole = op_of(text, name, (first, *path[1:]))
     leading = frozenset(op.sizes) - frozenset(whole.sizes)
-    return _operation_source(op, path, text, name, _checked(text, name), leading)
+    return _operation_source(op, path, text, name, checked(text, name), leading)
 
 
 def stages_source(
@@ -420,10 +419,10 @@ def stages_source(
     positions of these statements. Those that are not opgen's `own` have no more than plain kernels:
     they are the library's in every call that has stages.
     """
-    ops = _checked(text, name)
-    found = stages_of(_derived_op(text, name, path), apart)
+    ops = checked(text, name)
+    found = stages_of(op_of(text, name, path), apart)
     units = tuple(
-        _stage_unit(stage, own, (*path, _stage_step(number, apart)), text, ops)
+        _stage_unit(stage, own, (*path, stage_step(number, apart)), text, ops)
         for number, stage in enumerate(found)
     )
     module = torch_module.module_source(units, text, name)
@@ -437,8 +436,8 @@ def kept_source(text: str, name: str, path: tuple[str, ...], names: tuple[str, .
 
     `KEPT` are those that it reads; where that is none, the module holds nothing else.
     """
-    ops = _checked(text, name)
-    found, kept = _of_kept(text, name, path, names)
+    ops = checked(text, name)
+    found, kept = of_kept(text, name, path, names)
     if not kept:
         return "KEPT = ()\n"
     unit = _unit(found, (*path, f"{KEPT}{JOINT.join(names)}"), text, ops)
@@ -447,65 +446,9 @@ def kept_source(text: str, name: str, path: tuple[str, ...], names: tuple[str, .
 
 def keeping_source(text: str, name: str, path: tuple[str, ...], names: tuple[str, ...]) -> str:
     """A module of an op that gives temporaries of these names beside its outputs."""
-    found = keeping(_derived_op(text, name, path), names)
-    unit = _unit(found, (*path, f"{KEEPING}{JOINT.join(names)}"), text, _checked(text, name))
+    found = keeping(op_of(text, name, path), names)
+    unit = _unit(found, (*path, f"{KEEPING}{JOINT.join(names)}"), text, checked(text, name))
     return torch_module.module_source((unit,), text, name)
-
-
-def _of_kept(
-    text: str, name: str, path: tuple[str, ...], names: Sequence[str]
-) -> tuple[Op, tuple[str, ...]]:
-    return with_kept(_derived_op(text, name, path), _derived_op(text, name, path[:-1]), names)
-
-
-def _stage_step(number: int, apart: tuple[int, ...]) -> str:
-    """The step from an op to one of its stages."""
-    return f"{STAGE}{number}:{','.join(map(str, apart))}"
-
-
-def _stage(op: Op, step: str) -> Op:
-    """The op at the end of such a step."""
-    number, _, apart = step.removeprefix(STAGE).partition(":")
-    return stages_of(op, tuple(map(int, apart.split(","))))[int(number)].op
-
-
-class _WholeError(Exception):
-    """The leading dims of an op are one."""
-
-
-def _begin(path: tuple[str, ...]) -> tuple[str, int | None]:
-    """The op of the spec that a path begins with, and how many leading dims all ops have, if that
-    stands behind its name: `pad_zero...2`."""
-    first, _, count = path[0].partition(BATCH)
-    return first, int(count) if count else None
-
-
-def _is_derived(path: tuple[str, ...]) -> bool:
-    """Whether an op at the end of a path is a gradient, and not one that a spec says."""
-    return any(not step.startswith((STAGE, KEEPING, KEPT)) for step in path[1:])
-
-
-def _derived_op(text: str, name: str, path: tuple[str, ...]) -> Op:
-    """The op at the end of a path of differentiations, with the leading dims that it says."""
-    ops = _checked(text, name)
-    first, count = _begin(path)
-    op = ops[first]
-    for at, step in enumerate(path[1:], start=1):
-        if step.startswith(STAGE):
-            op = _stage(op, step)
-        elif step.startswith(KEEPING):
-            op = keeping(op, step.removeprefix(KEEPING).split(JOINT))
-        elif step.startswith(KEPT):
-            before = first, *path[1:at]
-            op, _ = _of_kept(text, name, before, step.removeprefix(KEPT).split(JOINT))
-        else:
-            op = derivative(op, step, ops).op
-    if count is None:
-        return op
-    found = with_leading_dims(op, count)
-    if found is None:
-        raise _WholeError
-    return found
 
 
 def operation(
@@ -557,12 +500,12 @@ def _unit(
 ) -> Unit:
     """One op of a module."""
     member = Member(op, path or (op.name,), ())
-    cpu_op, gpu_op = for_cpu(op, _is_derived(member.path)), for_gpu(op)
+    cpu_op, gpu_op = for_cpu(op, is_derived(member.path)), for_gpu(op)
     program = scheduled(cpu_op)
     on_cpu, on_gpu = along_rows(cpu_op, program), threads(gpu_op, scheduled(gpu_op))
     kernels = None  # without a spec nothing can be made later
     if text and len([step for step in member.path if step[0] not in (STAGE, KEEPING, KEPT)]) <= 2:
-        public = ops.get(_begin(member.path)[0], op)
+        public = ops.get(begin(member.path)[0], op)
         kernels = _special_kernels(cpu_op, gpu_op, on_cpu, on_gpu, public, leading)
     traits = _traits(op, ops)
     return Unit(member, program, on_cpu, on_gpu, traits, kernels, *_forms(member))
@@ -589,8 +532,3 @@ def _forms(
     # Gradients that share nothing are one op where kernels that compute both at once are faster.
     is_pair = len(apart) == len(op.statements) == len(op.outputs)
     return found, product, () if is_pair else apart, ()
-
-
-@functools.lru_cache(maxsize=64)
-def _checked(text: str, name: str) -> dict[str, Op]:
-    return {op.name: op for op in check_source(Source(text, name))}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen import compiler
+from opgen import compiler, paths
 from opgen.compiler import special_source
 from opgen.passes import group_sums
 from opgen.passes.gather import gather
@@ -279,7 +279,7 @@ def test_where_one_pass_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels_for_all_sizes_do_not_run_within_another(file: str, name: str) -> None:
     """So that nobody asks for it: see `special.is_one_pass`."""
     text, path = (SPECS / f"{file}.op").read_text(encoding="utf-8"), (name, "x,weight")
-    op = compiler._derived_op(text, f"{file}.op", path)
+    op = paths.op_of(text, f"{file}.op", path)
     assert not along_rows(op, schedule(op, gather(op))).is_one_pass
     for stride in (1, 2):
         values = dict.fromkeys(attributes_of(op), stride)

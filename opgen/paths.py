@@ -1,0 +1,93 @@
+"""The op at the end of a path, which begins with the name of an op in a spec.
+
+A path is how ops that are made while a program runs are named, so that what belongs to one can be
+made again, and kept on disk: `("conv2d", "x")` is the gradient for the input x. Its steps are
+
+* the name of an input, or of several, joined: a gradient, or those as one op;
+* a stage, some temporaries that are kept, or that are read from what was kept: see
+  `opgen.runtime.description` for how these are told from names.
+
+Behind the first name may stand how many leading dims all tensors have that are as many as one
+likes: `pad_zero...2`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from opgen.errors import Source
+from opgen.ir.family import JOINT
+from opgen.ir.notation import BATCH, Op
+from opgen.lang.read import read
+from opgen.passes.differentiate import derivative
+from opgen.passes.kept import keeping, with_kept
+from opgen.passes.leading_dims import with_leading_dims
+from opgen.passes.stages import stages
+from opgen.runtime.description import KEEPING, KEPT, STAGE
+
+
+class WholeError(Exception):
+    """The leading dims of an op are one."""
+
+
+@functools.lru_cache(maxsize=64)
+def checked(text: str, name: str) -> dict[str, Op]:
+    """The ops of a spec by name, proved; raises OpgenError with every fault."""
+    return {op.name: op for op in read(Source(text, name))}
+
+
+def begin(path: tuple[str, ...]) -> tuple[str, int | None]:
+    """The op of the spec that a path begins with, and how many leading dims all ops have, if that
+    stands behind its name: `pad_zero...2`."""
+    first, _, count = path[0].partition(BATCH)
+    return first, int(count) if count else None
+
+
+def is_derived(path: tuple[str, ...]) -> bool:
+    """Whether an op at the end of a path is a gradient, and not one that a spec says."""
+    return any(not step.startswith((STAGE, KEEPING, KEPT)) for step in path[1:])
+
+
+def op_of(text: str, name: str, path: tuple[str, ...]) -> Op:
+    """The op at the end of a path, with the leading dims that it says.
+
+    WholeError if it needs them as one, or has none.
+    """
+    ops = checked(text, name)
+    first, count = begin(path)
+    op = ops[first]
+    for at, step in enumerate(path[1:], start=1):
+        if step.startswith(STAGE):
+            op = _stage(op, step)
+        elif step.startswith(KEEPING):
+            op = keeping(op, step.removeprefix(KEEPING).split(JOINT))
+        elif step.startswith(KEPT):
+            before = first, *path[1:at]
+            op, _ = of_kept(text, name, before, step.removeprefix(KEPT).split(JOINT))
+        else:
+            op = derivative(op, step, ops).op
+    if count is None:
+        return op
+    found = with_leading_dims(op, count)
+    if found is None:
+        raise WholeError
+    return found
+
+
+def of_kept(
+    text: str, name: str, path: tuple[str, ...], names: Sequence[str]
+) -> tuple[Op, tuple[str, ...]]:
+    """The op at the end of a path with temporaries of the op before it as inputs, and which."""
+    return with_kept(op_of(text, name, path), op_of(text, name, path[:-1]), names)
+
+
+def stage_step(number: int, apart: tuple[int, ...]) -> str:
+    """The step from an op to one of its stages."""
+    return f"{STAGE}{number}:{','.join(map(str, apart))}"
+
+
+def _stage(op: Op, step: str) -> Op:
+    """The op at the end of such a step."""
+    number, _, apart = step.removeprefix(STAGE).partition(":")
+    return stages(op, tuple(map(int, apart.split(","))))[int(number)].op
