@@ -138,6 +138,7 @@ def both_programs(values: dict[str, int]) -> tuple[Program, Program]:
     return plain, with_one_pass(plain, rejoined(plain, parts))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("size", "pixels"), [((2, 3), 3), ((3, 2), 2), ((1, 5), 1), ((2, 4), 2), ((1, 6), 2)]
 )

@@ -84,6 +84,7 @@ def test_bad_calls(
     assert message in err and err.count("\n") == 1 and not out
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [

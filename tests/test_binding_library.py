@@ -196,6 +196,7 @@ def asked_for_both(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return heard
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("weight_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])

@@ -113,7 +113,7 @@ MAPPED: dict[str, Callable[[Callable[..., Tensor], tuple[Tensor, ...]], Any]] = 
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("op", "how"),
     [(op, how) for op in OPS for how in MAPPED if how != "all but first" or len(op.tensors) > 1],

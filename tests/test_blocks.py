@@ -447,6 +447,7 @@ def test_sums_over_images_have_points_for_all_threads() -> None:
     assert row.joined * row.width == 128
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("images", [1, 2, 4])
 @pytest.mark.parametrize("window", [3, 7])
 def test_filters_are_copied_where_they_are_used_often(images: int, window: int) -> None:

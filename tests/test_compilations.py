@@ -42,6 +42,7 @@ CALLS: dict[str, Call] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_50_shapes_compile_at_most_4_kernels(name: str) -> None:
     module, numbers = opgen.load(SPECS / f"{name}.op"), random.Random(0)

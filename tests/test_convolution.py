@@ -336,7 +336,7 @@ GEOMETRIES = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=repr)
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -461,6 +461,7 @@ def test_long_rows_of_single_channels_of_16_bits(
     assert answers == [True] * asked
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("channels", "size", "asked"), [(1, 128, 0), (2, 80, 0), (2, 90, 3), (3, 72, 3), (5, 20, 0)]
 )
@@ -551,6 +552,7 @@ def test_steps_of_single_channels_of_16_bits(width: int, asked: int, answers: li
     assert answers == [True] * asked
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("image", "weight", "stride", "padding", "asked"),
     [

@@ -66,7 +66,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
         ((2, 64, 20, 32), (128, 1, 3, 3), 64, False),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_which_convolutions_go_by_tiles(
     shape: tuple[int, ...],
     filters: tuple[int, ...],

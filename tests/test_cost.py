@@ -157,6 +157,7 @@ def test_a_product_of_few_tiles_takes_longer() -> None:
     assert found[0].template.name == "matrix tiles"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

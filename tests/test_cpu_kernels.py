@@ -311,6 +311,7 @@ void round_alone(const float *from, float *to, int64_t count)
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("flushes", [False, True])
 @pytest.mark.parametrize("flags", ["-O1", "-O1 -mno-avx512vnni", "-O1 -mno-avx512f"])
 def test_numbers_are_rounded_to_bfloat16_as_in_pytorch(

@@ -114,7 +114,7 @@ def sizes_of(program: Program, height: int, width: int) -> dict[str, int]:
     return found
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize(
     ("stride", "padding", "dilation", "window"),

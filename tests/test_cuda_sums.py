@@ -98,6 +98,7 @@ def kernel(name: str) -> tuple[Kernel, tuple[str, ...]]:
 
 
 # ---------------------------------------------------------------------------- which
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "sums", "box"),
     [
@@ -248,6 +249,7 @@ def test_means_of_parts(dtype: torch.dtype) -> None:
     assert ((got.double() - exact).abs() <= bound).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("order", ["forward", "reverse"])
 @pytest.mark.parametrize("shape", [(2, 6, 10, 3), (1, 9, 8, 40), (3, 4, 2, 33), (2, 1, 1, 5)])
 def test_taps_of_neighbouring_cells(shape: tuple[int, ...], order: Order) -> None:
@@ -496,6 +498,7 @@ def test_whole_powers_are_products(exponent: int) -> None:
     assert f"whole_power<{exponent}>(" in kernels or exponent == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("exponent", ["inf", "-inf", "0.5", "5", "0"])
 def test_other_powers(exponent: str) -> None:
     text = f"op f(x[N]) -> y[N]\n  y[n] = x[n]**({exponent})\n"

@@ -162,6 +162,7 @@ def test_narrow_tiles_have_few_conflicts(shape: tuple[int, ...]) -> None:
     assert bank_conflicts(report) <= 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(1, 4, 2, 64), (1, 8, 2, 14), (1, 40, 1, 40)])
 def test_patches_have_few_conflicts(shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -54,7 +54,7 @@ def test_adjoints_are_transposed_tangents(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_derivatives_of_adjoints(case: Case) -> None:
     call, exact = case.call(), case.call(exact=True)
     for name in call.numeric:
@@ -65,6 +65,7 @@ def test_derivatives_of_adjoints(case: Case) -> None:
             assert left == right, inner
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_adjoints_of_tangents(case: Case) -> None:
     call = case.call(exact=True)
@@ -132,7 +133,7 @@ def test_third_derivatives(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_derived_ops_are_specs(case: Case) -> None:
     op = read_op(case.text)
     names = [tensor.name for tensor in op.inputs if not tensor.dtype.is_integer]

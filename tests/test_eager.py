@@ -193,6 +193,7 @@ op reduce(x[N,K]) -> big[N], small[N], product[N], first: i64[N], last: i32[N], 
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [0, 1, 2, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.uint8])
 def test_reductions_of_nothing_and_of_equals(width: int, dtype: torch.dtype) -> None:

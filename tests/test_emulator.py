@@ -162,6 +162,7 @@ def test_atomics() -> None:
     assert only(run(mixed, (4,), (256,), (x, out(1), I(1000)))) is FindingKind.GLOBAL_RACE
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("statement", "wanted"),
     [

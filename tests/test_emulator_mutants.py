@@ -28,6 +28,7 @@ def verdict(subject: Subject, source: str) -> str:
     return "both" if checks and wrong else "checks" if checks else "numbers" if wrong else "nothing"
 
 
+@pytest.mark.sampled(2)
 @EACH
 @pytest.mark.parametrize("order", ["forward", "reverse", "random"])
 def test_the_kernel_itself_passes(name: str, order: str) -> None:

@@ -99,6 +99,7 @@ extern "C" __global__ void k(const half2* x, const half2* y, half2* z, int n) {
 }"""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("expression", "exact"),
     [

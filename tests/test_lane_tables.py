@@ -103,6 +103,7 @@ RESIZED: list[tuple[Callable[..., Tensor], Callable[..., Tensor]]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("which", range(len(RESIZED)))
 @pytest.mark.parametrize(
     ("pixels", "size"),

@@ -468,6 +468,7 @@ def in_tables(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("without_least_work")
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("format_", [PLAIN, LAST])

@@ -121,6 +121,7 @@ def gradients_of(function: Any, x: Tensor, weight: Tensor, seed: Tensor) -> tupl
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format_", [PLAIN, LAST])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str, format_: Any, strips: list[int]) -> None:
@@ -163,6 +164,7 @@ def test_gradients_of_images_lie_in_memory_that_is_kept(
     assert made[-1].stride() == found[0].stride() == x.stride()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["plain", "last", "neither"])
 @pytest.mark.parametrize("r", [2, 3, 5])
 def test_gradients_with_a_shuffle_behind(r: int, kind: str, strips: list[int]) -> None:

@@ -207,6 +207,7 @@ def test_what_a_filter_holds_in_memory() -> None:
     assert [held(each) for each in (*gaps, overlapping)] == [None] * 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("images", [1, 3, 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_wide_windows_are_looked_up(

@@ -152,6 +152,7 @@ def test_a_known_call_is_computed_without_python(
             assert not in_python, "the last call was looked up"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("r", "columns"), [(2, 16), (2, 33), (3, 16), (4, 17), (4, 50), (5, 16)])
 def test_rows_of_pixels_that_become_one(
@@ -234,6 +235,7 @@ def test_results_of_one_dim() -> None:
         assert all(map(torch.equal, *pairs))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("taps", [(2, 1), (1, 2), (2, 2), (1, 1)])
 @pytest.mark.parametrize("stride", [1, 2, 12, 1000])
 def test_filters_with_strides_of_no_format_in_dims_of_one(

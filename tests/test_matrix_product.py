@@ -292,6 +292,7 @@ def test_strides_of_dims_of_one_element(always: None) -> None:
             assert found.stride() == (rows * batch, batch, 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("dtype", "shape", "is_asked"),
     [

@@ -412,6 +412,7 @@ def test_images_with_channels_last(r: int, c: int, dtype: torch.dtype, mode: str
     assert torch.equal(grad, x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "is_move"),
     [

@@ -79,7 +79,7 @@ GEOMETRIES = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("weight", ["finite", "infinite"])
 def test_loops_with_padding_give_what_loops_without_give(name: str, weight: str) -> None:

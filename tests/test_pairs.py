@@ -69,6 +69,7 @@ def test_what_is_not_paired(name: str) -> None:
     assert not any("_pair" in each for each in loops_of(name))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["planes", "backwards", "products"])
 @pytest.mark.parametrize(("b", "c"), [*SIZES, (0, 3), (3, 0)])
 def test_the_loops_add_every_term_once(name: str, b: int, c: int) -> None:

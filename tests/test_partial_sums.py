@@ -137,6 +137,7 @@ def test_threads_of_a_gpu_share_the_sum_as_it_is(ops: ModuleType) -> None:
         torch.testing.assert_close(call(ops, "total", x.flatten()), x.sum())
 
 
+@pytest.mark.slow
 def test_libraries_have_the_temporaries_too(tmp_path: Path) -> None:
     (tmp_path / "sums.op").write_text(TEXT[: TEXT.index("op volume")])
     path = library.build_library(tmp_path / "sums.op", tmp_path, ["f32"])

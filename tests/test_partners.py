@@ -151,6 +151,7 @@ def test_one_pass_gives_the_bits_of_two(transposed: Any, dtype: torch.dtype, thr
         assert all(map(torch.equal, alone, together))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("flags", ["-O1 -march=x86-64", "-O1 -march=x86-64-v3", "-mno-avx512f"])
 def test_other_instructions(flags: str, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """Without those that pick elements out of two vectors nothing is a part of its host."""

@@ -203,7 +203,7 @@ def slow(value: Any) -> Any:
     return pytest.param(value, marks=pytest.mark.slow)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "size", [(8, 8), (4, 4), (5, 7), (7, 3), (2, 16), *(slow(each) for each in [(16, 16), (12, 9)])]
 )

@@ -483,6 +483,7 @@ def test_hidden_definitions_show_their_bounds_only() -> None:
     assert not is_nonnegative(H * H - symbol("t"), known)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("value", "parts"),
     [

@@ -189,6 +189,7 @@ def test_threads_of_a_gpu_are_asked_for_no_more() -> None:
         ops.steps(torch.arange(5.0), s=2**60)
 
 
+@pytest.mark.slow
 def test_a_library_refuses_them_too(tmp_path: Path) -> None:
     (tmp_path / "steps.op").write_text(STEPS)
     path = library.build_library(tmp_path / "steps.op", tmp_path, ["f32"])

@@ -81,6 +81,7 @@ op joined(x[N,W], z[N,W]) -> y[N], u[N]
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [3, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_nan_of_an_earlier_row_stays(width: int, dtype: torch.dtype) -> None:

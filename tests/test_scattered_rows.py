@@ -79,6 +79,7 @@ def test_stretches_are_the_points() -> None:
     assert "parallel n < N, c_first .. c_last of c < C\n      for m in 0 .. M - 1\n" in beside
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32])
 def test_rows_that_are_added(dtype: torch.dtype, threads: int, ops: ModuleType) -> None:
     for width in WIDTHS:

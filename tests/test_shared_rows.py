@@ -102,7 +102,7 @@ def test_what_is_not_joined(name: str) -> None:
 
 
 # ---------------------------------------------------------------------------- meaning
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", JOINED)
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7])
 def test_the_loops_add_every_term_once(name: str, width: int) -> None:

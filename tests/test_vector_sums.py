@@ -56,7 +56,7 @@ def test_which_loops_add_vectors(line: str, expected: str) -> None:
     assert found == ({expected} if expected else set())
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 100])
 def test_rows_of_any_length(length: int, dtype: torch.dtype) -> None:
@@ -88,6 +88,7 @@ def test_rows_of_any_length(length: int, dtype: torch.dtype) -> None:
             torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [3, 40])
 def test_pairs_beside_a_temporary(length: int, dtype: torch.dtype) -> None:

@@ -203,6 +203,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("which", ["result", "x"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_there_are_kernels_for_what_is_not_the_library_s(which: str, sizes: list[Pair]) -> None:
