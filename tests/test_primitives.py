@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -412,3 +413,15 @@ def test_render_uses_the_target_s_own_form() -> None:
     assert rsqrt.cuda.render("real", "x") == "rsqrt(x)"
     assert PRIMITIVES["abs"].c.render("i64", "x") == "llabs(x)"
     assert PRIMITIVES["max"].c.render("wide", "x", "y") == "opgen_max_wide(x, y)"
+
+
+def test_functions_of_c_are_those_of_the_type() -> None:
+    """A compiler knows them without a header too, but then as those of double."""
+    texts = [f"{row.c.text} {row.c.integer} {row.helper}" for row in PRIMITIVES.values()]
+    called = set(re.findall(r"\b(\w+)\(", " ".join(texts)))
+    assert {"exp", "floor", "pow", "tanh"} <= called
+    macros = set(re.findall(r"# *define (\w+)\(", prelude.C))
+    functions = set(re.findall(r"^FUNCTION [^(]*?(\w+)\(", prelude.C, re.MULTILINE))
+    assert called - macros - functions == {
+        "llabs"
+    }  # of whole numbers, and there is one type of them

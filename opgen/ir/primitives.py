@@ -80,7 +80,8 @@ INTEGER_TAG: Final = "i64"
 class Spelling:
     """A C form. `{0}`, `{1}`.. are arguments, `{t}` the tag of the type that it computes in.
 
-    Functions have no suffix: macros in C, and overloads in CUDA, choose the one for the type.
+    Functions have no suffix: what chooses the one for the type are overloads in CUDA, and macros in
+    C, of which a new function needs one, see `MATHEMATICS` in `runtime.numbers_source`.
     `level` is that of the whole; argument i must be parenthesised if its level is below
     `arguments[i]`. `integer` is the form for integers if it differs.
     """
