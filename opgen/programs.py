@@ -23,6 +23,7 @@ from opgen.passes.guests import with_guests
 from opgen.passes.invariants import with_invariants
 from opgen.passes.margins import with_margins
 from opgen.passes.masked_rows import with_masked_rows
+from opgen.passes.narrow_positions import with_narrow_positions
 from opgen.passes.one_pass import with_one_pass
 from opgen.passes.own_targets import with_own_totals
 from opgen.passes.padded import with_padding
@@ -143,7 +144,7 @@ def special_along_rows(
     special = with_one_pass(plain, _with_all_kernels(known, special))
     special = with_guests(with_sums_together(special))
     special = with_plane_sums(with_shared_rows(plain, special, facts_of(known)))
-    special = with_sums_of_parts(special)
+    special = with_narrow_positions(with_sums_of_parts(special))
     return special, program, with_workspaces(orders, special.workspaces)
 
 

@@ -37,12 +37,30 @@ HEAD = "op f(x: f32[N], z: f32[N], at: i64[N]) -> y: f32[N], v: f32[N]\n"
     [
         (("y[n] += x[n]", "v[n] = z[n]", "y[n] += 2*z[n]"), ["v", "y"]),
         (("y[n] += x[n]", "v[n] += z[n]", "y[n] += z[n]", "v[n] += x[n]"), ["y", "v"]),
-        # What has no cell that is known waits for nobody, and its kernels are two.
-        (("y[at[n]] += x[n]", "v[n] = z[n]", "y[n] += z[n]"), ["y", "y", "v", "y"]),
+        # What knows its cells comes last: nobody has to make these zero before.
+        (("y[at[n]] += x[n]", "v[n] = z[n]", "y[n] += z[n]"), ["v", "y", "y"]),
+        (
+            ("y[at[n]] += x[n]", "v[at[n]] += x[n]", "v[n] += z[n]", "y[n] += z[n]"),
+            ["v", "v", "y", "y"],
+        ),
+        (("y[n] += z[n]", "v[n] = z[n]", "y[at[n]] += x[n]"), ["v", "y", "y"]),
+        # One alone has its kernel for that.
+        (("y[at[n]] += x[n]", "v[n] = z[n]"), ["y", "y", "v"]),
     ],
 )
 def test_order_of_kernels(lines: tuple[str, ...], expected: list[str]) -> None:
     assert written(op_of(HEAD + "".join(f"  {line}\n" for line in lines))) == expected
+
+
+def test_what_knows_its_cells_is_added_to_what_cells_found() -> None:
+    text = f"{HEAD}  y[at[n]] += x[n]\n  v[n] = z[n]\n  y[n] += 2*z[n]\n"
+    torch.manual_seed(0)
+    x, z, at = torch.randn(70), torch.randn(70), torch.randint(70, (70,))
+    y, v = opgen.compile(text).f(x, z, at)
+    assert torch.equal(v, z)
+    torch.testing.assert_close(y, (2 * z).index_add(0, at, x), rtol=1e-6, atol=1e-6)
+    with pytest.raises(IndexError):
+        opgen.compile(text).f(x, z, at + 1000)
 
 
 def test_what_others_need_does_not_wait() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Final, assert_never
 
 from opgen.algebra.poly import Poly
 from opgen.emit.emitter import Argument, ScopeEmitter
@@ -12,6 +12,7 @@ from opgen.emit.expression import type_name
 from opgen.emit.lane_pairs import hold_pairs, second_of
 from opgen.emit.types import Type
 from opgen.emit.vectors import vector_pairs, vector_sum
+from opgen.ir.chosen import has_choices
 from opgen.ir.loop_parts import accumulators_of, results_of
 from opgen.ir.loops import (
     Accumulate,
@@ -29,6 +30,11 @@ from opgen.ir.loops import (
 )
 from opgen.ir.notation import Reducer
 from opgen.ir.primitives import Level
+
+_CHOOSING: Final = (Reducer.MAX, Reducer.MIN, Reducer.ARGMAX, Reducer.ARGMIN)
+
+_VECTOR: Final = 16
+"""The most lanes of a vector: those of float32 in registers of 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +171,22 @@ class AccumulatorEmitter(ScopeEmitter):
     def lane_place(self) -> tuple[str, str]:
         """Where the element of a cell is in an array over the stretch, and the array's size."""
         place = size = ""
+        more = _VECTOR if self.is_beside_vectors else 0
         for each in self.kernel.stretched:
             first = self.printer.names.symbols[each.first]
             member = self.members[each.axis.name]
             place += f"[{member}]" if first == "0" else f"[{member} - {first}]"
-            size += f"[{each.width}]"
+            size += f"[{each.width + more}]"
         return place, size
+
+    @property
+    def is_beside_vectors(self) -> bool:
+        """Whether vectors of arrays over lanes may be taken up, the last one with lanes behind the
+        end of the row, see `emit.chosen_lanes`."""
+        nodes = tuple(walk(self.kernel.body))
+        reducers = {each.reducer for each in nodes if isinstance(each, Accumulate)}
+        chooses = has_choices(nodes) or not reducers.isdisjoint(_CHOOSING)
+        return chooses and not self.printer.cuda
 
     def accumulator_names(self, node: Start) -> _Names:
         """Fresh names for the variables of an accumulator."""

@@ -17,6 +17,7 @@ from opgen.emit.polynomial import Text, condition_text, sum_text
 from opgen.emit.types import Type, Types
 from opgen.emit.vectors import EVERY_SECOND, SQUARE
 from opgen.ir import loops
+from opgen.ir.chosen import WhereEqual, where_equal
 from opgen.ir.loop_parts import moving
 from opgen.ir.loops import Operand, Program
 from opgen.ir.notation import DType, Table
@@ -28,6 +29,8 @@ DIRECT: Final = frozenset({DType.F32, DType.F64, DType.I64})
 
 def type_name(operand: Operand) -> str:
     """The C name of the stored element type."""
+    if operand.narrow:
+        return "int16_t"
     if operand.widened:
         if operand.dtype.is_generic:
             return "wide"
@@ -209,6 +212,8 @@ class Printer:
             case Operand(widened=widened, dtype=dtype) as operand:
                 if dtype is DType.F32 and not widened:
                     return Text(f"(real){cell}", Level.UNARY)  # a call may compute in float64
+                if operand.narrow:
+                    return Text(f"(int64_t){cell}", Level.UNARY)
                 if widened or dtype in DIRECT:
                     return Text(cell)
                 if dtype.is_integer:
@@ -257,6 +262,8 @@ class Printer:
 
     def stored(self, operand: Operand, value: Text) -> str:
         """The right-hand side of an assignment to an element."""
+        if operand.narrow:
+            return f"(int16_t){value.at(Level.UNARY)}"
         if operand.widened or operand.dtype in DIRECT:
             return value.text
         if operand.dtype is DType.BOOL:
@@ -316,11 +323,27 @@ class Printer:
             case loops.Call(primitive=name, arguments=arguments):
                 return self._primitive(name, arguments)
             case loops.Choose(test=test, then=then, otherwise=otherwise):
+                if found := self._where_equal(value):
+                    return self._lanes_where(found)
                 return _conditional(self.test(test), self.scalar(then), self.scalar(otherwise))
             case loops.Result(accumulator=name):
                 return Text(self.names.accumulators[name])
             case unexpected:
                 assert_never(unexpected)
+
+    def _where_equal(self, value: loops.Scalar) -> WhereEqual | None:
+        return where_equal(value, self.walking, self.program) if self.walking else None
+
+    def _lanes_where(self, found: WhereEqual) -> Text:
+        """A vector with zeros where an integer is not a number."""
+        cell = self.cell(found.element.tensor, found.element.indices)
+        arguments = f"&{cell}, {self.poly(found.number).text}, {self.scalar(found.value).text}"
+        function = "lanes_where"
+        if self.program.operand(found.element.tensor).narrow:
+            function = "lanes_where_narrow"
+        if self.within:
+            return Text(f"{function}_within({arguments}, {self.within})")
+        return Text(f"{function}({arguments})")
 
     def _primitive(self, name: str, arguments: tuple[loops.Scalar, ...]) -> Text:
         row = PRIMITIVES[name]

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, symbol
+from opgen.ir.chosen import has_choices
 from opgen.ir.loop_parts import accumulators_of, goes_along, loads_of
 from opgen.ir.loops import Accumulate, For, Kernel, Lanes, Node, Start, Store, walk
 from opgen.ir.map_loops import map_nodes, renamed
@@ -70,7 +71,7 @@ def in_pairs(node: Lanes, kernel: Kernel, behind: str, number: str) -> tuple[Pas
     terms = sum(isinstance(each, Accumulate) for each in walk(kernel.body))
     if not all(isinstance(each, Start | For | Accumulate | Store) for each in nodes):
         return ()
-    if kernel.row is None or not begun or terms > MOST_TERMS:
+    if kernel.row is None or not begun or terms > MOST_TERMS or has_choices(nodes):
         return ()
     has_loops = any(isinstance(each, For) for each in nodes)
     if has_loops and len(begun) > MOST_CELLS:
@@ -104,7 +105,7 @@ def hold_pairs(kernel: Kernel) -> bool:
 
     They are where one of them has cells of its own beside the sums.
     """
-    if kernel.row is None:
+    if kernel.row is None or has_choices(walk(kernel.body)):
         return False
     lane = kernel.row.axis.name
     passes = [node for node in walk(kernel.body) if isinstance(node, Lanes)]

@@ -9,6 +9,7 @@ from typing import Final, Self
 from opgen.algebra.poly import poly, symbol
 from opgen.emit.block_cells import BlockCellEmitter
 from opgen.emit.chosen_cells import chosen_cells
+from opgen.emit.chosen_lanes import choosing, print_choosing
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
 from opgen.emit.lane_pairs import Pass, held_pair, hold_pairs, in_pairs, one_by_one
@@ -63,6 +64,10 @@ class LaneEmitter(BlockCellEmitter):
                 whole = lines(node, self.kernel, self.printer.program)
                 inner.places = dict(self.places)
                 ends = [self.begin_line(each, inner, first, last) for each in whole]
+        if not few and not self.printer.cuda:
+            choices = choosing(node, self.kernel, self.printer.program, self.arrays)
+            if choices is not None:
+                print_choosing(inner, choices, first, last)
         if not few and not self.printer.cuda and _goes_by_vectors(node, row):
             self.whole_vectors(node, row, inner)
         else:

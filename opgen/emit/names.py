@@ -31,6 +31,13 @@ UNROLL ACROSS ALONG ANY_STEPS FENCE FETCH FETCH_SOON HAVE_MASKS HAVE_PLANES HAVE
 HAVE_NARROW_PLANES LANE_BYTES LANE_MASK LINE NOT_A_VECTOR PAIRED_LANES SHUFFLE STORE_PART THREAD
 THREADS WHOLE_GRIDS MEMBER MEMBERS POWER
 quotient aligned load_run store_run multiply_add tile_places copy_in copy_out
+IS_ONE IS_LANE_NUMBER ALL_KNOWN ORDERED NOT_LESS_OR_EQUAL NOT_GREATER_OR_EQUAL FROM_TO COMPARE_LANES
+CHOOSE_LANES CHOOSE_NUMBERS LANES_WHERE JOIN_ARRAYS JOIN_LANES POSITIONS_TO still_known known_within
+is_greater is_less greatest_lanes least_lanes greatest_lanes_at least_lanes_at greatest_in_arrays
+least_in_arrays are_equal are_equal_narrow chosen_lanes chosen_numbers lane_choice lane_number
+number_lanes choice_lanes place_lanes narrow_lanes lanes_where lanes_where_within lanes_where_narrow
+lanes_where_narrow_within positions_to positions_to_narrow positions_to_within
+positions_to_narrow_within
 max_lanes min_lanes nan_lanes WITH_LANES EXTREME_OF_VECTORS nans
 zero_pieces zeros_made ZEROED by_inverse by_moving_inverse inverse scale_of
 access_of vector_of line_part parts bits word_lanes float_lanes wide_lanes lane_numbers load_columns

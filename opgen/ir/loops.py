@@ -238,7 +238,8 @@ class Operand:
 
     An `optional` input may be absent: one number then stands for all of its elements. An
     `unrounded` one is stored as float32 where the call computes with numbers of 16 bits: a load
-    rounds to these, and so does a store. A `stored` one is in memory though it is read once.
+    rounds to these, and so does a store. A `stored` one is in memory though it is read once. A
+    `narrow` one is a widened one of integers that 16 bits hold.
     """
 
     name: str
@@ -248,6 +249,7 @@ class Operand:
     optional: bool = False
     unrounded: bool = False
     stored: bool = False
+    narrow: bool = False
 
     @property
     def rank(self) -> int:

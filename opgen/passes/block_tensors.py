@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from opgen.algebra.poly import Poly, symbol
+from opgen.ir.chosen import where_equal
 from opgen.ir.loop_parts import goes_along, loads_of, moving
 from opgen.ir.loops import (
     Accumulate,
@@ -40,6 +41,7 @@ def walked(
     With `is_spread` elements of these may stand apart, and blocks gather them.
     """
     found: dict[str, None] = {}
+    chosen: set[Load] = set()
     is_long = any(isinstance(n, For) and constant_range(n) is None for n in kernel.body)
     for node in walk(kernel.body):
         match node:
@@ -52,7 +54,11 @@ def walked(
             case Start(value=None, reducer=Reducer.ADD | Reducer.ASSIGN):
                 possible = True
             case Accumulate(reducer=Reducer.ADD, value=value, present=Always()):
-                possible = _is_arithmetic(value, name) and any(moving(value, name))
+                where = where_equal(value, name, program)
+                possible = where is not None or _is_arithmetic(value, name)
+                possible = possible and any(moving(value, name))
+                if where is not None:
+                    chosen.add(where.element)
             case Store(tensor=tensor, indices=indices, value=value):
                 possible = _is_arithmetic(value, name) and any(moving(value, name))
                 if _goes_along(tensor, indices, name, program):
@@ -66,7 +72,9 @@ def walked(
         if not possible:
             return None
     for load in loads_of(walk(kernel.body)):
-        if any(name in index.symbols for index in load.indices):
+        if load in chosen:
+            found[load.tensor] = None
+        elif any(name in index.symbols for index in load.indices):
             # The rows of a tensor that blocks go across are loaded whole, and transposed.
             is_across = is_spread and _goes_across(load, name, program)
             if not is_across and not _goes_along(load.tensor, load.indices, name, program):

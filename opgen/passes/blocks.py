@@ -19,7 +19,19 @@ import itertools
 from dataclasses import replace
 from typing import Final
 
-from opgen.ir.loops import Axis, Blocks, For, Kernel, Lanes, Operand, Program, Row, walk
+from opgen.ir.chosen import has_choices
+from opgen.ir.loops import (
+    Axis,
+    Blocks,
+    For,
+    Kernel,
+    Lanes,
+    Operand,
+    Program,
+    Row,
+    walk,
+)
+from opgen.ir.map_loops import symbols_of
 from opgen.ir.names import fresh_name
 from opgen.passes.block_passes import with_passes
 from opgen.passes.block_tensors import walked
@@ -123,7 +135,8 @@ def _along(
         tiling = tiling.inner_alone
         body = tiling.body()
     if tiling is None or body is None:
-        return None
+        is_worth = has_choices(walk(kernel.body))
+        return Nearby(_cell_by_cell(kernel, axis, tensors)) if is_worth else None
     first, last = (fresh_name(f"{axis.name}_{end}", tiling.taken) for end in ("first", "last"))
     row = Row(axis, first, last, WIDTH, least=WIDTH)
     blocks = replace(
@@ -133,6 +146,8 @@ def _along(
         row=row,
         only=Blocks(axis.extent, tensors, True),
     )
+    if has_choices(walk(kernel.body)):
+        return Nearby(blocks)
     found = nearby(blocks, kernel, tiling.steps, program)
     if found.local:
         return found
@@ -144,6 +159,19 @@ def _along(
     passes = with_passes(blocks)
     is_row = passes is blocks and tiling.outer is None
     return Nearby(_image_by_image(blocks) if is_row else passes)
+
+
+def _cell_by_cell(kernel: Kernel, axis: Axis, tensors: tuple[str, ...]) -> Kernel:
+    """The kernel with blocks of single cells along an axis: sums stay in registers at least."""
+    taken = {each.name for each in kernel.axes} | symbols_of(*kernel.body)
+    first, last = (fresh_name(f"{axis.name}_{end}", taken) for end in ("first", "last"))
+    return replace(
+        kernel,
+        axes=tuple(each for each in kernel.axes if each is not axis),
+        body=(Lanes((), (), kernel.body),),
+        row=Row(axis, first, last, WIDTH, least=WIDTH),
+        only=Blocks(axis.extent, tensors, True),
+    )
 
 
 def _image_by_image(blocks: Kernel) -> Kernel:

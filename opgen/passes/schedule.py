@@ -119,24 +119,37 @@ def _postponed(gathered: Sequence[GatheredStatement]) -> tuple[GatheredStatement
 
     A reverse sweep adds to a gradient wherever it meets a reader of the tensor. What is added goes
     to the next statement that adds to the same tensor, if nothing in between needs the sum so far,
-    or changes what it is made of.
+    or changes what it is made of. What goes through points that know their cells comes behind what
+    goes through cells: these need not be zero before, and then be loaded again.
     """
     out: list[GatheredStatement] = []
     for part in gathered:
         tensor = part.statement.target.tensor
         waiting = [each for each in out if each.statement.target.tensor == tensor]
+        scattered: list[GatheredStatement] = []
         if waiting and all(_may_wait(each, out) for each in waiting):
-            out = [each for each in out if each not in waiting] + waiting
-        out.append(part)
+            out = [each for each in out if each not in waiting]
+            if _is_gathered_sum(part):
+                scattered = [each for each in waiting if each.kind is Kind.SCATTER]
+            out += [each for each in waiting if each not in scattered]
+        out += [part, *scattered]
     return tuple(out)
+
+
+def _is_gathered_sum(part: GatheredStatement) -> bool:
+    """Whether cells look for what is added to them."""
+    tensor = part.statement.target.tensor
+    is_sum = part.statement.reducer is Reducer.ADD
+    return is_sum and part.kind is not Kind.SCATTER and tensor not in _tensors_read(part.statement)
 
 
 def _may_wait(part: GatheredStatement, before: Sequence[GatheredStatement]) -> bool:
     """Whether a statement may as well come behind the last one of these, of which it is one."""
     tensor, needed = part.statement.target.tensor, _tensors_read(part.statement)
     behind = before[before.index(part) + 1 :]
+    is_scattered = part.kind is Kind.SCATTER
     return (
-        part.kind is not Kind.SCATTER
+        (part.statement.reducer is Reducer.ADD or not is_scattered)
         and part.statement.reducer in (Reducer.ADD, Reducer.ASSIGN)
         and tensor not in needed
         and all(

@@ -10,6 +10,8 @@ loops, the one right behind the other or with none between that has to do with i
 loads what both read once. Every sum has its own accumulators, with the same terms in the same
 order, so that the bits are the same.
 
+So do a maximum and its position over windows whose terms are written out.
+
 Before: a program whose kernels are as `passes.rows` left them. After: the same with fewer passes.
 """
 
@@ -38,6 +40,7 @@ from opgen.ir.loops import (
     Planes,
     Program,
     Row,
+    Scalar,
     Short,
     Start,
     Store,
@@ -49,6 +52,8 @@ from opgen.ir.notation import Reducer
 
 MOST: Final = 8
 """The most sums of one loop: more have no registers."""
+
+_EXTREMES: Final = (Reducer.MAX, Reducer.MIN, Reducer.ARGMAX, Reducer.ARGMIN)
 
 
 def with_sums_together(program: Program) -> Program:
@@ -112,8 +117,14 @@ def _is_plain(kernel: Kernel) -> bool:
         and kernel.framed is None
         and not (kernel.prologue or kernel.local or kernel.moves or kernel.also)
         and not any(isinstance(node, Define | AtomicAdd) for node in walk(kernel.body))
-        and any(isinstance(node, For) for node in walk(kernel.body))
+        and (any(isinstance(node, For) for node in walk(kernel.body)) or _are_extremes(kernel.body))
     )
+
+
+def _are_extremes(body: tuple[Node, ...]) -> bool:
+    """Whether cells are extremes, or their positions, of several terms."""
+    terms = [node for node in walk(body) if isinstance(node, Accumulate)]
+    return len(terms) > 1 and all(term.reducer in _EXTREMES for term in terms)
 
 
 def _together(one: Kernel, other: Kernel) -> Kernel | None:
@@ -148,7 +159,7 @@ def _together(one: Kernel, other: Kernel) -> Kernel | None:
     taken = set(accumulators_of(*one.body))
     fresh = {name: fresh_name(name, taken) for name in sorted(accumulators_of(*other.body))}
     body = _merged(one.body, renamed(other.body, fresh.__getitem__), values)
-    if body is None or not _shares_loads(body):
+    if body is None or not (_shares_loads(body) or _are_of_same_terms(one, other, values)):
         return None
     spec = (*one.spec, *other.spec)
     return replace(one, body=body, also=(other.written,), only=only, spec=spec)
@@ -188,6 +199,20 @@ def _shares_loads(body: tuple[Node, ...]) -> bool:
         if not is_shared:
             return False
     return bool(inner)
+
+
+def _are_of_same_terms(one: Kernel, other: Kernel, values: dict[str, Poly]) -> bool:
+    """Whether both look for extremes among the same terms, as for a maximum and its position."""
+    if not (_are_extremes(one.body) and _are_extremes(other.body)):
+        return False
+    if any(isinstance(node, For) for node in walk(one.body)):
+        return False
+    theirs = map_nodes(other.body, lambda value: value.substitute(values))
+    return _terms(one.body) == _terms(theirs)
+
+
+def _terms(body: tuple[Node, ...]) -> list[Scalar]:
+    return [node.value for node in walk(body) if isinstance(node, Accumulate)]
 
 
 def _merged(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from opgen.runtime.chosen_lanes_source import chosen_lanes
 from opgen.runtime.half_lanes import bf16_lanes, f16_lanes, two_lanes
 
 _BYTES = 64
@@ -115,6 +116,7 @@ def lanes(shared: str, wide: str) -> Iterable[str]:
     yield from _every_second(_BYTES // _SIZES[wide])
     yield from _each_twice(shared, wide)
     yield from _sums(_BYTES // _SIZES[wide])
+    yield from chosen_lanes(wide)
 
 
 def _every_second(lanes: int) -> Iterable[str]:

@@ -51,8 +51,11 @@ _LARGE_ON_GPU = 2**19
 fewest measured. On an H200 (2026-11-27) a softmax of as many then takes 30 microseconds in place of
 26 as called, its gradient 96 in place of 103; of the GPU alone that is 5.3 of 12.4."""
 
-_TYPES = (torch.float32, torch.float64)
+_TYPES = frozenset({torch.float32, torch.float64})
 """Types of which temporaries are tensors, with nothing rounded."""
+
+_INDICES = frozenset({torch.int64, torch.int32, torch.bool})
+"""Types that may be beside these: indices and masks."""
 
 _Wanted = tuple[bool, ...]
 
@@ -175,7 +178,8 @@ class Keeps:
     def _whole(self, tensors: Sequence[Any], numbers: tuple[Number, ...]) -> Whole | None:
         """The way of a large call whose totals are kept."""
         given = [each for each in tensors if each is not None]
-        if not given or any(each.dtype not in _TYPES for each in given):
+        types = {each.dtype for each in given}
+        if types.isdisjoint(_TYPES) or not types <= _TYPES | _INDICES:
             return None
         on_gpu = cuda.computes(given[0].device)
         if not (given[0].is_cpu or on_gpu):
