@@ -361,6 +361,33 @@ def test_a_divisor_without_end() -> None:
     assert torch.isfinite(found).all()
 
 
+CROSS_ENTROPY = """op f(x: float[N,C], t: i64[N]) -> y[N]
+  p[n] = max(c) x[n,c]
+  y[n] = log(sum(c) exp(x[n,c] - p[n])) + p[n] - x[n,t[n]]
+"""
+
+
+def test_beside_indices() -> None:
+    call = opgen.compile(CROSS_ENTROPY).f
+    torch.manual_seed(0)
+    x, t = torch.randn(311, 131, requires_grad=True), torch.randint(131, (311,))
+    for _ in range(2):
+        y, theirs = call(x, t), F.cross_entropy(x, t, reduction="none")
+        assert reads(y), "it kept nothing"
+        close(y, theirs)
+        close(*(gradients(each, [x])[0] for each in (y, theirs)))
+
+
+def test_indices_that_are_outside() -> None:
+    call = opgen.compile(CROSS_ENTROPY).f
+    x, t = torch.randn(311, 131, requires_grad=True), torch.randint(131, (311,))
+    for _ in range(2):
+        for wrong in (131, -1, 2**40):
+            with pytest.raises(IndexError, match="f: index"):
+                call(x, t.clone().index_fill_(0, torch.tensor([7]), wrong))
+        close(call(x, t), F.cross_entropy(x, t, reduction="none"))
+
+
 # ---------------------------------------------------------------------------- nothing is kept
 def test_small_calls_keep_nothing() -> None:
     call, _ = CASES["softmax"].made()

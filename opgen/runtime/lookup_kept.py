@@ -96,9 +96,12 @@ class Whole:
 
     def run(
         self, tensors: Sequence[torch.Tensor | None], kept: Sequence[str]
-    ) -> tuple[torch.Tensor, ...]:
-        """See `Way`."""
-        first, *more = stages.applied(self.operation, tensors, self.numbers)
+    ) -> tuple[torch.Tensor, ...] | None:
+        """See `Way`. Of an index that is outside the op itself speaks, which then runs."""
+        try:
+            first, *more = stages.applied(self.operation, tensors, self.numbers)
+        except IndexError:
+            return None
         made = dict(zip((each.name for each in self.operation.outputs[1:]), more, strict=True))
         return (first, *(made[name] for name in kept))
 
@@ -182,7 +185,7 @@ class Keeps:
         if types.isdisjoint(_TYPES) or not types <= _TYPES | _INDICES:
             return None
         on_gpu = cuda.computes(given[0].device)
-        if not (given[0].is_cpu or on_gpu):
+        if not (given[0].is_cpu or (on_gpu and not self.operation.faults)):
             return None
         if max(each.numel() for each in given) < (_LARGE_ON_GPU if on_gpu else special.LARGE):
             return None

@@ -129,7 +129,7 @@ class Operation:
     def may_keep(self) -> bool:
         """Whether there may be more than inputs to be kept for its gradients."""
         has_some = bool(self.apart or self.totals)
-        return has_some and self.is_public and len(self.outputs) == 1 and not self.faults
+        return has_some and self.is_public and len(self.outputs) == 1
 
     @property
     def is_stage(self) -> bool:
