@@ -46,6 +46,33 @@ def test_the_loop_along_consecutive_terms_goes_inside() -> None:
     assert innermost(kernel(SUM, H=9, I=7)) == {("c", True)}
 
 
+VARIATION = """op f(x: float[N,H,W,C]) -> y[N]
+  where H >= 1, W >= 1
+  y[n] += abs(x[n,h+1,w,c] - x[n,h,w,c]) for n, c, h in H-1, w
+  y[n] += abs(x[n,h,w+1,c] - x[n,h,w,c]) for n, c, h, w in W-1
+"""
+
+
+def test_sums_with_loops_in_common_have_their_own() -> None:
+    found = kernel(VARIATION)
+    assert innermost(found) == {("c", True)}
+    assert sum(isinstance(node, For) for node in found.body) == 2
+    assert ("c", True) not in innermost(kernel(VARIATION, C=8))  # less than a vector
+    apart = VARIATION.replace("W,C]) ->", "W,C], k[C,2]) ->").replace("abs(x", "k[c,0] * abs(x", 1)
+    assert ("c", True) not in innermost(kernel(apart))
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 9, 11), (2, 5, 4, 1), (1, 130, 1, 6)], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_variation_of_images(shape: tuple[int, ...], layout: torch.memory_format) -> None:
+    text = VARIATION.replace("N,H,W,C", "N,C,H,W")
+    for one, other in (("h+1,w,c", "c,h+1,w"), ("h,w+1,c", "c,h,w+1"), ("h,w,c", "c,h,w")):
+        text = text.replace(f"x[n,{one}]", f"x[n,{other}]")
+    x = torch.randint(-4, 5, shape).float().contiguous(memory_format=layout)
+    wanted = x.diff(dim=2).abs().sum((1, 2, 3)) + x.diff(dim=3).abs().sum((1, 2, 3))
+    assert torch.equal(opgen.compile(text).f(x), wanted)
+
+
 NEAR_MISSES = {
     "many cells": (SUM, {}),
     "few channels": (SUM, {"H": 9, "I": 7, "C": 4}),
