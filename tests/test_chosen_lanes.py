@@ -172,6 +172,100 @@ op known(x[N,W]) -> y: i64[N,V]
     assert torch.equal(ops.known(x), first * min(step, 2**31 - 1) + torch.arange(46))
 
 
+UNEVEN = """
+op by_division(x[N,W]; s: size) -> y: i64[N,V]
+  where s >= 1
+  let V = W - 4
+  y[n,v] = argmax(k in 5; k + v//s) x[n,v + k]
+op by_square(x[N,W]) -> y: i64[N,V]
+  let V = W - 4
+  y[n,v] = argmax(k in 5; k + v*v) x[n,v + k]
+op by_table(x[N,W], at: i64[V]) -> y: i64[N,V]
+  where W == V + 4
+  y[n,v] = argmax(k in 5; k + at[v]) x[n,v + k]
+"""
+
+
+def test_positions_that_are_not_evenly_apart() -> None:
+    ops = opgen.compile(UNEVEN)
+    torch.manual_seed(0)
+    x, at = torch.randn(40, 200), torch.randint(100, (196,))
+    first, v = x.unfold(1, 5, 1).argmax(-1), torch.arange(196)
+    assert torch.equal(ops.by_division(x, s=7), first + v // 7)
+    assert torch.equal(ops.by_square(x), first + v * v)
+    assert torch.equal(ops.by_table(x, at), first + at)
+
+
+def test_numbers_that_no_narrow_position_is() -> None:
+    text = """op f(x[N,C,H,W], g[N,C,H,W]; s = 1) -> y[N,C,H,W]
+  where s >= 0
+  tmp f: i64[N,C,H,W]
+  f[n,c,h,w] = argmax(k in 3; k) x[n,c,h, w + k - 1 ?0]
+  y[n,c,h,w] = sum(k in 3) select(f[n,c,h,w] == k + 65536*s, g[n,c,h,w], 0)
+"""
+    torch.manual_seed(0)
+    x, g = torch.randn(4, 8, 30, 60), torch.randn(4, 8, 30, 60)
+    call = opgen.compile(text).f
+    assert not call(x, g, s=1).any()
+    assert torch.equal(call(x, g, s=0), g)
+
+
+@pytest.mark.parametrize("size", [3, 5, 7])
+@pytest.mark.parametrize("width", [14, 20, 40])
+def test_other_sums_of_a_pass_that_goes_on(size: int, width: int) -> None:
+    text = """op f(f: i64[N,C,H,W], g: float[N,C,H,W], b: float[C]; size = 5)
+    -> y[N,C,H,W], z[N,C,H,W]
+  where size >= 1
+  y[n,c,i+k-2 ?drop, w+l-2 ?drop] += select(f[n,c,i,w] == size*k + l, g[n,c,i,w], 0)
+      for k in size, l in size
+  z[n,c,i+k-2 ?drop, w+l-2 ?drop] += g[n,c,i,w] + b[c] for k in size, l in size
+"""
+    torch.manual_seed(0)
+    f = torch.randint(size * size, (2, 3, 14, width))
+    g, b = torch.randint(-9, 10, f.shape).float(), torch.tensor([1.0, 2.0, 3.0])
+    y, z = opgen.compile(text).f(f, g, b, size=size)
+    padded = torch.zeros(2, 2, 3, 14 + 2 * size, width + 2 * size)
+    for k, l in itertools.product(range(size), range(size)):
+        rows, columns = (
+            slice(size + k - 2, size + k + 12),
+            slice(size + l - 2, size + l - 2 + width),
+        )
+        padded[0, :, :, rows, columns] += torch.where(f == size * k + l, g, 0)
+        padded[1, :, :, rows, columns] += g + b[:, None, None]
+    inside = padded[..., size : size + 14, size : size + width]
+    assert torch.equal(y, inside[0])
+    assert torch.equal(z, inside[1])
+
+
+@pytest.mark.parametrize("size", [3, 9, 14, 30])
+def test_passes_without_any_lane(size: int) -> None:
+    """Terms of which one factor is there, and terms of which none is."""
+    text = """op f(a[N,W], b[N,W]; size = 3) -> y[N,W], z[N,W]
+  where size >= 1
+  y[n,j] = max(k in size if j + k < W and j >= k) (a[n,j+k] * b[n,j-k])
+  z[n,j] = max(k in size) (a[n,j+k ?0] * b[n,j-k ?0])
+"""
+    torch.manual_seed(size)
+    for width in (5, 14, 31):
+        a, b = torch.randn(3, width), torch.randn(3, width)
+        y, z = opgen.compile(text).f(a, b, size=size)
+        for j in range(width):
+            there = [a[:, j + k] * b[:, j - k] for k in range(size) if j + k < width and j >= k]
+            best = torch.stack(there).amax(0)
+            assert torch.equal(y[:, j], best)
+            assert ((z[:, j] == best) | (z[:, j] == 0)).all()
+
+
+def test_integers_that_are_absent() -> None:
+    text = """op f(x[N,C], f: i64[N,C] = 1; K: size) -> y[N,C]
+  y[n,c] = sum(k in K) select(f[n,c] == k, x[n,c], 0)
+"""
+    assert "lanes_where" not in special_source(text, "<spec>", ("f",), {}, 0)
+    call, x = opgen.compile(text).f, torch.randn(40, 200)
+    assert torch.equal(call(x, K=3), x)
+    assert not call(x, K=1).any()
+
+
 # ---------------------------------------------------------------------------- which passes
 def text_of(path: tuple[str, ...], layout: int = 0, **sizes: int) -> str:
     """The C of an op of the spec for known sizes."""

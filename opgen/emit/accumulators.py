@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, assert_never
+from typing import assert_never
 
 from opgen.algebra.poly import Poly
 from opgen.emit.emitter import Argument, ScopeEmitter
@@ -12,7 +12,7 @@ from opgen.emit.expression import type_name
 from opgen.emit.lane_pairs import hold_pairs, second_of
 from opgen.emit.types import Type
 from opgen.emit.vectors import vector_pairs, vector_sum
-from opgen.ir.chosen import has_choices
+from opgen.ir.chosen import EXTREMES, has_choices
 from opgen.ir.loop_parts import accumulators_of, results_of
 from opgen.ir.loops import (
     Accumulate,
@@ -29,12 +29,8 @@ from opgen.ir.loops import (
     walk,
 )
 from opgen.ir.notation import Reducer
+from opgen.ir.plane import LANES
 from opgen.ir.primitives import Level
-
-_CHOOSING: Final = (Reducer.MAX, Reducer.MIN, Reducer.ARGMAX, Reducer.ARGMIN)
-
-_VECTOR: Final = 16
-"""The most lanes of a vector: those of float32 in registers of 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +167,12 @@ class AccumulatorEmitter(ScopeEmitter):
     def lane_place(self) -> tuple[str, str]:
         """Where the element of a cell is in an array over the stretch, and the array's size."""
         place = size = ""
-        more = _VECTOR if self.is_beside_vectors else 0
+        more = LANES if self.is_beside_vectors else 0
         for each in self.kernel.stretched:
             first = self.printer.names.symbols[each.first]
             member = self.members[each.axis.name]
             place += f"[{member}]" if first == "0" else f"[{member} - {first}]"
-            size += f"[{each.width + more}]"
+            size += f"[{each.width + (more if each is self.kernel.row else 0)}]"
         return place, size
 
     @property
@@ -185,7 +181,7 @@ class AccumulatorEmitter(ScopeEmitter):
         end of the row, see `emit.chosen_lanes`."""
         nodes = tuple(walk(self.kernel.body))
         reducers = {each.reducer for each in nodes if isinstance(each, Accumulate)}
-        chooses = has_choices(nodes) or not reducers.isdisjoint(_CHOOSING)
+        chooses = has_choices(nodes) or not reducers.isdisjoint(EXTREMES)
         return chooses and not self.printer.cuda
 
     def accumulator_names(self, node: Start) -> _Names:

@@ -1,10 +1,11 @@
-"""Terms that are there where an integer of a tensor is a number, as those of the gradient of a
-maximum: `select(first[n,i] == k, grad_y[n,i], 0)`."""
+"""What chooses: extremes, and terms that are there where an integer of a tensor is a number, as
+those of the gradient of a maximum: `select(first[n,i] == k, grad_y[n,i], 0)`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from opgen.algebra.poly import Poly
 from opgen.ir.loop_parts import goes_along
@@ -20,8 +21,12 @@ from opgen.ir.loops import (
     Program,
     Scalar,
 )
-from opgen.ir.notation import DType
+from opgen.ir.notation import DType, Reducer
 from opgen.ir.primitives import VECTOR_OPERATORS
+
+GREATEST: Final = frozenset({Reducer.MAX, Reducer.ARGMAX})
+EXTREMES: Final = GREATEST | {Reducer.MIN, Reducer.ARGMIN}
+"""Reducers of which a better term takes the place of another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ def where_equal(value: Scalar, lane: str, program: Program) -> WhereEqual | None
             otherwise=Number(value=0),
         ) if lane not in number.symbols:
             operand = program.stored(element.tensor)
-            if operand is None or operand.dtype is not DType.I64:
+            if operand is None or operand.dtype is not DType.I64 or operand.optional:
                 return None
             if not goes_along(element.indices, lane) or not _lies_at(then, element, program):
                 return None

@@ -239,7 +239,7 @@ class Operand:
     An `optional` input may be absent: one number then stands for all of its elements. An
     `unrounded` one is stored as float32 where the call computes with numbers of 16 bits: a load
     rounds to these, and so does a store. A `stored` one is in memory though it is read once. A
-    `narrow` one is a widened one of integers that 16 bits hold.
+    `narrow` one is a widened one of integers that 16 bits hold, and has memory for more.
     """
 
     name: str

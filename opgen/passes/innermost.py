@@ -16,14 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from opgen.ir.loop_parts import goes_along, loads_of
 from opgen.ir.loops import Accumulate, Always, For, Kernel, Node
 from opgen.ir.notation import Reducer
-
-_VECTOR: Final = 16
-"""How many terms are worth to be a loop of vectors."""
+from opgen.ir.plane import LANES
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,7 @@ def _is_worth_it(loop: For, nests: Sequence[_Nest]) -> bool:
     bounds = [each.constant + 1 for each in loop.upper if each.is_constant]
     loads = [load.indices for nest in nests for load in loads_of(nest.terms)]
     are_neighbours = bool(loads) and all(goes_along(indices, loop.name) for indices in loads)
-    return are_neighbours and not any(bound < _VECTOR for bound in bounds)
+    return are_neighbours and not any(bound < LANES for bound in bounds)
 
 
 def _may_move(node: Node) -> bool:

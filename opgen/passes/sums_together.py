@@ -23,6 +23,7 @@ from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, symbol
+from opgen.ir.chosen import EXTREMES
 from opgen.ir.loop_parts import accumulators_of, loads_of, read_by
 from opgen.ir.loops import (
     Accumulate,
@@ -52,8 +53,6 @@ from opgen.ir.notation import Reducer
 
 MOST: Final = 8
 """The most sums of one loop: more have no registers."""
-
-_EXTREMES: Final = (Reducer.MAX, Reducer.MIN, Reducer.ARGMAX, Reducer.ARGMIN)
 
 
 def with_sums_together(program: Program) -> Program:
@@ -124,7 +123,7 @@ def _is_plain(kernel: Kernel) -> bool:
 def _are_extremes(body: tuple[Node, ...]) -> bool:
     """Whether cells are extremes, or their positions, of several terms."""
     terms = [node for node in walk(body) if isinstance(node, Accumulate)]
-    return len(terms) > 1 and all(term.reducer in _EXTREMES for term in terms)
+    return len(terms) > 1 and all(term.reducer in EXTREMES for term in terms)
 
 
 def _together(one: Kernel, other: Kernel) -> Kernel | None:

@@ -98,6 +98,7 @@ FUNCTION unsigned are_equal(const int64_t *place, int64_t number, unsigned lanes
 typedef short narrow_lanes __attribute__((vector_size(32), aligned(2), may_alias));
 FUNCTION unsigned are_equal_narrow(const int16_t *place, int64_t number, unsigned lanes)
 {
+    if (number != (short)number) return 0;
     const uint16_t in_all = lanes & FROM_TO(0, LANES - 1);
     const narrow_lanes found = __builtin_ia32_loaddquhi256_mask(
         (const narrow_lanes *)place, (narrow_lanes){0}, in_all);
@@ -184,13 +185,12 @@ FUNCTION wide_lanes chosen_lanes(lane_choice better, wide_lanes term, wide_lanes
     }
 LANES_WHERE(lanes_where, int64_t)
 LANES_WHERE(lanes_where_narrow, int16_t)
-/* Not called: passes over part of the lanes need masks. */
-#define lanes_where_within(place, number, values, first, last) lanes_where(place, number, values)
-#define lanes_where_narrow_within(place, number, values, first, last) \
-    lanes_where_narrow(place, number, values)
-#define known_within(best, first, last) ALL_KNOWN
-#define greatest_in_arrays(...)
-#define least_in_arrays(...)
+/* Never called: passes over part of the lanes need masks. */
+#define lanes_where_within(...) (__builtin_trap(), (wide_lanes){0})
+#define lanes_where_narrow_within(...) (__builtin_trap(), (wide_lanes){0})
+#define known_within(...) (__builtin_trap(), ALL_KNOWN)
+#define greatest_in_arrays(...) __builtin_trap()
+#define least_in_arrays(...) __builtin_trap()
 """
 
 _JOINED: Final = r"""

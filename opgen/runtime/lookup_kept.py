@@ -34,7 +34,7 @@ from opgen.runtime import (
     special,
     stages,
 )
-from opgen.runtime.description import Shape
+from opgen.runtime.description import GENERIC, Shape
 from opgen.runtime.lookup_autograd import Left, Step
 from opgen.runtime.record import record
 from opgen.runtime.schema import Number, flatten, told_apart, unflatten
@@ -55,7 +55,7 @@ _TYPES = frozenset({torch.float32, torch.float64})
 """Types of which temporaries are tensors, with nothing rounded."""
 
 _INDICES = frozenset({torch.int64, torch.int32, torch.bool})
-"""Types that may be beside these: indices and masks."""
+"""Types that may be beside these, of inputs that are declared so: indices and masks."""
 
 _Wanted = tuple[bool, ...]
 
@@ -181,9 +181,10 @@ class Keeps:
     def _whole(self, tensors: Sequence[Any], numbers: tuple[Number, ...]) -> Whole | None:
         """The way of a large call whose totals are kept."""
         given = [each for each in tensors if each is not None]
-        types = {each.dtype for each in given}
-        if types.isdisjoint(_TYPES) or not types <= _TYPES | _INDICES:
-            return None
+        for declared, tensor in zip(self.operation.inputs, tensors, strict=True):
+            types = _TYPES if declared.dtype in GENERIC else _TYPES | _INDICES
+            if tensor is not None and tensor.dtype not in types:
+                return None
         on_gpu = cuda.computes(given[0].device)
         if not (given[0].is_cpu or (on_gpu and not self.operation.faults)):
             return None
