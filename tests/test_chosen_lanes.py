@@ -210,20 +210,32 @@ def test_numbers_that_no_narrow_position_is() -> None:
     assert torch.equal(call(x, g, s=0), g)
 
 
-@pytest.mark.parametrize("size", [3, 5, 7])
-@pytest.mark.parametrize("width", [14, 20, 40])
-def test_other_sums_of_a_pass_that_goes_on(size: int, width: int) -> None:
-    text = """op f(f: i64[N,C,H,W], g: float[N,C,H,W], b: float[C]; size = 5)
+CHOSEN_AND_OTHERS = """op f(f: i64[N,C,H,W], g: float[N,C,H,W], b: float[C]; size = 5)
     -> y[N,C,H,W], z[N,C,H,W]
   where size >= 1
   y[n,c,i+k-2 ?drop, w+l-2 ?drop] += select(f[n,c,i,w] == size*k + l, g[n,c,i,w], 0)
       for k in size, l in size
   z[n,c,i+k-2 ?drop, w+l-2 ?drop] += g[n,c,i,w] + b[c] for k in size, l in size
 """
+
+
+def test_what_the_last_vectors_of_a_pass_leave_alone() -> None:
+    text = special_source(CHOSEN_AND_OTHERS, "<spec>", ("f",), {"size": 5, "H": 14, "W": 14}, 0)
+    (first, *others) = re.findall(r"real (\w+)\[30\];", text)  # 14, and a vector more
+    assert others
+    assert f"lanes_to_wide(&{first}[" in text
+    # What is no choice is added in its own lanes; and there may be none.
+    assert re.search(r"\+= lanes_only\(lanes_within\(&g\[.*, low, high\);", text, re.DOTALL)
+    assert "if (high < low) continue;" in text
+
+
+@pytest.mark.parametrize("size", [3, 5, 7])
+@pytest.mark.parametrize("width", [14, 20, 40])
+def test_other_sums_of_a_pass_that_goes_on(size: int, width: int) -> None:
     torch.manual_seed(0)
     f = torch.randint(size * size, (2, 3, 14, width))
     g, b = torch.randint(-9, 10, f.shape).float(), torch.tensor([1.0, 2.0, 3.0])
-    y, z = opgen.compile(text).f(f, g, b, size=size)
+    y, z = opgen.compile(CHOSEN_AND_OTHERS).f(f, g, b, size=size)
     padded = torch.zeros(2, 2, 3, 14 + 2 * size, width + 2 * size)
     for k, l in itertools.product(range(size), range(size)):
         rows, columns = (

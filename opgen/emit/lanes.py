@@ -9,13 +9,14 @@ from typing import Final, Self
 from opgen.algebra.poly import poly, symbol
 from opgen.emit.block_cells import BlockCellEmitter
 from opgen.emit.chosen_cells import chosen_cells
-from opgen.emit.chosen_lanes import choosing, print_choosing
+from opgen.emit.chosen_lanes import Choosing, choosing, print_choosing
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
 from opgen.emit.lane_pairs import Pass, held_pair, hold_pairs, in_pairs, one_by_one
 from opgen.emit.lanes_ahead import fetch_lanes
 from opgen.emit.planes import FEW_TERMS
 from opgen.emit.streams import Line, lines
+from opgen.emit.types import Type
 from opgen.ir.loop_parts import accumulators_of, loads_of
 from opgen.ir.loops import Accumulate, Blocks, For, Lanes, Node, Row, Short, Start, Store, walk
 
@@ -66,7 +67,7 @@ class LaneEmitter(BlockCellEmitter):
                 ends = [self.begin_line(each, inner, first, last) for each in whole]
         if not few and not self.printer.cuda:
             choices = choosing(node, self.kernel, self.printer.program, self.arrays)
-            if choices is not None:
+            if choices is not None and self.are_wide(choices):
                 print_choosing(inner, choices, first, last)
         if not few and not self.printer.cuda and _goes_by_vectors(node, row):
             self.whole_vectors(node, row, inner)
@@ -82,6 +83,14 @@ class LaneEmitter(BlockCellEmitter):
             self.write("}")
         for end in ends:
             self.write(end)
+
+    def are_wide(self, choices: Choosing) -> bool:
+        """Whether what a pass joins is computed in the type that vectors have."""
+        types, body = self.printer.types, self.kernel.body
+        starts = {n.accumulator: n.tensor for n in walk(body) if isinstance(n, Start)}
+        names = {n.accumulator for n in choices.body if isinstance(n, Accumulate)}
+        kinds = {types.of_accumulator(starts[name], name, body) for name in names}
+        return kinds <= ({Type.WIDE, Type.REAL} if types.is_floating else {Type.WIDE})
 
     def load_ahead(self, node: Lanes, inner: Self) -> None:
         """Load what lanes may choose before the loop, where it is one cell for all of them.
