@@ -125,7 +125,7 @@ def test_extremes_and_where_they_are(
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("width", [6, 19, 35], ids="W{}".format)
+@pytest.mark.parametrize("width", [6, 19, 28, 35], ids="W{}".format)
 @pytest.mark.parametrize(("size", "s", "p"), [(3, 2, 1), (3, 1, 1), (2, 2, 0), (5, 1, 2)])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("format_", FORMATS, ids=str)
@@ -299,6 +299,14 @@ def test_which_passes_are_vectors() -> None:
     text = text_of(("highest",), s=1, p=2, size=5, H=14, W=14)
     assert "known_within(" in text
     assert "greatest_in_arrays(" in text_of(("highest", "x"), s=1, p=2, size=5, H=14, W=14)
+
+
+def test_windows_side_by_side_store_by_turns() -> None:
+    text = text_of(("highest", "x"), size=2, s=2, p=0, H=28, W=28)
+    assert re.search(r"turns_to_T\(&grad_x\[[^]]*\],\s*lanes_where_narrow_within\(&first_y", text)
+    # A store that is no choice leaves all to the compiler.
+    text = text_of(("highest",), size=2, s=2, p=0, H=28, W=28)
+    assert "turns_to_T" not in text
 
 
 def test_a_maximum_and_its_position_are_one_pass() -> None:

@@ -96,8 +96,10 @@ def choosing(
     terms = tuple(each for each in body if isinstance(each, Accumulate))
     starts = {each.accumulator: each for each in body if isinstance(each, Start)}
     stores = [each for each in body if isinstance(each, Store)]
-    if len(terms) + len(starts) + len(stores) < len(body) or not terms:
+    if len(terms) + len(starts) + len(stores) < len(body):
         return None
+    if not terms:
+        return _storing(body, stores, lane, program) if not starts else None
     if not any(term.reducer in EXTREMES or isinstance(term.value, Choose) for term in terms):
         return None
     if not all(_is_joined(term, lane, program) for term in terms):
@@ -132,6 +134,43 @@ def choosing(
                 numbers[number] = None
     tensors = tuple(dict.fromkeys((*loaded, *written)))
     return Choosing(body, tensors, tuple(numbers), tuple(origins.items()))
+
+
+def _storing(body: Body, stores: Sequence[Store], lane: str, program: Program) -> Choosing | None:
+    """What a pass needs that stores where an integer is a number, and zero elsewhere.
+
+    Lanes store neighbours, or pairs of these.
+    """
+    if not stores or not all(where_equal(each.value, lane, program) for each in stores):
+        return None
+    operands = [program.operand(each.tensor) for each in stores]
+    if not all(program.is_plain(each.name) and not each.unrounded for each in operands):
+        return None
+    pairs = _pairs(stores, lane)
+    alone = [each for each in stores if each not in pairs and each not in pairs.values()]
+    if not all(goes_along(each.indices, lane) for each in alone):
+        return None
+    loaded = dict.fromkeys(load.tensor for load in loads_of(body))
+    written = dict.fromkeys(each.tensor for each in stores)
+    if not written.keys().isdisjoint(loaded):
+        return None
+    return Choosing(body, tuple({**loaded, **written}), goes_on=True)
+
+
+def _pairs(stores: Sequence[Store], lane: str) -> dict[Store, Store]:
+    """What is stored at even places, with what is stored right behind it."""
+    found: dict[Store, Store] = {}
+    for store in stores:
+        if not store.indices or not _is_every_second(store.indices, lane):
+            continue
+        *outer, last = store.indices
+        behind = (*outer, last + 1)
+        partners = [
+            each for each in stores if (each.tensor, each.indices) == (store.tensor, behind)
+        ]
+        if len(partners) == 1 and store not in found.values():
+            found[store] = partners[0]
+    return found
 
 
 def _without_definitions(body: Body) -> Body:
@@ -289,8 +328,14 @@ class _Pass:
 
     def nodes(self) -> None:
         """The body of the loop."""
+        stores = [each for each in self.found.body if isinstance(each, Store)]
+        pairs = _pairs(stores, self.axis)
         for each in self.found.body:
             match each:
+                case Store() if each in pairs:
+                    self.store_pair(each, pairs[each])
+                case Store() if each in pairs.values():
+                    continue  # beside the other one of its pair
                 case Start():
                     self.start(each)
                 case Accumulate():
@@ -358,6 +403,18 @@ class _Pass:
         number = inner.text(node.position - self.origins[name])
         inner.write(f"{best} = {end}_lanes_at({term}, {best}, &{known}, {number}, &{total});")
 
+    def cell(self, node: Store) -> str:
+        """The cell that the first lane stores."""
+        place = self.inner.places.get((node.tensor, node.indices))
+        return place or self.inner.printer.cell(node.tensor, node.indices)
+
+    def store_pair(self, even: Store, odd: Store) -> None:
+        """Write the cells of two vectors, by turns."""
+        inner = self.inner
+        values = ", ".join(inner.printer.scalar(each.value).text for each in (even, odd))
+        within = inner.printer.within
+        inner.write(f"turns_to_T(&{self.cell(even)}, {values}, {within});")
+
     def join_in_arrays(self, node: Accumulate, term: str, end: str) -> None:
         """Join a vector of terms to arrays of positions, and of what belongs to these."""
         inner, name = self.inner, node.accumulator
@@ -376,12 +433,9 @@ class _Pass:
     def store(self, node: Store) -> None:
         """Write the cells of a vector."""
         inner, value = self.inner, node.value
-        assert isinstance(value, Result)
-        operand = inner.printer.program.operand(node.tensor)
-        place = inner.places.get((node.tensor, node.indices))
-        cell = place or inner.printer.cell(node.tensor, node.indices)
-        total = inner.printer.names.accumulators[value.accumulator]
-        origin = self.origins.get(value.accumulator)
+        operand, cell = inner.printer.program.operand(node.tensor), self.cell(node)
+        total = inner.printer.scalar(value).text
+        origin = self.origins.get(value.accumulator) if isinstance(value, Result) else None
         within = inner.printer.within
         ending = "_within" if within else ""
         more = f", {within}" if within else ""

@@ -37,7 +37,7 @@ is_greater is_less greatest_lanes least_lanes greatest_lanes_at least_lanes_at g
 least_in_arrays are_equal are_equal_narrow chosen_lanes chosen_numbers lane_choice lane_number
 number_lanes choice_lanes place_lanes narrow_lanes lanes_where lanes_where_within lanes_where_narrow
 lanes_where_narrow_within positions_to positions_to_narrow positions_to_within
-positions_to_narrow_within
+positions_to_narrow_within turns_to_T
 max_lanes min_lanes nan_lanes WITH_LANES EXTREME_OF_VECTORS nans
 zero_pieces zeros_made ZEROED by_inverse by_moving_inverse inverse scale_of
 access_of vector_of line_part parts bits word_lanes float_lanes wide_lanes lane_numbers load_columns

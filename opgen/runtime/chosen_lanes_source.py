@@ -32,6 +32,23 @@ def chosen_lanes(wide: str) -> Iterable[str]:
     if wide in _MASKS:
         yield "#endif"
     yield from _lines(_JOINED)
+    yield from _turns(16 if wide == "f32" else 8)
+
+
+def _turns(lanes: int) -> Iterable[str]:
+    """A function that stores the lanes of two vectors by turns, those from `first` to `last`."""
+    both = [place for lane in range(lanes) for place in (lane, lanes + lane)]
+    low, high = (", ".join(map(str, each)) for each in (both[:lanes], both[lanes:]))
+    yield "FUNCTION void turns_to_T(T *place, wide_lanes even, wide_lanes odd, int first, int last)"
+    yield "{"
+    yield "    const int begin = 2 * first, end = 2 * last + 1;"
+    yield "    if (begin < LANES)"
+    yield f"        lanes_to_T_within(place, SHUFFLE(even, odd, {low}),"
+    yield "            begin, end < LANES ? end : LANES - 1);"
+    yield "    if (end >= LANES)"
+    yield f"        lanes_to_T_within(place + LANES, SHUFFLE(even, odd, {high}),"
+    yield "            begin < LANES ? 0 : begin - LANES, end - LANES);"
+    yield "}"
 
 
 def _with_masks(
