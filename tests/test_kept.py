@@ -24,6 +24,7 @@ from opgen.ir.show import show
 from opgen.passes.derive import derive
 from opgen.passes.kept import keeping, totals, with_kept
 from opgen.runtime import Operation, generated
+from opgen.runtime.lookup_kept import Keeps
 
 SOFTMAX = """op f(x[N,C]) -> y[N,C]
   p[n] = max(c) x[n,c]
@@ -376,6 +377,16 @@ def test_beside_indices() -> None:
         assert reads(y), "it kept nothing"
         close(y, theirs)
         close(*(gradients(each, [x])[0] for each in (y, theirs)))
+
+
+def test_calls_without_any_tensor() -> None:
+    text = """op f(m: float[N,K] = 2; N: size, K: size) -> y[N,K]
+  c[n] = sum(k) m[n,k]
+  y[n,k] = c[n] * m[n,k]
+"""
+    module = opgen.compile(text)
+    assert Keeps(module.FAMILY.operations["f"]).forward((True,), (None,), (300, 200)) is None
+    assert torch.equal(module.f(N=300, K=200), torch.full((300, 200), 800.0))
 
 
 def test_indices_that_are_outside() -> None:

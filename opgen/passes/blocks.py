@@ -20,17 +20,7 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.ir.chosen import has_choices
-from opgen.ir.loops import (
-    Axis,
-    Blocks,
-    For,
-    Kernel,
-    Lanes,
-    Operand,
-    Program,
-    Row,
-    walk,
-)
+from opgen.ir.loops import Axis, Blocks, For, Kernel, Lanes, Operand, Program, Row, walk
 from opgen.ir.map_loops import symbols_of
 from opgen.ir.names import fresh_name
 from opgen.passes.block_passes import with_passes

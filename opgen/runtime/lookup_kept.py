@@ -181,6 +181,8 @@ class Keeps:
     def _whole(self, tensors: Sequence[Any], numbers: tuple[Number, ...]) -> Whole | None:
         """The way of a large call whose totals are kept."""
         given = [each for each in tensors if each is not None]
+        if not given:
+            return None
         for declared, tensor in zip(self.operation.inputs, tensors, strict=True):
             types = _TYPES if declared.dtype in GENERIC else _TYPES | _INDICES
             if tensor is not None and tensor.dtype not in types:
