@@ -412,21 +412,23 @@ def stages_source(
     path: tuple[str, ...],
     apart: tuple[int, ...],
     own: tuple[int, ...] = (),
+    are_halves: bool = False,
 ) -> str:
     """A module of the ops that compute an op one after the other, see `passes.stages`.
 
     The statements `apart` are ops of their own. `STAGES` are the names of all, in order, with the
-    positions of these statements. Those that are not opgen's `own` have no more than plain kernels:
-    they are the library's in every call that has stages.
+    positions of these statements, and whether results have 32 bits where tensors have 16. Those
+    that are not opgen's `own` have no more than plain kernels: they are the library's in every call
+    that has stages.
     """
     ops = checked(text, name)
-    found = stages_of(op_of(text, name, path), apart)
+    found = stages_of(op_of(text, name, path), apart, are_halves=are_halves)
     units = tuple(
-        _stage_unit(stage, own, (*path, stage_step(number, apart)), text, ops)
+        _stage_unit(stage, own, (*path, stage_step(number, apart, are_halves)), text, ops)
         for number, stage in enumerate(found)
     )
     module = torch_module.module_source(units, text, name)
-    names = tuple((stage.op.name, stage.statement) for stage in found)
+    names = tuple((stage.op.name, stage.statement, stage.is_wide) for stage in found)
     return f"{module}\nSTAGES = {names}\n"
 
 

@@ -26,6 +26,8 @@ from opgen.passes.leading_dims import with_leading_dims
 from opgen.passes.stages import stages
 from opgen.runtime.description import KEEPING, KEPT, STAGE
 
+_HALVES = ":halves"
+
 
 class WholeError(Exception):
     """The leading dims of an op are one."""
@@ -82,12 +84,13 @@ def of_kept(
     return with_kept(op_of(text, name, path), op_of(text, name, path[:-1]), names)
 
 
-def stage_step(number: int, apart: tuple[int, ...]) -> str:
-    """The step from an op to one of its stages."""
-    return f"{STAGE}{number}:{','.join(map(str, apart))}"
+def stage_step(number: int, apart: tuple[int, ...], are_halves: bool = False) -> str:
+    """The step from an op to one of its stages, or to one for calls in bfloat16."""
+    return f"{STAGE}{number}:{','.join(map(str, apart))}{_HALVES if are_halves else ''}"
 
 
 def _stage(op: Op, step: str) -> Op:
     """The op at the end of such a step."""
-    number, _, apart = step.removeprefix(STAGE).partition(":")
-    return stages(op, tuple(map(int, apart.split(","))))[int(number)].op
+    number, _, apart = step.removeprefix(STAGE).removesuffix(_HALVES).partition(":")
+    found = stages(op, tuple(map(int, apart.split(","))), are_halves=step.endswith(_HALVES))
+    return found[int(number)].op

@@ -514,18 +514,6 @@ def test_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(plans(found))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bits(dtype: torch.dtype) -> None:
-    """What is between the products has more bits than a library keeps."""
-    case = CASES["two layers"]
-    call, found = made(case.text)
-    inputs = [each.detach().to(dtype) for each in case.inputs(torch.float32)]
-    wide = [each.float() for each in inputs]
-    y = call(*inputs)
-    torch.testing.assert_close(y, case.theirs(*wide).to(dtype), rtol=0.02, atol=0.02)
-    assert plans(found) == [None]
-
-
 def test_beside_an_older_opgen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES["attention"]
     monkeypatch.setenv("OPGEN_CACHE", str(tmp_path))

@@ -15,6 +15,9 @@ one at hand.
 Statements that are no such products go together where they can, as one op that is computed like any
 other. A product that adds to a tensor which others write to as well becomes a tensor of its own,
 which a statement adds.
+
+Calls in bfloat16 have stages of their own, between which some tensors keep the 32 bits that they
+have within an op, see `opgen.passes.halves`.
 """
 
 from __future__ import annotations
@@ -35,16 +38,21 @@ from opgen.ir.notation import (
 from opgen.ir.walk import all_reads
 from opgen.passes.assemble import Parts, assemble
 from opgen.passes.convolution import convolution
+from opgen.passes.halves import wide_between
 from opgen.passes.matrix_product import matrix_product
 from opgen.passes.own_targets import with_own_targets
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One of several ops, and the position of the statement in the whole if it is one apart."""
+    """One of several ops, and the position of the statement in the whole if it is one apart.
+
+    A product whose result `is_wide` is to be computed in 32 bits, of factors with 16.
+    """
 
     op: Op
     statement: int | None
+    is_wide: bool = False
 
 
 _INTEGERS = (DType.INT, DType.I64)
@@ -69,12 +77,14 @@ def products_of(op: Op) -> tuple[int, ...]:
     return tuple(found)
 
 
-def stages(op: Op, apart: Collection[int]) -> tuple[Stage, ...]:
+def stages(op: Op, apart: Collection[int], *, are_halves: bool = False) -> tuple[Stage, ...]:
     """The ops that compute an op, in order; each of the statements `apart` is one.
 
-    Their inputs and outputs have the names of the tensors that they are.
+    Their inputs and outputs have the names of the tensors that they are. If `are_halves` they are
+    those for calls in bfloat16.
     """
     op, products = with_own_targets(op, apart)
+    wide = wide_between(op, products) if are_halves else frozenset()
     units = _units(op, products)
     made: list[tuple[list[Statement], int | None]] = []
     known = {tensor.name for tensor in op.inputs} | {table.name for table in op.tables}
@@ -91,7 +101,7 @@ def stages(op: Op, apart: Collection[int]) -> tuple[Stage, ...]:
                 units.remove(unit)
         if together:
             made.append((together, None))
-    return tuple(_staged(op, made))
+    return tuple(_staged(op, made, wide))
 
 
 # ---------------------------------------------------------------------------- statements
@@ -139,29 +149,41 @@ def _units(op: Op, products: Mapping[str, int]) -> list[_Unit]:
     return found
 
 
-def _staged(op: Op, made: Sequence[tuple[Sequence[Statement], int | None]]) -> Iterator[Stage]:
-    """An op for each group of statements."""
+def _staged(
+    op: Op, made: Sequence[tuple[Sequence[Statement], int | None]], wide: Collection[str]
+) -> Iterator[Stage]:
+    """An op for each group of statements; products have all their tensors in one type."""
     results = {tensor.name for tensor in op.outputs}
     for at, (statements, product) in enumerate(made):
         later = {name for others, _ in made[at + 1 :] for each in others for name in _needs(each)}
         targets = dict.fromkeys(each.target.tensor for each in statements)
         outputs = [name for name in targets if name in later or name in results]
         if outputs:
-            staged = _assembled(op, f"{op.name}_stage_{at + 1}", statements, outputs)
-            yield Stage(staged, product)
+            declared = wide if product is None else ()
+            name = f"{op.name}_stage_{at + 1}"
+            staged = _assembled(op, name, statements, outputs, declared)
+            yield Stage(staged, product, product is not None and outputs[0] in wide)
 
 
-def _assembled(op: Op, name: str, statements: Sequence[Statement], outputs: Sequence[str]) -> Op:
-    """The op of these statements, whose other tensors are inputs."""
+def _assembled(
+    op: Op,
+    name: str,
+    statements: Sequence[Statement],
+    outputs: Sequence[str],
+    wide: Collection[str] = (),
+) -> Op:
+    """The op of these statements, whose other tensors are inputs; those that are `wide` are
+    declared so."""
     targets = {each.target.tensor for each in statements}
-    results = tuple(plain(op, each) for each in outputs)
     everything = (*op.inputs, *op.temporaries, *op.outputs)
+    handed = {each.name: plain(op, each.name) for each in everything}
+    handed |= {each: replace(handed[each], dtype=DType.F32) for each in wide}
     parts = Parts(
         name,
         "",
         op.inputs[0].name if op.inputs else "",
-        tuple(plain(op, each.name) for each in everything if each.name not in targets),
-        results,
+        tuple(each for name, each in handed.items() if name not in targets),
+        tuple(handed[each] for each in outputs),
         tuple(each for each in op.temporaries if each.name in targets and each.name not in outputs),
         tuple(statements),
     )

@@ -18,11 +18,13 @@ _Wanted = tuple[tuple[str, ...], tuple[bool, ...]]
 _Key = tuple[tuple[str, ...], tuple[str, ...]]
 """The path to a gradient, and temporaries of the op before it."""
 
-_Parts = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
-"""The path to an op, and the positions of statements that are apart, see `stages_source`."""
+_Parts = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], bool]
+"""The path to an op, the positions of statements that are apart, and whether the call is one in
+bfloat16, see `stages_source`."""
 
-_Stage = tuple[Operation, int | None]
-"""A part of an op, and the position of the statement if it is one that is apart."""
+_Stage = tuple[Operation, int | None, bool]
+"""A part of an op, the position of the statement if it is one that is apart, and whether the result
+of that has 32 bits."""
 
 
 @dataclass(eq=False)
@@ -112,18 +114,22 @@ class Family:
             return self._of_dims[path]
 
     def stages(
-        self, operation: Operation, apart: tuple[int, ...], own: tuple[int, ...]
+        self,
+        operation: Operation,
+        apart: tuple[int, ...],
+        own: tuple[int, ...],
+        are_halves: bool,
     ) -> tuple[_Stage, ...]:
         """The ops that compute an op one after the other, as `opgen.compiler.stages_source` makes
         them; none without opgen."""
-        key = operation.path, apart, own
+        key = operation.path, apart, own, are_halves
         with LOCK:
             if key not in self._stages:
                 self._stages[key] = ()
                 module = self._module("stages_source", *key)
                 if module is not None:
                     ops = module.FAMILY.operations
-                    self._stages[key] = tuple((ops[name], at) for name, at in module.STAGES)
+                    self._stages[key] = tuple((ops[name], *more) for name, *more in module.STAGES)
             return self._stages[key]
 
     def keeping(self, operation: Operation, names: tuple[str, ...]) -> Operation | None:

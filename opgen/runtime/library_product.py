@@ -257,30 +257,41 @@ def _plan(call: Call) -> Multiplication | None:
     return Multiplication(*about)
 
 
-def multiply(plan: Multiplication, tensors: Tensors) -> torch.Tensor:
-    """The output of a call."""
+def multiply(
+    plan: Multiplication, tensors: Tensors, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """The output of a call, of another type than the factors if that is given and on a GPU."""
     if plan.is_direct and not compat.autocast_is_active():
         left, right = tensors[plan.left.at], tensors[plan.right.at]
         assert left is not None and right is not None
         turned = left.mT if plan.left.is_turned else left
-        return _product(turned, right.mT if plan.right.is_turned else right, None)
+        return _product(turned, right.mT if plan.right.is_turned else right, None, dtype)
     left, right = (each.for_all(tensors, plan.found[0]) for each in (plan.left, plan.right))
     bias = None if plan.bias is None else plan.bias.of(tensors)
     if compat.autocast_is_active():  # what is to be cast was, on the way to this op
         with compat.without_autocast(left.device.type):
-            found = _product(left, right, bias)
+            found = _product(left, right, bias, dtype)
     else:
-        found = _product(left, right, bias)
+        found = _product(left, right, bias, dtype)
     found = plan.restored.restored(found, torch.contiguous_format).contiguous().view(plan.shape)
     strides = torch.empty(plan.shape, device="meta").stride()
     # They may differ in dims of one element.
     return found if found.stride() == strides else found.as_strided(plan.shape, strides)
 
 
-def _product(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _product(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    is_single = left.dim() == 2
+    if dtype is not None and dtype != left.dtype:
+        assert bias is None
+        return (torch.mm if is_single else torch.bmm)(left, right, out_dtype=dtype)
     if bias is None:
-        return torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
-    return (torch.addmm if left.dim() == 2 else torch.baddbmm)(bias, left, right)
+        return torch.mm(left, right) if is_single else torch.bmm(left, right)
+    return (torch.addmm if is_single else torch.baddbmm)(bias, left, right)
 
 
 def _is_worth(plan: Multiplication, tensors: Tensors) -> bool:

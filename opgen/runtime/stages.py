@@ -8,8 +8,10 @@ are apart also where generated kernels are faster: gradients find their results 
 
 Whether calls go that way depends on shapes and strides alone, on a GPU also on settings of PyTorch
 (`library_cuda`), so that a call always gives the same bits. opgen makes the ops when such a call is
-met; without it, and in 16 bits, where what is between two products is kept in more bits than the
-library takes, calls go as ever.
+met; without it calls go as ever. So do those in float16: numbers between its statements may be
+larger than that type has. In bfloat16 they are rounded to it where a product takes or gives them as
+an op of its own would, and where nothing else that is computed meets its result. Other results have
+32 bits: on a GPU cuBLAS gives them of factors with 16, on a CPU the factors are converted first.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import torch
 
 from opgen.runtime import (
     build,
+    checks,
     compat,
     cuda,
     evaluation,
@@ -37,7 +40,7 @@ from opgen.runtime import (
 )
 from opgen.runtime.library_plan import Plan
 from opgen.runtime.library_product import Multiplication
-from opgen.runtime.record import record
+from opgen.runtime.record import record, replaced
 from opgen.runtime.schema import Number, Numbers, flatten, told_apart, unflatten
 
 if TYPE_CHECKING:
@@ -60,7 +63,8 @@ _MOST_KNOWN = 1024
 _TRIED = 3
 """How often it is looked again which products are apart, when others are not."""
 
-_TYPES = (("f32", "f32"), ("f64", "f64"))
+_TYPES = (("f32", "f32"), ("f64", "f64"), ("bf16", "f32"))
+_HALVES = "bf16"
 
 
 @record
@@ -77,6 +81,19 @@ class Stage:
     results: tuple[str, ...]
     spent: tuple[str, ...]
     plan: Plan | Multiplication | None
+    is_wide: bool = False
+    """Whether the result has 32 bits, and the factors 16."""
+
+    def computed(self, given: list[torch.Tensor]) -> Outputs | None:
+        """What it gives; None where the library may not be right about some number."""
+        if self.is_wide and isinstance(self.plan, Multiplication):
+            return (library_product.multiply(self.plan, given, torch.float32),)
+        if self.is_wide:
+            given = [each.float() for each in given]
+        if self.plan is None:
+            return applied(self.operation, given, self.numbers)
+        found = library_call.computed(self.plan, given)
+        return None if found is None else (found,)
 
 
 @record
@@ -88,14 +105,10 @@ class Stages:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     absent: Mapping[str, torch.Tensor]
+    between: tuple[str, ...]
+    """What one stage hands to another, in the type of the call, and is no output."""
     gradients: dict[tuple[bool, ...], Gradients] = field(default_factory=dict)
     """How gradients are computed, by which are wanted."""
-
-    @property
-    def between(self) -> tuple[str, ...]:
-        """What one stage hands to another and is no output."""
-        made = dict.fromkeys(name for stage in self.stages for name in stage.results)
-        return tuple(name for name in made if name not in self.outputs)
 
     def run(self, tensors: Tensors, kept: Sequence[str] = ()) -> Outputs | None:
         """The outputs of a call, and then what is `kept` of what is between the stages; None where
@@ -104,14 +117,9 @@ class Stages:
         found.update((n, x) for n, x in zip(self.inputs, tensors, strict=True) if x is not None)
         with torch.no_grad():
             for stage in self.stages:
-                given = [found[name] for name in stage.sources]
-                if stage.plan is None:
-                    made = applied(stage.operation, given, stage.numbers)
-                else:
-                    one = library_call.computed(stage.plan, given)
-                    if one is None:
-                        return None
-                    made = (one,)
+                made = stage.computed([found[name] for name in stage.sources])
+                if made is None:
+                    return None
                 found.update(zip(stage.results, made, strict=True))
                 for name in stage.spent:
                     if name not in kept:
@@ -204,8 +212,9 @@ def _planned(call: Call) -> Stages | None:
     known: tuple[tuple[int, ...], tuple[int, ...]] = operation.apart, ()
     for _ in range(_TRIED):
         plan = _Plan(call)
-        for stage, statement in operation.family.stages(operation, *known):
-            plan.add(stage, statement)
+        are_halves = call.types.shared == _HALVES
+        for stage in operation.family.stages(operation, *known, are_halves):
+            plan.add(*stage)
         if not plan.apart or plan.work < least:
             return None
         found = tuple(sorted(plan.apart)), tuple(sorted(plan.own))
@@ -237,13 +246,18 @@ class _Plan:
         self.made: list[Stage] = []
         self.calls: list[Call] = []
 
-    def add(self, operation: Operation, statement: int | None) -> None:
+    def add(self, operation: Operation, statement: int | None, is_wide: bool) -> None:
         """Add a stage; `statement` is the position of the product that it is."""
         numbers = tuple(flatten(self.known[each.name] for each in operation.attributes))
         sources = tuple(each.name for each in operation.inputs)
         given = [self.found[name] for name in sources]
+        if is_wide:
+            given = [each.float() for each in given]
         call = evaluation.prepare(operation, given, unflatten(operation.attributes, numbers))
         plan = None if statement is None else library_call.plan(call)
+        on_gpu = cuda.computes(call.device)
+        if is_wide and on_gpu and not isinstance(plan, Multiplication):
+            statement = None  # tiles of opgen take it in 16 bits, with what is around it
         if statement is not None:
             work = library_product.work(call) if plan is None else _work(plan)
             is_own = work >= max(1, _least_work(call.device)) and not _is_slow_to_find(call)
@@ -255,9 +269,9 @@ class _Plan:
         self.found.update(zip(results, evaluation.empty_outputs(call), strict=True))
         if plan is None:
             self.calls.append(call)
-        if isinstance(plan, Multiplication) is not cuda.computes(call.device):
+        if isinstance(plan, Multiplication) is not on_gpu:
             plan = None
-        self.made.append(Stage(operation, numbers, sources, results, (), plan))
+        self.made.append(Stage(operation, numbers, sources, results, (), plan, is_wide))
 
     def stages(self) -> Stages | None:
         """All of them; None where they would give outputs with other strides than the op."""
@@ -273,12 +287,16 @@ class _Plan:
         for name, at in last.items():
             if name not in outputs:
                 spent[at] += (name,)
-        stages = (
-            Stage(s.operation, s.numbers, s.sources, s.results, names, s.plan)
-            for s, names in zip(self.made, spent, strict=True)
-        )
+        stages = (replaced(s, spent=names) for s, names in zip(self.made, spent, strict=True))
         inputs = tuple(each.name for each in operation.inputs)
-        return Stages(tuple(stages), inputs, outputs, self.absent)
+        made = dict.fromkeys(name for stage in self.made for name in stage.results)
+        between = (n for n in made if n not in outputs and not self._is_wider(n))
+        return Stages(tuple(stages), inputs, outputs, self.absent, tuple(between))
+
+    def _is_wider(self, name: str) -> bool:
+        """Whether a tensor has more bits than reals of the call, which gradients would mix."""
+        dtype = self.found[name].dtype
+        return dtype.is_floating_point and checks.DTYPES[dtype] != self.call.types.shared
 
 
 def _is_slow_to_find(call: Call) -> bool:

@@ -1,0 +1,235 @@
+"""Ops with products beside other statements in 16 bits: what is rounded between stages, and not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opgen.ir.notation import DType, Op
+from opgen.passes.stages import products_of, stages
+from opgen.runtime import library_call
+from opgen.runtime import stages as calls
+from test_stages import (
+    ATTENTION,
+    CASES,
+    CONVOLUTION,
+    PIXELS,
+    TWO_LAYERS,
+    Case,
+    checked,
+    gradient,
+    made,
+    plans,
+)
+
+DISTANCES = """op f(x[N,D], y[M,D]) -> z[N,M]
+  tmp xx[N], yy[M], xy[N,M]
+  xx[n] = sum(d) x[n,d]**2
+  yy[m] = sum(d) y[m,d]**2
+  xy[n,m] = sum(d) x[n,d] * y[m,d]
+  z[n,m] = max(xx[n] - 2*xy[n,m] + yy[m], 0)
+"""
+TWO_STEPS = """op f(x[N,D], y[M,D]) -> z[N,M]
+  tmp xx[N], xy[N,M], less[N,M]
+  xx[n] = sum(d) x[n,d]**2
+  xy[n,m] = sum(d) x[n,d] * y[m,d]
+  less[n,m] = 2*xy[n,m]
+  z[n,m] = xx[n] - less[n,m]
+"""
+IN_TURN = """op f(x[N,D], y[M,D]) -> z[N,M]
+  tmp xx[N], xy[N,M]
+  xx[n] = sum(d) x[n,d]**2
+  xy[n,m] = sum(d) x[n,d] * y[m,d]
+  z[n,m] += xx[n]
+  z[n,m] += -xy[n,m]
+"""
+SCALED = """op f(x[N,D], y[M,D]) -> z[N,M]
+  tmp xx[N], xy[N,M]
+  xx[n] = sum(d) x[n,d]**2
+  xy[n,m] = sum(d) x[n,d] * y[m,d]
+  z[n,m] = -xy[n,m] / xx[n]
+"""
+FUNCTION = """op f(x: float[N,D], y[M,D]) -> z[N,M]
+  tmp xx[N], xy[N,M]
+  xx[n] = sum(d) x[n,d]**2
+  xy[n,m] = sum(d) x[n,d] * y[m,d]
+  z[n,m] = exp(xy[n,m] * xx[n])
+"""
+
+WIDE = {
+    "beside an input": (CONVOLUTION, set()),
+    "by a function of itself": (PIXELS, set()),
+    "a factor of the next one": (TWO_LAYERS, set()),
+    "less its own maximum": (ATTENTION, {"_t1", "s"}),
+    "beside other sums": (DISTANCES, {"xy"}),
+    "beside them later": (TWO_STEPS, {"xy"}),
+    "beside them in turn": (IN_TURN, {"xy"}),
+    "divided by them": (SCALED, set()),
+    "in a function of both": (FUNCTION, {"xy"}),
+}
+
+
+def handed_on_wide(op: Op) -> set[str]:
+    """The tensors that stages of an op give in 32 bits."""
+    return {
+        each.name
+        for stage in stages(op, products_of(op), are_halves=True)
+        for each in stage.op.outputs
+        if stage.is_wide or each.dtype is DType.F32
+    }
+
+
+@pytest.mark.parametrize(("text", "expected"), WIDE.values(), ids=WIDE)
+def test_what_keeps_its_bits(text: str, expected: set[str]) -> None:
+    """Sums that are read within their stage are handed on to nobody."""
+    assert handed_on_wide(checked(text)) == expected
+
+
+def test_what_flows_back_through_a_softmax_keeps_its_bits() -> None:
+    """It is less its own mean; what flows on to the products is rounded as factors are."""
+    _, derived = gradient(ATTENTION, ("f", "q"))
+    assert derived.temporaries, "it has what flows back to the softmax"
+    found = handed_on_wide(derived)
+    assert "grad_e_term" in found
+    assert "grad__t1" not in found
+
+
+# ---------------------------------------------------------------------------- numbers
+@pytest.fixture(autouse=True)
+def _for_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of any size go in stages."""
+    monkeypatch.setattr(calls, "LEAST_WORK", 0)
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Numbers in float64 as bfloat16 has them; gradients pass."""
+    return x + (x.detach().bfloat16().to(x.dtype) - x.detach())
+
+
+ROUNDED = CASES | {
+    # Where a result is negative depends on how it was rounded.
+    "convolution": replace(
+        CASES["convolution"],
+        theirs=lambda x, k, b: F.relu(rounded(F.conv2d(x, k, padding=1)) + b[:, None, None]),
+    ),
+    "linear": replace(
+        CASES["linear"],
+        theirs=lambda x, k, b: F.leaky_relu(rounded(F.linear(x, k)) + b, 0.1),
+    ),
+}
+STEPS = {name: 3 if name == "attention" else 2 for name in CASES}
+"""How many roundings stand one behind the other, of what flows forth or back; by how much numbers
+may differ from those that are rounded once."""
+
+
+def of_halves(case: Case, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    return [each.detach().to(dtype).requires_grad_() for each in case.inputs(torch.float32)]
+
+
+def check(mine: Tensor, exact: Tensor, steps: int) -> None:
+    """Within some roundings of the largest number."""
+    assert mine.dtype == torch.bfloat16
+    most = float(exact.abs().max())
+    assert float((mine.double() - exact).abs().max()) <= steps * 2**-8 * most
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_and_gradients(name: str) -> None:
+    case = ROUNDED[name]
+    (call, found), inputs = made(case.text), of_halves(case)
+    exact = [each.detach().double().requires_grad_() for each in inputs]
+    y, wanted = call(*inputs), case.theirs(*exact)
+    assert any(plans(found)), "it goes in stages"
+    check(y.detach(), wanted.detach(), STEPS[name])
+    torch.manual_seed(1)
+    flowing = torch.randn(y.shape).bfloat16()
+    mine = torch.autograd.grad(y, inputs, flowing)
+    theirs = torch.autograd.grad(wanted, exact, flowing.double())
+    for one, other in zip(mine, theirs, strict=True):
+        check(one, other, STEPS[name])
+
+
+@pytest.mark.parametrize("text", [DISTANCES, TWO_STEPS, IN_TURN])
+def test_sums_that_cancel(text: str) -> None:
+    """Of products that are rounded no digit would be left: they are sums of 64 squares, and what
+    is left of them 64 times the square of 1/16."""
+    call, found = made(text)
+    torch.manual_seed(0)
+    x = torch.randint(8, 16, (24, 64)).bfloat16()
+    y = x + torch.randint(0, 2, x.shape).bfloat16() / 16
+    z = call(x, y)
+    assert any(plans(found)), "it goes in stages"
+    exact = x.double(), y.double()
+    cross = exact[0] @ exact[1].T
+    own, other = (each.square().sum(1) for each in exact)
+    wanted = {
+        DISTANCES: (own[:, None] - 2 * cross + other).clamp(min=0),
+        TWO_STEPS: own[:, None] - 2 * cross,
+        IN_TURN: own[:, None] - cross,
+    }[text]
+    assert not torch.equal(wanted.bfloat16(), (wanted + cross - cross.bfloat16()).bfloat16())
+    torch.testing.assert_close(z, wanted.bfloat16(), rtol=2**-8, atol=0)
+
+
+def test_images_in_channels_last_format() -> None:
+    case = ROUNDED["convolution"]
+    (call, found), inputs = made(case.text), of_halves(case)
+    last = inputs[0].detach().contiguous(memory_format=torch.channels_last)
+    y = call(last, *inputs[1:])
+    assert any(plans(found)), "it goes in stages"
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    check(y.detach(), case.theirs(*(each.detach().double() for each in inputs)), 2)
+
+
+def test_what_was_kept_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["convolution"]
+    (call, _), inputs = made(case.text), of_halves(case)
+    torch.autograd.grad(call(*inputs).sum(), inputs)  # what they read is known now
+    asked: list[object] = []
+    computed = library_call.computed
+
+    def counted(*given: Any) -> Tensor | None:
+        asked.append(given)
+        return computed(*given)
+
+    monkeypatch.setattr(library_call, "computed", counted)
+    torch.autograd.grad(call(*inputs).sum(), inputs)
+    assert len(asked) == 3, "one product forward, one for each of two gradients"
+
+
+def test_gradients_of_gradients() -> None:
+    case = CASES["linear"]
+    (call, _), inputs = made(case.text), of_halves(case)
+    exact = [each.detach().double().requires_grad_() for each in inputs]
+
+    def second(of: Callable[..., Tensor], given: list[Tensor]) -> Tensor:
+        first = torch.autograd.grad(of(*given).square().sum(), given[0], create_graph=True)[0]
+        return torch.autograd.grad(first.sum(), given[1])[0]
+
+    def theirs(x: Tensor, k: Tensor, b: Tensor) -> Tensor:
+        return F.leaky_relu(F.linear(x, k, b), 0.1)
+
+    mine, wanted = second(call, inputs), second(theirs, exact)
+    # The square of a result that was rounded is one of 16 bits, too.
+    assert float((mine.double() - wanted).abs().max()) <= 2**-5 * float(wanted.abs().max())
+
+
+# ---------------------------------------------------------------------------- calls that go as ever
+def test_float16_has_too_short_a_range() -> None:
+    """A sum between statements may be larger than its largest number."""
+    case = CASES["two layers"]
+    call, found = made(case.text)
+    x, a, b = of_halves(case, torch.float16)
+    with torch.no_grad():
+        y = call(x * 128, a * 128, b / 1024)
+    exact = (x.double() * 128) @ (a.double() * 128).T
+    assert float(exact.detach().abs().max()) > torch.finfo(torch.float16).max
+    wanted = exact @ (b.double() / 1024).T
+    torch.testing.assert_close(y, wanted.half(), rtol=2**-9, atol=2**-9)
+    assert not any(plans(found))
