@@ -44,7 +44,16 @@ op taps(x[C,N,W], g[C,N,W]) -> y[C,3]
 op many_taps(x[C,N,W], g[C,N,W]) -> y[C,25]
   y[c,k] = sum(n,w) x[c,n, w + k - 1 ?0] * g[c,n,w]
 
-op too_many_taps(x[C,N,W], g[C,N,W]) -> y[C,26]
+op row_of_taps(x[C,N,W], g[C,N,W]) -> y[C,49]
+  y[c,k] = sum(n,w) x[c,n, w + k - 1 ?0] * g[c,n,w]
+
+op taps_apart(x[C,N,W], g[C,N,W]) -> y[C,50]
+  y[c,k] = sum(n,w) x[c,n, w + k - 1 ?0] * g[c,n,w]
+
+op rows_apart(x[C,H,W], g[C,H,W]) -> y[C,9,11]
+  y[c,k,l] = sum(h,w) x[c, h + k - 4 ?0, w + l - 5 ?0] * g[c,h,w]
+
+op too_many_taps(x[C,N,W], g[C,N,W]) -> y[C,65]
   y[c,k] = sum(n,w) x[c,n, w + k - 1 ?0] * g[c,n,w]
 
 op phases(x[N,C,(H 2),(W 2)]) -> y[(C 2 2)]
@@ -106,6 +115,9 @@ def kernel(name: str) -> tuple[Kernel, tuple[str, ...]]:
         ("scaled", 1, ["n"]),
         ("taps", 3, ["n", "w"]),
         ("many_taps", 25, ["n", "w"]),
+        ("row_of_taps", 49, ["n", "w"]),
+        ("taps_apart", 1, ["n", "w"]),
+        ("rows_apart", 11, ["h", "w"]),
         ("phases", 1, ["n", "h", "w"]),
         ("channels", 1, ["n", "h", "w"]),
         ("taps_across", 9, ["n", "h", "w"]),
@@ -123,7 +135,7 @@ def test_sums_over_boxes(name: str, sums: int, box: list[str]) -> None:
 @pytest.mark.parametrize("name", ["triangle", "place", "too_many_taps"])
 def test_other_kernels(name: str) -> None:
     """Half of a box around a triangle would be left out; the first of several places is not found
-    in any order; a pass has registers for so many cells."""
+    in any order; a thread each is enough where there are so many cells."""
     assert box_sum(*kernel(name)) is None
 
 
@@ -179,6 +191,26 @@ def test_every_term_is_added_once(shape: tuple[int, int, int], threads: int) -> 
         assert torch.equal(OPS.total(flat), flat.sum().reshape(1))
     is_long = shape[1] * shape[2] >= 16 * threads
     assert not is_long or split(launches) == {"taps_y", "many_taps_y", "total_y"}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("threads", [1, 64])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 17), (1, 9, 64), (3, 2, 3), (2, 0, 3)])
+def test_taps_of_large_windows(shape: tuple[int, int, int], threads: int) -> None:
+    """Some in a pass of their own, for which the image begins and ends elsewhere."""
+    x, g = integers(*shape, seed=0), integers(*shape, seed=1)
+    padded = F.pad(x, (5, 5, 4, 4))
+    channels, height, width = shape
+    rows = [
+        [(padded[:, k : k + height, at : at + width] * g).sum((1, 2)) for at in range(11)]
+        for k in range(9)
+    ]
+    with small_shares(), emulated(threads=threads, most_blocks=(2, 3, 1)):
+        assert torch.equal(OPS.row_of_taps(x, g), correlation(x, g, 49))
+        assert torch.equal(OPS.taps_apart(x, g), correlation(x, g, 50))
+        found = OPS.rows_apart(x, g)
+    assert torch.equal(found, torch.stack([torch.stack(each, 1) for each in rows], 1))
+    assert found.shape == (channels, 9, 11)
 
 
 def test_what_is_stored_reads_tensors_that_no_term_does() -> None:
@@ -301,6 +333,8 @@ def test_the_same_bits_whatever_runs_first() -> None:
         (2, 1, 1, 3, (3, 2, 9, 16)),
         pytest.param(1, 1, 1, 3, (2, 3, 8, 16), marks=pytest.mark.slow),
         pytest.param(1, 4, 2, 5, (1, 2, 11, 12), marks=pytest.mark.slow),
+        pytest.param(1, 5, 1, 11, (2, 2, 9, 13), marks=pytest.mark.slow),
+        pytest.param(2, 3, 2, 9, (1, 2, 17, 19), marks=pytest.mark.slow),
     ],
 )
 def test_gradients_of_filters(

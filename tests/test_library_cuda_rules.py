@@ -88,7 +88,6 @@ NET, NET_LAST = case(1, 64, 180), case(1, 64, 180, 1, LAST)
         # Two images of 10 channels are work enough on the way forward, one is not.
         (case(2, 10, 50), IEEE, True, False),
         (case(1, 10, 50), IEEE, False, False),
-        (case(512, 9, 50), IEEE, False, False),
         (case(512, 3, 50), TF32, True, True),
         (case(512, 2, 50, taps=5), TF32, False, False),
         (case(512, 6, 50, taps=2), TF32, False, False),
@@ -105,6 +104,53 @@ def test_which_convolutions_go_there(
 ) -> None:
     for names, expected in ((FORWARD, forward), (BACKWARD, backward)):
         assert library_cuda.takes_convolution(case, FLOAT, names, settings, 0) == expected
+
+
+def few(
+    channels: int, results: int, taps: int, stride: int = 1, format_: Any = PLAIN, side: int = 128
+) -> Case:
+    """A convolution with few channels or results, of 8 images."""
+    ones, weight = (1, 1), (results, channels, taps, taps)
+    image, result = (8, channels, side, side), (8, results, side // stride, side // stride)
+    padding = (taps // 2, taps // 2)
+    return Case(1, (stride, stride), padding, ones, result, image, weight, format_)
+
+
+@pytest.mark.parametrize(
+    ("case", "forward", "of_image", "of_weight"),
+    [
+        (few(3, 64, 7, 2), True, True, True),
+        (few(3, 64, 3), True, True, False),
+        (few(3, 64, 3, format_=LAST), True, True, False),
+        (few(3, 32, 3, 2), True, True, True),
+        (few(3, 31, 3, 2), False, False, False),
+        (few(3, 64, 2), False, True, False),
+        (few(2, 64, 5), True, True, True),
+        (few(3, 64, 16, 16), False, True, True),
+        (few(1, 32, 3), False, False, False),
+        (few(1, 32, 3, 2), False, True, False),
+        (few(1, 64, 4, 2), False, True, True),
+        (few(8, 8, 3), False, False, False),
+        (few(8, 8, 4), False, False, True),
+        (few(64, 3, 3), False, False, False),
+        (few(64, 3, 9), False, False, True),
+        (few(320, 4, 3, side=64), False, False, False),
+        (few(320, 4, 3, format_=LAST, side=64), True, False, False),
+        (few(320, 4, 3, format_=LAST), False, False, False),
+        (few(64, 4, 3, format_=LAST, side=64), False, False, False),
+        (few(10, 10, 3), True, True, True),
+    ],
+)
+def test_few_channels_or_results(
+    case: Case, forward: bool, of_image: bool, of_weight: bool
+) -> None:
+    roles = {"y": forward, "x": of_image, "w": of_weight}
+    for target, expected in roles.items():
+        names = Convolution(target, "y", "x", "w")
+        assert library_cuda.takes_convolution(case, FLOAT, names, IEEE, 0) == expected
+        assert library_cuda.format_of(case, FLOAT, IEEE) == case.format
+        # Tiles of opgen have TF32 then.
+        assert not library_cuda.takes_convolution(case, FLOAT, names, PRODUCTS_ONLY, 0)
 
 
 @pytest.mark.parametrize("dtype", [HALF, BRAIN])

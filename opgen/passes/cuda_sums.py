@@ -50,6 +50,8 @@ gradients of [8,1024,20,20], which an H100 copies in 11 microseconds. One pass n
 of a thread, and loads once for 9 products.
 """
 
+_MOST_APART: Final = 64
+"""The most taps of a window that have a pass each, or one for a row: 11 for 11 by 11 taps."""
 
 _FAR: Final = 2**31
 """More elements than one step along any axis whose step is known."""
@@ -78,7 +80,9 @@ def summed(
         ]
     nests = [_Nest.of(body[1]) for body in bodies]
     found = [nest for nest in nests if nest is not None]
-    box = _box(found, facts, frozenset(integers)) if len(found) == len(nests) else None
+    axes = tuple(axis for axis in kernel.axes if axis not in taps)
+    known = _Known(frozenset(integers), _apart(axes))
+    box = _box(found, facts, known) if len(found) == len(nests) else None
     if not box:
         return None
     inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))
@@ -90,7 +94,6 @@ def summed(
     for axis in reversed(order):
         whole = (For(axis.name, (ZERO,), (axis.extent - 1,), whole, any_order=True),)
     starts, stores = (tuple(body[at] for body in bodies) for at in (0, -1))
-    axes = tuple(axis for axis in kernel.axes if axis not in taps)
     return replace(kernel, axes=axes, body=(*starts, *whole, *stores))
 
 
@@ -155,7 +158,23 @@ def _with(name: str, value: Poly, nodes: Sequence[Node]) -> tuple[Node, ...]:
     return map_nodes(tuple(nodes), lambda each: each.substitute({name: value}))
 
 
-def _box(nests: Sequence[_Nest], facts: Facts, integers: frozenset[str]) -> tuple[Axis, ...]:
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What ranges may depend on: integers that a launch knows, and taps that a pass has one of."""
+
+    integers: frozenset[str]
+    taps: frozenset[str]
+
+
+def _apart(axes: Sequence[Axis]) -> frozenset[str]:
+    """The axes that are so short that all are taps, or as good as that; those of a large window
+    leave most of their images out, and are enough cells to have a thread each."""
+    short = [axis for axis in axes if axis.extent.is_constant]
+    count = math.prod(axis.extent.constant for axis in short)
+    return frozenset(axis.name for axis in short) if count <= _MOST_APART else frozenset()
+
+
+def _box(nests: Sequence[_Nest], facts: Facts, known: _Known) -> tuple[Axis, ...]:
     """Ranges that contain those of all nests and that a launch knows; nothing where there are none.
 
     They begin at 0, and they end where every nest has to end. Where the range is another one for
@@ -167,11 +186,12 @@ def _box(nests: Sequence[_Nest], facts: Facts, integers: frozenset[str]) -> tupl
     for loops in zip(*(nest.loops for nest in nests), strict=True):
         bounds = [bound for loop in loops for bound in (*loop.lower, *loop.upper)]
         first, *others = (set(loop.upper) for loop in loops)
-        last = min(first.intersection(*others), key=lambda bound: len(str(bound)), default=None)
+        ends = (each for each in first.intersection(*others) if each.symbols <= known.integers)
+        last = min(ends, key=lambda bound: (len(str(bound)), str(bound)), default=None)
         if (
             last is None
             or len({loop.name for loop in loops}) != 1
-            or not all(bound.symbols <= integers for bound in bounds)
+            or not all(bound.symbols <= known.integers | known.taps for bound in bounds)
             or not all(any(is_nonnegative(b, facts) for b in loop.lower) for loop in loops)
         ):
             return ()
@@ -195,7 +215,7 @@ def _taps(kernel: Kernel) -> tuple[Axis, ...]:
         and axis.extent.constant > 0
         and not all(any(axis.name in index.symbols for index in load.indices) for load in loads)
     ]
-    if len(short) == 2 and math.prod(axis.extent.constant for axis in short) <= _MOST_TAPS:
+    if len(short) <= 2 and math.prod(axis.extent.constant for axis in short) <= _MOST_TAPS:
         return tuple(reversed(short))
     found: list[Axis] = []
     count = 1

@@ -76,6 +76,39 @@ images of 28 by 28 takes 20 and tiles of opgen 77, with 8 these are 23 and 109, 
 and 237, 42 and 361; with 4 they are 17 and 15, 40 and 29. In channels-last format, for which it is
 half of this, cuDNN takes 8.6 and 32 with 4, opgen's kernels 132 and 44."""
 
+_MANY, _FEW_TERMS, _MANY_TERMS = 32, 256, 1024
+"""How many results, and terms, are many for channels or results that are fewer than `_LEAST_SIDE`,
+in one group in float32 without TF32. Microseconds on an H200, 2026-11-27, of opgen's kernels and
+cuDNN, in contiguous and then in channels-last format; `7x7/2` has a stride of 2.
+
+| channels | results | window | forward | | of images | | of weights | |
+|---|---|---|---|---|---|---|---|---|
+| 3 | 64 | 7x7/2 | 80, 52 | 80, 55 | 226, 75 | 495, 90 | 116, 63 | 116, 65 |
+| 3 | 96 | 4x4/4 | 16, 15 | 18, 15 | 32, 18 | 117, 31 | 31, 28 | 28, 28 |
+| 3 | 384 | 16x16/16 | 44, 54 | 65, 68 | 161, 32 | 83, 48 | 61, 47 | 59, 37 |
+| 3 | 64 | 3x3 | 199, 85 | 195, 118 | 209, 138 | 534, 211 | 90, 126 | 144, 125 |
+| 3 | 32 | 3x3/2 | 19, 18 | 22, 22 | 46, 42 | 117, 67 | 45, 35 | 48, 36 |
+| 2 | 64 | 5x5 | 94, 58 | 93, 88 | 111, 73 | 1207, 105 | 100, 69 | 97, 73 |
+| 4 | 320 | 3x3 | 52, 30 | 44, 34 | 51, 31 | 698, 49 | 31, 50 | 42, 46 |
+| 1 | 32 | 3x3 | 10, 24 | 9, 25 | 20, 31 | 20, 32 | 14, 41 | 14, 41 |
+| 8 | 8 | 3x3 | 13, 32 | 47, 39 | 13, 43 | 44, 59 | 17, 55 | 42, 50 |
+| 32 | 3 | 9x9 | 343, 502 | 1094, 1058 | 96, 1847 | 81, 1830 | 2433, 473 | 1779, 447 |
+| 64 | 3 | 3x3 | 51, 171 | 185, 468 | 65, 56 | 66, 87 | 36, 276 | 58, 210 |
+| 320 | 4 | 3x3 | 52, 122 | 726, 138 | 45, 40 | 40, 55 | 31, 96 | 42, 111 |
+| 64 | 1 | 3x3 | 37, 171 | 331, 465 | 16, 46 | 15, 69 | 16, 273 | 30, 209 |
+| 1 | 1 | 11x11 | 33, 201 | 33, 200 | 30, 636 | 29, 634 | 18624, 189 | 18628, 189 |
+
+Transposed ones from 64 to 3 channels and from 128, 4x4/2, take 77 and 11, 220 and 37, in
+channels-last format 22 and 18, 179 and 55; from 64 to 1 86 and 19, 79 and 25."""
+
+_LARGE_WINDOW, _LARGEST_WINDOW = 9, 49
+"""From how many taps on sums over pixels for a weight are too many for what threads have registers
+for, as the table shows; and far too many for single channels also in TF32 and 16 bits, which were
+not measured."""
+
+_FEW_CELLS = 2**17
+"""How many results are few, of sums of `_MANY_TERMS`: too few for threads with one or four each."""
+
 _LEAST_WORK, _LEAST_WORK_OF_GRADIENTS = 2**22, 2**23
 """From how many multiplications on a convolution, and its gradients, are the library's. With 10
 channels and two images of 50 by 50, 4.5 million, it takes 6.8 microseconds and opgen's tiles 20.1,
@@ -169,11 +202,16 @@ def takes_convolution(
     if case.work < max(least_work, _WORTH_COPIES * copied):
         return False
     on_tensor_cores = dtype != torch.float32 or found.tf32
-    has_window = on_tensor_cores and math.prod(case.weight[2:]) > 1
+    side, taps = _side(case), math.prod(case.weight[2:])
+    is_single = case.groups == 1 and side < _LEAST_SIDE_ON_TENSOR_CORES
+    if is_single and names.target == names.weight and taps > _LARGEST_WINDOW:
+        return True
+    if case.groups == 1 and side < _LEAST_SIDE and not on_tensor_cores:
+        return not found.tf32_of_products and _takes_few(case, names)
+    has_window = on_tensor_cores and taps > 1
     least_terms = _LEAST_TERMS_ON_TENSOR_CORES if has_window else _LEAST_TERMS
     if math.prod(case.weight[1:]) < least_terms:
         return False
-    side = _side(case)
     if on_tensor_cores:
         if case.groups == 1:
             return side >= _LEAST_SIDE_ON_TENSOR_CORES
@@ -191,6 +229,21 @@ def takes_convolution(
     return side >= (_LEAST_SIDE if case.groups == 1 else _LEAST_SIDE_OF_GROUPS)
 
 
+def _takes_few(case: Case, names: Convolution) -> bool:
+    """The same with channels or results that fill no tile, of float32 without TF32."""
+    results, channels, *window = case.weight
+    is_strided, is_many = max(case.stride) > 1, results >= _MANY
+    if names.target == names.weight:
+        return math.prod(window) > _LARGE_WINDOW or (is_strided and is_many and channels > 1)
+    if names.target == names.image:
+        return is_many and (is_strided or channels > 1)
+    terms = math.prod(case.weight[1:])
+    if is_many:
+        return channels > 1 and _LEAST_TERMS_ON_TENSOR_CORES <= terms <= _FEW_TERMS
+    is_last = case.format != torch.contiguous_format
+    return is_last and terms >= _MANY_TERMS and math.prod(case.result) <= _FEW_CELLS
+
+
 def format_of(case: Case, dtype: torch.dtype, found: Settings | None) -> torch.memory_format:
     """The format in which cuDNN is to have images, and to give them.
 
@@ -204,7 +257,7 @@ def format_of(case: Case, dtype: torch.dtype, found: Settings | None) -> torch.m
     """
     if dtype != torch.float32 or found is None or found.tf32 or found.tf32_of_products:
         return case.format
-    if _side(case) >= _LEAST_SIDE_OF_GROUPS:
+    if _side(case) >= _LEAST_SIDE_OF_GROUPS or (case.groups == 1 and _side(case) < _LEAST_SIDE):
         return case.format
     copied = math.prod(case.image) + math.prod(case.result)
     is_worth = case.work >= max(_LEAST_WORK_OF_COPIES, _WORTH_COPIES_OF_FEW * copied)
