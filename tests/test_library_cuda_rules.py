@@ -32,6 +32,7 @@ from opgen.runtime import evaluation, library_call, library_cuda
 from opgen.runtime.description import Convolution
 from opgen.runtime.library import Case
 from opgen.runtime.library_cuda import Settings
+from opgen.runtime.record import replaced
 from opgen.runtime.schema import unflatten
 
 NEAR_MISSES = {
@@ -151,6 +152,35 @@ def test_few_channels_or_results(
         assert library_cuda.format_of(case, FLOAT, IEEE) == case.format
         # Tiles of opgen have TF32 then.
         assert not library_cuda.takes_convolution(case, FLOAT, names, PRODUCTS_ONLY, 0)
+
+
+def singles(images: int, channels: int, side: int, taps: int = 3, format_: Any = LAST) -> Case:
+    """A depthwise convolution."""
+    return case(images, channels, side, channels, format_, taps)
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (singles(4, 144, 56), True),
+        (singles(8, 1024, 20), True),
+        (singles(8, 2048, 16), False),
+        (singles(4, 144, 56, format_=PLAIN), False),
+        (singles(1, 144, 28), False),
+        (singles(4, 240, 28, 5), True),
+        (singles(8, 1024, 20, 5), True),
+        (singles(64, 1024, 20, 5), False),
+        (singles(1, 768, 7, 7), False),
+        (replaced(singles(4, 144, 56), weight=(288, 1, 3, 3)), False),
+    ],
+)
+@pytest.mark.parametrize("settings", [IEEE, TF32])
+def test_single_channels(case: Case, expected: bool, settings: Settings) -> None:
+    assert library_cuda.takes_convolution(case, FLOAT, FORWARD, settings, 0) == expected
+    assert not library_cuda.takes_convolution(case, FLOAT, FORWARD, settings, 1)
+    assert not library_cuda.takes_convolution(case, FLOAT, BACKWARD, settings, 0)
+    assert not library_cuda.takes_convolution(case, HALF, FORWARD, settings, 0)
+    assert not library_cuda.takes_convolution(case, BRAIN, FORWARD, settings, 0)
 
 
 @pytest.mark.parametrize("dtype", [HALF, BRAIN])

@@ -73,7 +73,13 @@ _Launch = ctypes.CFUNCTYPE(
 )
 _Make = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 _Delete = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
+_Ask = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32))
+_Allocate = ctypes.CFUNCTYPE(
+    *(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_uint32)
+)
 _STREAM, _GUARD = 1234, 77
+_HELD: list[ctypes.Array[ctypes.c_char]] = []
+"""Memory that the table keeps for the whole process."""
 
 
 @dataclass
@@ -87,6 +93,11 @@ class Driver:
     errors: list[BaseException] = field(default_factory=list)
     fails_at: int = -1
     """The launch that fails."""
+    waits: list[int] = field(default_factory=list)
+    """How many kernels were launched before each time that the table waited."""
+    is_captured: bool = False
+    breaks: bool = False
+    """Whether the device breaks while it is waited for."""
     functions: list[object] = field(default_factory=list)
 
     def addresses(self) -> list[ctypes.c_void_p]:
@@ -99,6 +110,9 @@ class Driver:
             _Delete(self._release),
             _Make(self._stream),
             _Launch(self._launch),
+            _Delete(self._wait),
+            _Ask(self._is_captured),
+            _Allocate(self._allocate),
         ]
         return [ctypes.cast(each, ctypes.c_void_p) for each in self.functions]  # type: ignore[arg-type]
 
@@ -114,6 +128,22 @@ class Driver:
 
     def _stream(self, index: int, found: ctypes._Pointer[ctypes.c_void_p]) -> int:
         found[0] = _STREAM
+        return 0
+
+    def _wait(self, stream: int) -> int:
+        assert stream == _STREAM
+        self.waits.append(len(self.launched))
+        return int(self.breaks)
+
+    def _is_captured(self, stream: int, found: ctypes._Pointer[ctypes.c_int32]) -> int:
+        assert stream == _STREAM
+        found[0] = int(self.is_captured)
+        return 0
+
+    def _allocate(self, found: ctypes._Pointer[ctypes.c_void_p], size: int, flags: int) -> int:
+        assert flags == 1, "for every context of the process"
+        _HELD.append((ctypes.c_char * size)())
+        found[0] = ctypes.addressof(_HELD[-1])
         return 0
 
     def _launch(self, handle: int, *rest: int) -> int:
@@ -550,14 +580,56 @@ def constant(argument: cuda.Argument) -> object:
     return argument
 
 
-# ---------------------------------------------------------------------------- what is not known
-def test_checked_indices_are_never_looked_up(driver: Driver, ops: Ops) -> None:
+# ---------------------------------------------------------------------------- checked indices
+def test_checked_indices(driver: Driver, ops: Ops) -> None:
+    """The table waits for each call; one with an index outside is Python's, which says which."""
+    pick = ops("pick")
+    for at in range(4):
+        x = drawn(5)
+        assert pick(x, torch.tensor([at, 4])).equal(x[[at, 4]])
+    assert len(driver.launched) == 3
+    assert driver.waits == [1, 2, 3]
+    for wrong in (5, -1):
+        with pytest.raises(IndexError, match=f"index {wrong} is outside"):
+            pick(drawn(5), torch.tensor([0, wrong]))
+        x = drawn(5)
+        assert pick(x, torch.tensor([2, 3])).equal(x[2:4]), "no fault is left of the last call"
+    assert len(driver.launched) > 3
+
+
+def test_checked_indices_of_gradients(driver: Driver, ops: Ops) -> None:
     pick = ops("pick")
     for _ in range(3):
-        assert pick(drawn(5), torch.tensor([0, 4])).shape == (2,)
-    assert not driver.launched
+        x = drawn(5).requires_grad_()
+        (found,) = torch.autograd.grad(pick(x, torch.tensor([3, 3])).sum(), x)
+        assert found.equal(torch.tensor([0.0, 0, 0, 2, 0]))
+    assert driver.launched and driver.waits
 
 
+def test_checked_indices_in_a_capture(driver: Driver, ops: Ops) -> None:
+    """A graph cannot wait: Python is asked, which refuses where a GPU captures one."""
+    pick = ops("pick")
+    pick(drawn(5), torch.tensor([0, 4]))
+    driver.is_captured = True
+    assert known(driver, lambda: pick(drawn(5), torch.tensor([0, 4]))) == 0
+    assert not driver.waits
+
+
+def test_checked_indices_where_a_launch_or_the_device_fails(driver: Driver, ops: Ops) -> None:
+    """Python makes the call again; of a device that is broken no memory is used again."""
+    pick, index = ops("pick"), torch.tensor([0, 4])
+    pick(drawn(5), index)
+    driver.fails_at = 0
+    assert pick(drawn(5), index).shape == (2,)
+    assert set(driver.waits) == {0}
+    driver.fails_at, driver.breaks = -1, True
+    for _ in range(3):
+        assert pick(drawn(5), index).shape == (2,)
+    driver.breaks = False
+    assert known(driver, lambda: pick(drawn(5), index)) == 1
+
+
+# ---------------------------------------------------------------------------- what is not known
 def test_products_in_tf32_are_asked_for_every_time(ops: Ops) -> None:
     """Where the next one like it may have to be exact."""
     product = ops("product")

@@ -73,7 +73,7 @@ class Launched:
 
     `copies` are inputs that were copied for it, in the layout that its kernels take. Calls like it
     are launched alike where it is `lasting`: by settings of PyTorch, which may be others by then,
-    some are less exact.
+    some are less exact. In `fault` kernels record an index that was outside, if some may be.
     """
 
     source: Source
@@ -81,6 +81,7 @@ class Launched:
     launches: Sequence[KernelLaunch]
     copies: Mapping[str, torch.Tensor]
     lasting: bool = True
+    fault: torch.Tensor | None = None
 
 
 class CudaError(RuntimeError):

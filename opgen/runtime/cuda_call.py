@@ -62,7 +62,7 @@ def launches(
     rounding = (cuda_source.UNROUNDED,) if call.unrounded else ()
     head = (prelude.cuda(narrow, made.whole), bindings, *rounding, *shared)
     source: Source = (*head, *made.macros, kernels.source, *made.products)
-    return Launched(source, call.device, made.found, made.copies, made.lasting)
+    return Launched(source, call.device, made.found, made.copies, made.lasting, fault)
 
 
 @dataclass

@@ -249,7 +249,7 @@ def computed(call: Call, known: Known | None = None) -> Outputs:
     is_direct = all(map(operator.is_, places, outputs))
     if cuda.computes(call.device):
         launched = run_on_cuda(call, operands)
-        is_known_by_shapes = is_direct and launched.lasting and not operation.faults
+        is_known_by_shapes = is_direct and launched.lasting
         if known is not None and is_known_by_shapes and not cuda.is_capturing():
             known.enter_launched(call, outputs, operands, launched)
     elif call.device.type == "cpu":

@@ -101,6 +101,18 @@ cuDNN, in contiguous and then in channels-last format; `7x7/2` has a stride of 2
 Transposed ones from 64 to 3 channels and from 128, 4x4/2, take 77 and 11, 220 and 37, in
 channels-last format 22 and 18, 179 and 55; from 64 to 1 86 and 19, 79 and 25."""
 
+_LEAST_WORK_OF_SINGLES, _MOST_WORK_OF_SINGLES = 2**20, {9: 2**25, 25: 2**27}
+"""From how many multiplications on, and up to how many for windows of so many taps, single channels
+in channels-last format are cuDNN's in float32, which has a kernel for them that takes filters as
+they are, where opgen copies them first. Microseconds of opgen's kernels and of cuDNN's, of the
+whole call and on an H200, 2026-11-27, by millions of multiplications:
+
+3x3: 1.7 take 3.3 and 2.1, 14 8.6 and 7.0, 29 9.7 and 9.6, 38 11.2 and 12.4, 75 24 and 25, 302 81
+and 92; with a stride of 2 1.7 take 3.8 and 2.4, 11 7.5 and 5.2. 5x5: 19 take 9.1 and 8.1, 82 27 and
+26; with a stride of 2 3.3 take 6.1 and 4.2, 11 8.7 and 7.1. 7x7: 161 take 51 and 70.
+
+Gradients stay with opgen's kernels, which take a fifth to nine tenths of the time."""
+
 _LARGE_WINDOW, _LARGEST_WINDOW = 9, 49
 """From how many taps on sums over pixels for a weight are too many for what threads have registers
 for, as the table shows; and far too many for single channels also in TF32 and 16 bits, which were
@@ -191,13 +203,16 @@ def takes_convolution(
     those that `format_of` has copied.
 
     Channels that meet one another in no group of several, as those of a depthwise convolution, stay
-    with opgen's kernels: these take a fifth to a half of the time for windows of 3 by 3.
+    with opgen's kernels but for some in channels-last format: these take a fifth to a half of the
+    time for windows of 3 by 3.
     """
     if found is None or not found.has_convolutions or dtype not in _DTYPES:
         return False
     if len(case.stride) > _MOST_DIMS:
         return False
     is_gradient = names.target != names.result
+    if case.groups > 1 and case.weight[:2] == (case.groups, 1):
+        return dtype == torch.float32 and not is_gradient and copied == 0 and _takes_singles(case)
     least_work = _LEAST_WORK_OF_GRADIENTS if is_gradient else _LEAST_WORK
     if case.work < max(least_work, _WORTH_COPIES * copied):
         return False
@@ -227,6 +242,15 @@ def takes_convolution(
     if case.format != torch.contiguous_format and not is_gradient:
         return side >= _LEAST_SIDE_OF_GROUPS
     return side >= (_LEAST_SIDE if case.groups == 1 else _LEAST_SIDE_OF_GROUPS)
+
+
+def _takes_singles(case: Case) -> bool:
+    """The same on the way forward, of single channels with one result each, in float32."""
+    if case.format == torch.contiguous_format or case.work < _LEAST_WORK_OF_SINGLES:
+        return False
+    taps = math.prod(case.weight[2:])
+    most = next((work for size, work in _MOST_WORK_OF_SINGLES.items() if taps <= size), 0)
+    return case.work <= most
 
 
 def _takes_few(case: Case, names: Convolution) -> bool:

@@ -18,6 +18,7 @@ from opgen.runtime.cuda import Launched, Memory, Number
 from opgen.runtime.lookup_launch_source import (
     CONSTANT,
     COPY,
+    FAULT,
     INPUT,
     LAUNCH,
     MAX_ARGUMENTS,
@@ -57,7 +58,7 @@ def program(
     copies = _copies(call, operands, laid_out)
     if copies is None:
         return None
-    origins = _Origins(call, given, outputs, laid_out)
+    origins = _Origins(call, given, outputs, laid_out, launched.fault)
     launches: list[int] = []
     for each in launched.launches:
         handle = cuda.function(launched.source, each.kernel, launched.device)
@@ -77,6 +78,7 @@ def program(
         device_index=torch.cuda.current_device() if device.index is None else device.index,
         copies=len(copies),
         launches=len(launched.launches),
+        checks=launched.fault is not None,
     )
     return [*about, *(word for copy in copies for word in copy), *launches], origins.workspace
 
@@ -135,6 +137,7 @@ class _Origins:
         given: Sequence[torch.Tensor | None],
         outputs: Sequence[torch.Tensor],
         copies: Mapping[str, torch.Tensor],
+        fault: torch.Tensor | None,
     ) -> None:
         self.inputs = {each.name: at for at, each in enumerate(call.operation.inputs)}
         self.defaults = [each.default for each in call.operation.inputs]
@@ -142,6 +145,7 @@ class _Origins:
         self.outputs = {each.data_ptr(): at for at, each in enumerate(outputs) if each.numel()}
         self.copies = copies
         self.given = given
+        self.fault = fault
         self.casts: dict[int, int] = {}
         """Which copy the cast of an input is, for those that some launch has."""
         floats = [each.name for each in call.operation.attributes if each.type == "float"]
@@ -166,6 +170,8 @@ class _Origins:
         address = tensor.data_ptr()
         if name in self.inputs:
             return self._input(name, tensor)
+        if tensor is self.fault:
+            return [FAULT, 0]
         if address in self.outputs:
             return [OUTPUT, self.outputs[address]]
         if not tensor.numel():

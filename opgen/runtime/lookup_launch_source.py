@@ -7,9 +7,12 @@ from typing import NamedTuple
 LAUNCH = -2
 """The first integer of such an entry, see `lookup_product_source.PRODUCT`."""
 
-INPUT, OUTPUT, WORKSPACE, CONSTANT, COPY, NUMBER = range(6)
+INPUT, OUTPUT, WORKSPACE, CONSTANT, COPY, NUMBER, FAULT = range(7)
 """Where an argument of a kernel comes from. Behind it stands which one, where in the workspace, or
-the constant itself."""
+the constant itself. FAULT is where a kernel says that an index was outside."""
+
+FAULT_SIZE = 3
+"""How many integers of 64 bits a fault is."""
 
 MAX_ARGUMENTS = 256
 MAX_COPIES = 16
@@ -25,7 +28,7 @@ CUDA_RUNTIME = (
 )
 """then of its part for CUDA;"""
 
-DRIVER = "cuLaunchKernel"
+DRIVER = ("cuLaunchKernel", "cuStreamSynchronize", "cuStreamIsCapturing", "cuMemHostAlloc")
 """and at last of the driver."""
 
 
@@ -42,6 +45,8 @@ class Program(NamedTuple):
     device_index: int
     copies: int
     launches: int
+    checks: int
+    """Whether some kernel has a FAULT, so that the call waits for it."""
 
 
 _SOURCE = r"""
@@ -53,6 +58,9 @@ static int32_t (*get_stream)(int32_t, void **);
 static int32_t (*launch_kernel)(
     void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
     void **);
+static int32_t (*synchronize)(void *);
+static int32_t (*is_capturing)(void *, int32_t *);
+static int32_t (*allocate_host)(void **, size_t, unsigned);
 
 void opgen_connect_launches(void *const *functions)
 {
@@ -62,6 +70,51 @@ void opgen_connect_launches(void *const *functions)
     memcpy(&delete_guard, functions + 3, sizeof(void *));
     memcpy(&get_stream, functions + 4, sizeof(void *));
     memcpy(&launch_kernel, functions + 5, sizeof(void *));
+    memcpy(&synchronize, functions + 6, sizeof(void *));
+    memcpy(&is_capturing, functions + 7, sizeof(void *));
+    memcpy(&allocate_host, functions + 8, sizeof(void *));
+}
+
+/* Faults of calls that run at the same time, in memory of the host that kernels write to. */
+typedef struct { int64_t words[FAULT_SIZE]; } Fault;
+enum { FAULTS = 64, PORTABLE = 1 };
+static Fault *faults;
+static uint64_t faults_taken;
+
+/* One that no other call has, all zero; NULL where there is none. */
+static Fault *take_fault(void)
+{
+    Fault *all = __atomic_load_n(&faults, __ATOMIC_ACQUIRE);
+    if (!all) {
+        Fault *made = NULL;
+        if (allocate_host((void **)&made, FAULTS * sizeof(Fault), PORTABLE)) return NULL;
+        memset(made, 0, FAULTS * sizeof(Fault));
+        /* Of two threads that come first the memory of one is never used. */
+        if (__atomic_compare_exchange_n(
+                &faults, &all, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            all = made;
+    }
+    uint64_t taken = __atomic_load_n(&faults_taken, __ATOMIC_RELAXED);
+    while (~taken) {
+        const int at = __builtin_ctzll(~taken);
+        if (__atomic_compare_exchange_n(
+                &faults_taken, &taken, taken | (uint64_t)1 << at, 0, __ATOMIC_ACQ_REL,
+                __ATOMIC_RELAXED))
+            return all + at;
+    }
+    return NULL;
+}
+
+/* Whether the stream is done with all that was launched, and no kernel found a fault. Where it is
+   not done, as after an error of the device, the memory is never used again. */
+static int give_back_fault(Fault *fault, void *stream)
+{
+    if (synchronize(stream)) return 0;
+    const int is_right = *(volatile int64_t *)fault->words == 0;
+    memset(fault, 0, sizeof *fault);
+    __atomic_fetch_and(
+        &faults_taken, ~((uint64_t)1 << (fault - faults)), __ATOMIC_ACQ_REL);
+    return is_right;
 }
 
 /* What kernels are compiled for, besides shapes: a device, and how far a tensor is aligned. */
@@ -81,6 +134,7 @@ typedef struct {
     Tensor copies[MAX_COPIES];
     char *workspace;
     const double *numbers;
+    Fault *fault;
 } Operands;
 
 static int32_t argument(const Operands *operands, int64_t from, int64_t at, uint64_t *value)
@@ -91,6 +145,7 @@ static int32_t argument(const Operands *operands, int64_t from, int64_t at, uint
     else if (from == OUTPUT) failed = get_data(operands->outputs[at], &data);
     else if (from == COPY) failed = get_data(operands->copies[at], &data);
     else if (from == WORKSPACE) data = operands->workspace + at;
+    else if (from == FAULT) data = operands->fault;
     if (from == NUMBER) memcpy(value, operands->numbers + at, sizeof *value);
     else *value = from == CONSTANT ? (uint64_t)at : (uint64_t)(uintptr_t)data;
     return failed;
@@ -126,13 +181,19 @@ __attribute__((noinline)) static int launch(
     const Program *program = (const Program *)entry->integers;
     const int32_t type = (int32_t)program->device_type, index = (int32_t)program->device_index;
     const int64_t *next = (const int64_t *)(program + 1), *about = entry->outputs, one = 1;
-    Operands operands = {inputs, outputs, {NULL}, NULL, numbers};
+    Operands operands = {inputs, outputs, {NULL}, NULL, numbers, NULL};
     int64_t made = 0, copied = 0;
     Tensor large = NULL;
     void *guard = NULL, *stream = NULL;
     int done = 0;
     if (!launch_kernel || create_guard(index, &guard)) return 0;
     if (get_stream(index, &stream)) goto end;
+    if (program->checks) {
+        int32_t is_recorded = 0;
+        /* A graph cannot wait, which Python says. */
+        if (is_capturing(stream, &is_recorded) || is_recorded) goto end;
+        if (!(operands.fault = take_fault())) goto end;
+    }
     for (; made < count; made++, about += 2 + 2 * about[1])
         if (empty_strided(
                 about[1], about + 2, about + 2 + about[1], (int32_t)about[0], type, index,
@@ -152,6 +213,7 @@ __attribute__((noinline)) static int launch(
     }
     done = launch_all(next, program->launches, &operands, stream);
 end:
+    if (operands.fault && !give_back_fault(operands.fault, stream)) done = 0;
     delete_guard(guard);
     if (large) delete_tensor(large);
     while (copied > 0) delete_tensor(operands.copies[--copied]);
@@ -177,6 +239,8 @@ def source() -> str:
         "CONSTANT": CONSTANT,
         "COPY": COPY,
         "NUMBER": NUMBER,
+        "FAULT": FAULT,
+        "FAULT_SIZE": FAULT_SIZE,
         "MAX_ARGUMENTS": MAX_ARGUMENTS,
         "MAX_COPIES": MAX_COPIES,
         "WIDEST_ACCESS": WIDEST_ACCESS,

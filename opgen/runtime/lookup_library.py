@@ -216,7 +216,7 @@ def cuda_functions() -> list[ctypes.c_void_p]:
     names = {
         _libtorch(): lookup_launch_source.RUNTIME,
         _libtorch("libtorch_cuda"): lookup_launch_source.CUDA_RUNTIME,
-        ctypes.CDLL("libcuda.so.1"): (lookup_launch_source.DRIVER,),
+        ctypes.CDLL("libcuda.so.1"): lookup_launch_source.DRIVER,
     }
     return [
         ctypes.cast(getattr(library, each), ctypes.c_void_p)
