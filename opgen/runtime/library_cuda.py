@@ -92,11 +92,11 @@ cuDNN, in contiguous and then in channels-last format; `7x7/2` has a stride of 2
 | 4 | 320 | 3x3 | 52, 30 | 44, 34 | 51, 31 | 698, 49 | 31, 50 | 42, 46 |
 | 1 | 32 | 3x3 | 10, 24 | 9, 25 | 20, 31 | 20, 32 | 14, 41 | 14, 41 |
 | 8 | 8 | 3x3 | 13, 32 | 47, 39 | 13, 43 | 44, 59 | 17, 55 | 42, 50 |
-| 32 | 3 | 9x9 | 343, 502 | 1094, 1058 | 96, 1847 | 81, 1830 | 2433, 473 | 1779, 447 |
+| 32 | 3 | 9x9 | 343, 502 | 1094, 1058 | 96, 1847 | 81, 1830 | -, 473 | 232, 447 |
 | 64 | 3 | 3x3 | 51, 171 | 185, 468 | 65, 56 | 66, 87 | 36, 276 | 58, 210 |
 | 320 | 4 | 3x3 | 52, 122 | 726, 138 | 45, 40 | 40, 55 | 31, 96 | 42, 111 |
 | 64 | 1 | 3x3 | 37, 171 | 331, 465 | 16, 46 | 15, 69 | 16, 273 | 30, 209 |
-| 1 | 1 | 11x11 | 33, 201 | 33, 200 | 30, 636 | 29, 634 | 18624, 189 | 18628, 189 |
+| 1 | 1 | 11x11 | 33, 201 | 33, 200 | 30, 636 | 29, 634 | 31, 189 | 31, 189 |
 
 Transposed ones from 64 to 3 channels and from 128, 4x4/2, take 77 and 11, 220 and 37, in
 channels-last format 22 and 18, 179 and 55; from 64 to 1 86 and 19, 79 and 25."""
@@ -113,10 +113,9 @@ and 92; with a stride of 2 1.7 take 3.8 and 2.4, 11 7.5 and 5.2. 5x5: 19 take 9.
 
 Gradients stay with opgen's kernels, which take a fifth to nine tenths of the time."""
 
-_LARGE_WINDOW, _LARGEST_WINDOW = 9, 49
-"""From how many taps on sums over pixels for a weight are too many for what threads have registers
-for, as the table shows; and far too many for single channels also in TF32 and 16 bits, which were
-not measured."""
+_LARGE_WINDOW = 9
+"""From how many taps on sums over pixels for the weights of many results are too many for what
+threads have registers for, as the table shows."""
 
 _FEW_CELLS = 2**17
 """How many results are few, of sums of `_MANY_TERMS`: too few for threads with one or four each."""
@@ -217,13 +216,10 @@ def takes_convolution(
     if case.work < max(least_work, _WORTH_COPIES * copied):
         return False
     on_tensor_cores = dtype != torch.float32 or found.tf32
-    side, taps = _side(case), math.prod(case.weight[2:])
-    is_single = case.groups == 1 and side < _LEAST_SIDE_ON_TENSOR_CORES
-    if is_single and names.target == names.weight and taps > _LARGEST_WINDOW:
-        return True
+    side = _side(case)
     if case.groups == 1 and side < _LEAST_SIDE and not on_tensor_cores:
         return not found.tf32_of_products and _takes_few(case, names)
-    has_window = on_tensor_cores and taps > 1
+    has_window = on_tensor_cores and math.prod(case.weight[2:]) > 1
     least_terms = _LEAST_TERMS_ON_TENSOR_CORES if has_window else _LEAST_TERMS
     if math.prod(case.weight[1:]) < least_terms:
         return False
@@ -258,7 +254,8 @@ def _takes_few(case: Case, names: Convolution) -> bool:
     results, channels, *window = case.weight
     is_strided, is_many = max(case.stride) > 1, results >= _MANY
     if names.target == names.weight:
-        return math.prod(window) > _LARGE_WINDOW or (is_strided and is_many and channels > 1)
+        is_large = math.prod(window) > _LARGE_WINDOW
+        return is_many and (is_large or (is_strided and channels > 1))
     if names.target == names.image:
         return is_many and (is_strided or channels > 1)
     terms = math.prod(case.weight[1:])
