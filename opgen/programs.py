@@ -14,6 +14,7 @@ from opgen.ir.context import facts_of
 from opgen.ir.loops import Program
 from opgen.ir.notation import Op
 from opgen.passes.blocks import with_blocks
+from opgen.passes.cuda_chains import with_chains
 from opgen.passes.cuda_product import with_contractions
 from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.cuda_siblings import with_siblings
@@ -95,7 +96,9 @@ def _each_along_rows(op: Op, program: Program) -> Program:
 
 def threads(op: Op, program: Program) -> Program:
     """The loops of an op for the threads of a GPU."""
-    return with_siblings(with_contractions(cuda_rows(program, facts_of(op)), program, op))
+    facts = facts_of(op)
+    found = with_siblings(with_contractions(cuda_rows(program, facts), program, op))
+    return with_chains(found, program, facts)
 
 
 # ---------------------------------------------------------------------------- particular values

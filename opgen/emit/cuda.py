@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opgen.algebra.poly import Poly
+from opgen.emit.cuda_chain import ChainFunction, chain_function
 from opgen.emit.cuda_function import Function, Helpers, Sums, Tile, print_function
 from opgen.emit.cuda_product import Matrix, ProductFunction, product_function
 from opgen.emit.names import python_names
@@ -43,6 +44,8 @@ def cuda_source(program: Program) -> str:
     types = Types(program)
     helpers: Helpers = {}
     functions = tuple(print_function(kernel, program, types, helpers) for kernel in program.kernels)
+    for chain in program.chains:
+        chain_function(chain, program, types, helpers)  # which may call others
     (title,) = comment(program.name)
     return render(
         "cuda.cu.j2", Source(title, helper_lines(helpers), table_lines(program), functions)
@@ -50,11 +53,13 @@ def cuda_source(program: Program) -> str:
 
 
 def cuda_text(program: Program) -> str:
-    """The CUDA source with the products of matrices that its kernels may be instead, for people."""
+    """The CUDA source with the products of matrices and the chains that its kernels may be instead,
+    for people."""
     types = Types(program)
     found = (product_function(kernel, program, types, {}) for kernel in program.kernels)
     products = (each.text for each in found if each is not None)
-    return "\n".join((cuda_source(program), *products))
+    chains = (chain_function(each, program, types, {}).text for each in program.chains)
+    return "\n".join((cuda_source(program), *products, *chains))
 
 
 # ---------------------------------------------------------------------------- Python
@@ -85,6 +90,8 @@ def cuda_kernels(
     called_as = called_as or program
     types = Types(program)
     functions = tuple(print_function(kernel, program, types, {}) for kernel in program.kernels)
+    chains = tuple(chain_function(each, program, types, {}) for each in program.chains)
+    phases = tuple(phase for chain in chains for phase in chain.phases)
     source_name = f"{name}_source".upper()
     description = call(
         "CudaKernels",
@@ -95,6 +102,7 @@ def cuda_kernels(
             f"{name}_reach",
         ),
         orders=_orders(orders) if orders else None,
+        chains=tuple_of([_chain(each) for each in chains], tall=True) if chains else None,
     )
     return render(
         "cuda_kernels.py.j2",
@@ -102,9 +110,12 @@ def cuda_kernels(
             name,
             source_name,
             string(cuda_source(program)),
-            tuple((_source_name(each), string(each.text)) for each in _products(functions)),
-            _extents(called_as, functions, f"{name}_extents"),
-            _reach(called_as, functions, f"{name}_reach"),
+            (
+                *((_source_name(each), string(each.text)) for each in _products(functions)),
+                *((_source_name(each), string(each.text)) for each in chains),
+            ),
+            _extents(called_as, functions, phases, f"{name}_extents"),
+            _reach(called_as, functions, phases, f"{name}_reach"),
             layout(description, before=f"{name} = "),
         ),
     )
@@ -168,8 +179,31 @@ def _product(found: ProductFunction) -> Group:
     )
 
 
-def _source_name(found: ProductFunction) -> str:
-    """The constant of a module that holds the source of a product."""
+def _chain(found: ChainFunction) -> Group:
+    signature = found.signature
+    return call(
+        "Chain",
+        (quoted(found.name), _source_name(found)),
+        first=str(found.first),
+        count=str(found.count),
+        cells=str(found.cells),
+        tensors=strings(signature.tensors),
+        integers=strings(signature.integers),
+        numbers=strings(signature.numbers),
+        phases=tuple_of([_phase(each) for each in found.phases], tall=True),
+    )
+
+
+def _phase(phase: Function) -> Group:
+    if phase.lanes is None:
+        return call("Phase", ())
+    walked = dict_of({name: str(step) for name, step in phase.walked})
+    rows = None if phase.rows is None else quoted(phase.rows[0])
+    return call("Phase", (quoted(phase.lanes),), rows=rows, walked=walked)
+
+
+def _source_name(found: ProductFunction | ChainFunction) -> str:
+    """The constant of a module that holds the source of a product, or of a chain."""
     return f"{found.name}_source".upper()
 
 
@@ -182,7 +216,9 @@ def _tuple(values: Sequence[int | None]) -> Group:
     return tuple_of([str(value) for value in values])
 
 
-def _extents(program: Program, functions: Sequence[Function], name: str) -> str:
+def _extents(
+    program: Program, functions: Sequence[Function], phases: Sequence[Function], name: str
+) -> str:
     """A Python function of the program's integers: the extents of the axes of each kernel."""
     names = python_names(program.integers)
     rows = [
@@ -190,6 +226,7 @@ def _extents(program: Program, functions: Sequence[Function], name: str) -> str:
         for extents in (
             *(each.extents for each in functions),
             *(each.extents for each in _products(functions)),
+            *(each.extents for each in phases),
         )
     ]
     return _formulas(
@@ -201,7 +238,9 @@ def _extents(program: Program, functions: Sequence[Function], name: str) -> str:
     )
 
 
-def _reach(program: Program, functions: Sequence[Function], name: str) -> str:
+def _reach(
+    program: Program, functions: Sequence[Function], phases: Sequence[Function], name: str
+) -> str:
     """A Python function of the magnitudes of the program's integers: the reach of each kernel."""
     names = python_names(program.integers)
     rows = [
@@ -209,6 +248,7 @@ def _reach(program: Program, functions: Sequence[Function], name: str) -> str:
         for reach in (
             *(each.reach for each in functions),
             *(each.reach for each in _products(functions)),
+            *(each.reach for each in phases),
         )
     ]
     return _formulas(

@@ -89,7 +89,7 @@ Helpers = dict[tuple[str, Type], None]
 
 
 @dataclass
-class _Head:
+class Head:
     """How a kernel begins: its parameters, and the integers narrowed to indices."""
 
     kernel: Kernel
@@ -98,7 +98,7 @@ class _Head:
     parameters: Parameters
 
     @classmethod
-    def begin(cls, kernel: Kernel, program: Program) -> _Head:
+    def begin(cls, kernel: Kernel, program: Program) -> Head:
         """With the parameters for tensors."""
         scope = CNames({function_name(each.name) for each in program.kernels})
         signature = _signature(kernel, program)
@@ -166,7 +166,7 @@ def _function(kernel: Kernel, program: Program, types: Types, helpers: Helpers) 
     serial = serial_sum(kernel, program.integers)
     if serial is not None and cuda_serial.kind_of(types, kernel, serial) is not None:
         return _serial_function(kernel, serial, program, types, helpers)
-    head = _Head.begin(kernel, program)
+    head = Head.begin(kernel, program)
     lengths = shared_lengths(kernel, program.integers)
     parts = [Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched]
     outer = len(kernel.axes) - kernel.beside
@@ -195,7 +195,7 @@ def _with_slab(
     function: Function,
     kernel: Kernel,
     found: Slab,
-    head: _Head,
+    head: Head,
     types: Types,
     helpers: Helpers,
     magic: Sequence[str],
@@ -214,7 +214,7 @@ def _sum_function(
     """The function of a kernel that sums over a box."""
     stretch = stretched(kernel, found)
     # What is stored may read more tensors than the terms do, and the box may have more sizes.
-    head = _Head.begin(replace(stretch, body=(*stretch.body, *kernel.body)), program)
+    head = Head.begin(replace(stretch, body=(*stretch.body, *kernel.body)), program)
     magic = head.magic(kernel.axes[1:]), head.magic(found.box[1:])
     share, splits, partial = map(head.scope.fresh, ("points_of_block", "splits", "partial"))
     wide = head.parameters.integers([share, splits])
@@ -235,7 +235,7 @@ def _serial_function(
     kernel: Kernel, found: SerialSum, program: Program, types: Types, helpers: Helpers
 ) -> Function:
     """The function of a kernel of rows of cells that have long sums."""
-    head = _Head.begin(kernel, program)
+    head = Head.begin(kernel, program)
     parts = (Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched)
     axes = (*kernel.axes, *parts)
     magic = tuple(head.magic(axes[:-2]))
@@ -260,7 +260,7 @@ def _transpose_function(
 ) -> Function:
     """The function of a kernel that reads along one axis and writes along another."""
     stretch = cuda_transpose.stretched(kernel, found)
-    head = _Head.begin(stretch, program)
+    head = Head.begin(stretch, program)
     outer, across = head.magic(found.outer[1:]), head.magic(found.across[1:])
     head.parameters.end((*outer, *across))
     emitter = head.emitter(stretch, types, helpers)

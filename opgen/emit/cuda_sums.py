@@ -67,7 +67,7 @@ def print_sum(emitter: CudaEmitter, kernel: Kernel, found: BoxSum, names: SumNam
     inner.write(f"if ({body.point} < {body.cells}) {{")
     terms = inside(inner)
     terms.write(f"if ({names.share} > 0) {{")
-    _stretches(inside(terms), found, body.team, names)
+    _stretches(inside(terms), found, body.team, names.box_magic, names.share)
     terms.write("} else {")
     _parts(inside(terms), body, names)
     terms.write("}")
@@ -82,6 +82,40 @@ def print_sum(emitter: CudaEmitter, kernel: Kernel, found: BoxSum, names: SumNam
     last.write(f"    {body.part(at, 'blockIdx.y')} = {body.totals}[{at}];")
     inner.write("}")
     emitter.write("}")
+
+
+def print_phase(
+    emitter: CudaEmitter,
+    kernel: Kernel,
+    cells: Sequence[Axis],
+    found: BoxSum,
+    magic: tuple[tuple[str, ...], tuple[str, ...]],
+) -> None:
+    """What a block does for the cell that it has, as a phase of a chain.
+
+    All of its threads are the team. `magic` is for the cells and for the box.
+    """
+    counters = [emitter.scope.fresh(axis.name) for axis in cells]
+    extents = [emitter.printer.poly(axis.extent) for axis in cells]
+    _name_outer(emitter, cells, counters)
+    point = emitter.scope.fresh("point")
+    emitter.write(f"const {INDEX} {point} = blockIdx.x;")
+    emitter.digits_of(point, counters, extents, magic[0])
+    team, totals = _Team.of(found), ""
+    if found.starts:
+        kind, shared = kind_of(emitter.printer.types, kernel, found), emitter.scope.fresh("shared")
+        emitter.write(
+            f"__shared__ {kind.value} {shared}[{len(found.starts)} * THREADS_OF_CHAIN / 32];"
+        )
+        totals = _begin_totals(emitter, kind, found)
+    if found.box:
+        _stretches(emitter, found, team, magic[1])
+    else:
+        emitter.block(f"if ({team.member} == 0)", found.terms)
+    if found.starts:
+        join = _JOINS[found.reducer]
+        emitter.write(f"team_sums<{len(found.starts)}, {join}>({totals}, {shared});")
+        emitter.block(f"if ({team.member} == 0)", found.stores)
 
 
 def _parts(emitter: CudaEmitter, body: _Body, names: SumNames) -> None:
@@ -151,12 +185,7 @@ class _Body:
         inner = inside(emitter)
         inner.write(f"const {INDEX} {point} = {first} + threadIdx.{team.cells};")
         inner.digits_of(point, counters, extents, names.cell_magic)
-        totals = inner.scope.fresh("totals")
-        first_value = emitter.identity(found.starts[0].tensor, found.reducer)
-        inner.write(f"{kind.value} {totals}[{count}] = {{{', '.join([first_value] * count)}}};")
-        for at, start in enumerate(found.starts):
-            inner.printer.names.accumulators[start.accumulator] = f"{totals}[{at}]"
-            inner.kinds[start.accumulator] = kind
+        totals = _begin_totals(inner, kind, found)
         about = inner, names, team, found.across, count, cells, point, totals, shared
         return cls(*about, _JOINS[found.reducer])
 
@@ -172,8 +201,21 @@ class _Body:
         return f"{self.names.partial}[({index}) * {self.names.splits} + {split}]"
 
 
-def _stretches(emitter: CudaEmitter, found: BoxSum, team: _Team, names: SumNames) -> None:
-    """The loop of a member over its stretches of the block's share of the box."""
+def _begin_totals(emitter: CudaEmitter, kind: Type, found: BoxSum) -> str:
+    """Begin the totals of all sums in an array; gives what it is called."""
+    totals, count = emitter.scope.fresh("totals"), len(found.starts)
+    first = emitter.identity(found.starts[0].tensor, found.reducer)
+    emitter.write(f"{kind.value} {totals}[{count}] = {{{', '.join([first] * count)}}};")
+    for at, start in enumerate(found.starts):
+        emitter.printer.names.accumulators[start.accumulator] = f"{totals}[{at}]"
+        emitter.kinds[start.accumulator] = kind
+    return totals
+
+
+def _stretches(
+    emitter: CudaEmitter, found: BoxSum, team: _Team, magic: tuple[str, ...], share: str = ""
+) -> None:
+    """The loop of a member over its stretches of the block's share of the box, or of all of it."""
     counters = [emitter.scope.fresh(f"{axis.name}_part") for axis in found.box[-2:]]
     counters = [*(emitter.scope.fresh(axis.name) for axis in found.box[:-2]), *counters]
     extents = [emitter.printer.poly(axis.extent) for axis in found.box]
@@ -181,13 +223,15 @@ def _stretches(emitter: CudaEmitter, found: BoxSum, team: _Team, names: SumNames
         extents[at] = Text(f"parts({extents[at].text}, {count})")
     _name_outer(emitter, found.box[:-2], counters)
     stretch, end = emitter.scope.fresh("stretch"), emitter.scope.fresh("end")
-    begin = f"blockIdx.y * {names.share}"
-    emitter.write(f"const {INDEX} {end} = least({product(extents)}, {begin} + {names.share});")
-    start = f"{begin} + ({INDEX}){team.member}"
+    start, last = f"({INDEX}){team.member}", product(extents)
+    if share:
+        start = f"blockIdx.y * {share} + {start}"
+        last = f"least({last}, blockIdx.y * {share} + {share})"
+    emitter.write(f"const {INDEX} {end} = {last};")
     step = f"{stretch} += {team.members}"
     emitter.write(f"for ({INDEX} {stretch} = {start}; {stretch} < {end}; {step}) {{")
     inner = inside(emitter)
-    inner.digits_of(stretch, counters, extents, names.box_magic)
+    inner.digits_of(stretch, counters, extents, magic)
     inner.begin_stretches(counters[-2:])
     for node in inner.kernel.body:
         assert isinstance(node, Lanes)

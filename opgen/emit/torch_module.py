@@ -94,9 +94,17 @@ class Unit:
     @property
     def has_products(self) -> bool:
         """Whether some of its kernels are products of matrices."""
+        return any(kernel.contraction for each in self._for_gpu for kernel in each.kernels)
+
+    @property
+    def has_chains(self) -> bool:
+        """Whether some of its kernels have a chain."""
+        return any(each.chains for each in self._for_gpu)
+
+    @property
+    def _for_gpu(self) -> tuple[Program, ...]:
         special = () if self.special is None else self.special.on_gpu
-        programs = (self.on_gpu, *(program for _, program in special))
-        return any(kernel.contraction is not None for each in programs for kernel in each.kernels)
+        return (self.on_gpu, *(program for _, program in special))
 
 
 # ---------------------------------------------------------------------------- what is printed
@@ -194,6 +202,7 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
     """What the module uses of the runtime."""
     used = {
         "Attribute": any(unit.op.attributes for unit in units),
+        "Chain": any(unit.has_chains for unit in units),
         "Convolution": any(unit.convolution is not None for unit in units),
         "CudaKernels": True,
         "Family": True,
@@ -205,6 +214,7 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
         "MatrixProduct": any(unit.product is not None for unit in units),
         "Operation": True,
         "Output": True,
+        "Phase": any(unit.has_chains for unit in units),
         "Product": any(unit.has_products for unit in units),
         "Shape": any(unit.op.inputs for unit in units),
         "Shapes": True,

@@ -398,12 +398,29 @@ class Workspace:
 
 
 @dataclass(frozen=True, slots=True)
+class Chain:
+    """Kernels that come one after the other, from the one at `first` on, as one: its phases.
+
+    Each block has one of the `cells`, which are the first axes of all phases. It is done with a
+    phase before it begins the next one, and that reads nothing which another block writes. The
+    phases are sums over a box, or store a cell of a tensor for each of its points.
+    """
+
+    name: str
+    first: int
+    count: int
+    cells: tuple[Axis, ...]
+    phases: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """An op as kernels, executed in order.
 
     `operands` are inputs, outputs, temporaries, workspaces; `integers` are the symbols of sizes,
     lets and attributes, `numbers` the float attributes, in the order in which a call passes them.
     `unstored` are temporaries whose cells live in accumulators alone, or in a kernel's own memory.
+    `chains` are other ways to do what several kernels do, for a GPU.
     """
 
     name: str
@@ -415,6 +432,7 @@ class Program:
     faults: tuple[Fault, ...]
     workspaces: tuple[Workspace, ...]
     unstored: tuple[Operand, ...] = ()
+    chains: tuple[Chain, ...] = ()
 
     @property
     def is_one_pass(self) -> bool:

@@ -3,6 +3,7 @@
 from opgen.runtime import checks, eager
 from opgen.runtime.description import (
     Attribute,
+    Chain,
     Convolution,
     CudaKernels,
     Fault,
@@ -12,6 +13,7 @@ from opgen.runtime.description import (
     Matrix,
     MatrixProduct,
     Output,
+    Phase,
     Product,
     Shape,
     Shapes,
@@ -24,6 +26,7 @@ from opgen.runtime.operation import Operation
 
 __all__ = [
     "Attribute",
+    "Chain",
     "Convolution",
     "CudaKernels",
     "Family",
@@ -35,6 +38,7 @@ __all__ = [
     "MatrixProduct",
     "Operation",
     "Output",
+    "Phase",
     "Product",
     "Shape",
     "Shapes",

@@ -13,6 +13,7 @@ import torch
 from opgen.runtime import (
     checks,
     cuda,
+    cuda_chain,
     cuda_grid,
     cuda_operands,
     cuda_product,
@@ -22,7 +23,8 @@ from opgen.runtime import (
     special,
 )
 from opgen.runtime.cuda import Argument, KernelLaunch, Launched, Memory, Number, Source
-from opgen.runtime.description import CudaKernels, Launch, Product
+from opgen.runtime.cuda_chain import ChainLaunch
+from opgen.runtime.description import Chain, CudaKernels, Launch, Product
 
 if TYPE_CHECKING:
     from opgen.runtime.evaluation import Call, Types
@@ -48,7 +50,14 @@ def launches(
     narrow = cuda_grid.is_narrow(max(reach, default=0), extents, tensors.values())
     made = _Launches(call, tensors, numbers, fault)
     product_axes = iter(extents[len(kernels.launches) :])
-    for launch, axes in zip(kernels.launches, extents, strict=False):
+    chains = cuda_chain.chosen(kernels, extents, tensors)
+    chained: set[int] = set()
+    for at, (launch, axes) in enumerate(zip(kernels.launches, extents, strict=False)):
+        if at in chains:
+            chained.update(range(at, at + chains[at].chain.count))
+            made.add_chain(chains[at])
+        if at in chained:
+            continue
         if launch.converts is not None:
             workspace, output = launch.converts
             if tensors[workspace] is tensors[output]:
@@ -61,7 +70,7 @@ def launches(
     bindings = _bindings(types.shared, types.real, tuple(types.integers.items()))
     rounding = (cuda_source.UNROUNDED,) if call.unrounded else ()
     head = (prelude.cuda(narrow, made.whole), bindings, *rounding, *shared)
-    source: Source = (*head, *made.macros, kernels.source, *made.products)
+    source: Source = (*head, *made.macros, kernels.source, *made.products, *made.chains)
     return Launched(source, call.device, made.found, made.copies, made.lasting, fault)
 
 
@@ -70,7 +79,7 @@ class _Launches:
     """The launches of a call that were found so far, and what is compiled for them.
 
     `tensors` are the operands as kernels take them, `copies` those that were made for that;
-    `products` are sources. Where grids are `whole` no thread has more than one point.
+    `products` and `chains` are sources. Where grids are `whole` no thread has more than one point.
     """
 
     call: Call
@@ -80,6 +89,7 @@ class _Launches:
     found: list[KernelLaunch] = field(default_factory=list)
     macros: list[str] = field(default_factory=list)
     products: list[str] = field(default_factory=list)
+    chains: list[str] = field(default_factory=list)
     copies: dict[str, torch.Tensor] = field(default_factory=dict)
     whole: bool = True
     lasting: bool = True
@@ -101,6 +111,16 @@ class _Launches:
         arguments = self.arguments(product)
         self.found += _product(product.kernel, plan, (*arguments, *plan.magic), call)
         return True
+
+    def add_chain(self, found: ChainLaunch) -> None:
+        """Add the launch of a chain of kernels."""
+        chain = found.chain
+        self.chains.append(chain.source)
+        for macro, value in found.macros:
+            self.define(macro, value)
+        given = (*self.arguments(chain), *found.magic)
+        blocks, threads = (found.blocks, 1, 1), (found.threads, 1, 1)
+        self.found.append(KernelLaunch(chain.kernel, blocks, threads, given))
 
     def add(self, launch: Launch, axes: tuple[int, ...]) -> None:
         """Add the launches of a kernel with these axes, if it has points."""
@@ -199,7 +219,7 @@ class _Launches:
         self.found += sums.serial(axes, turns, cells)
         self.whole = self.whole and all(grid.whole for grid in sums.grids)
 
-    def arguments(self, launch: Launch | Product) -> list[Argument]:
+    def arguments(self, launch: Launch | Product | Chain) -> list[Argument]:
         """The tensors of a kernel with their strides, its integers and its numbers."""
         found: list[Argument] = []
         for name in launch.tensors:

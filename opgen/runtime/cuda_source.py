@@ -47,6 +47,7 @@ FUNCTION f16 f16_from_f32(float value)
 #define FIRST(fault, number) \
     (atomicCAS((unsigned long long *)(fault), 0ULL, (unsigned long long)(number)) == 0)
 #define THREADS 256
+#define THREADS_OF_CHAIN 512
 """
     + NUMBERS
     + r"""

@@ -193,6 +193,34 @@ class Launch:
     also: tuple[str, ...] = ()
 
 
+@record
+class Phase:
+    """A part of a chain: the macros for the cells and the rows of a thread, as of a `Launch`."""
+
+    lanes: str | None = None
+    rows: str | None = None
+    walked: Mapping[str, int] = field(default_factory=dict)
+
+
+@record
+class Chain:
+    """A kernel that may be launched in place of `count` others, from the one at `first` on.
+
+    Each block has a cell; the first axes of all phases, so many, are those of `cells`. Behind the
+    arguments that a `Launch` has it takes what it divides by: of cells, then of each phase.
+    """
+
+    kernel: str
+    source: str
+    first: int
+    count: int
+    cells: int
+    tensors: tuple[str, ...]
+    integers: tuple[str, ...]
+    numbers: tuple[str, ...]
+    phases: tuple[Phase, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaKernels:
     """CUDA source, and how its kernels are launched, in order.
@@ -200,7 +228,8 @@ class CudaKernels:
     `extents` gives the axes of each kernel's grid for the integers of a call, in the order of
     `Shapes.integers`, behind them the lengths of the two loops that a team shares. `reach` bounds
     what the index arithmetic of each comes to, for the magnitudes of these integers. Behind those
-    of all kernels stand those of their products, in the same order: axes, and the steps of terms.
+    of all kernels stand those of their products, in the same order: axes, and the steps of terms;
+    then those of the phases of all chains.
     `orders` are the dims, slowest first, of tensors that kernels take with their dims in another
     order: that of their memory.
     """
@@ -210,6 +239,7 @@ class CudaKernels:
     extents: Callable[..., tuple[tuple[int, ...], ...]]
     reach: Callable[..., tuple[int, ...]]
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    chains: tuple[Chain, ...] = ()
 
 
 @record

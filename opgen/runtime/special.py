@@ -24,9 +24,11 @@ from opgen.runtime.description import (
     LARGEST_WINDOW,
     LONGEST_ROW,
     WIDEST_WINDOW,
+    Chain,
     CudaKernels,
     Launch,
     Matrix,
+    Phase,
     Product,
     Special,
 )
@@ -298,9 +300,11 @@ def _cuda_of(operation: Operation, special: Special, values: Values) -> CudaKern
 def _defined(text: str) -> CudaKernels:
     """The kernels that a Python source of `opgen.compiler.special_cuda` defines."""
     names: dict[str, Any] = {
+        "Chain": Chain,
         "CudaKernels": CudaKernels,
         "Launch": Launch,
         "Matrix": Matrix,
+        "Phase": Phase,
         "Product": Product,
         "checks": checks,
         "math": math,
