@@ -412,24 +412,45 @@ def stages_source(
     path: tuple[str, ...],
     apart: tuple[int, ...],
     own: tuple[int, ...] = (),
-    are_halves: bool = False,
 ) -> str:
     """A module of the ops that compute an op one after the other, see `passes.stages`.
 
     The statements `apart` are ops of their own. `STAGES` are the names of all, in order, with the
-    positions of these statements, and whether results have 32 bits where tensors have 16. Those
-    that are not opgen's `own` have no more than plain kernels: they are the library's in every call
-    that has stages.
+    positions of these statements. Those that are not opgen's `own` have no more than plain kernels:
+    they are the library's in every call that has stages.
     """
+    module, found = _staged(text, name, path, apart, own, are_halves=False)
+    names = tuple((stage.op.name, stage.statement) for stage in found)
+    return f"{module}\nSTAGES = {names}\n"
+
+
+def halves_source(
+    text: str, name: str, path: tuple[str, ...], apart: tuple[int, ...], own: tuple[int, ...]
+) -> str:
+    """The same for calls in bfloat16. The names of `WIDE` are those whose results have 32 bits."""
+    module, found = _staged(text, name, path, apart, own, are_halves=True)
+    names = tuple((stage.op.name, stage.statement) for stage in found)
+    wide = tuple(stage.op.name for stage in found if stage.is_wide)
+    return f"{module}\nSTAGES = {names}\nWIDE = {wide}\n"
+
+
+def _staged(
+    text: str,
+    name: str,
+    path: tuple[str, ...],
+    apart: tuple[int, ...],
+    own: tuple[int, ...],
+    *,
+    are_halves: bool,
+) -> tuple[str, tuple[OpStage, ...]]:
+    """A module of stages, and these."""
     ops = checked(text, name)
     found = stages_of(op_of(text, name, path), apart, are_halves=are_halves)
     units = tuple(
         _stage_unit(stage, own, (*path, stage_step(number, apart, are_halves)), text, ops)
         for number, stage in enumerate(found)
     )
-    module = torch_module.module_source(units, text, name)
-    names = tuple((stage.op.name, stage.statement, stage.is_wide) for stage in found)
-    return f"{module}\nSTAGES = {names}\n"
+    return torch_module.module_source(units, text, name), found
 
 
 def kept_source(text: str, name: str, path: tuple[str, ...], names: tuple[str, ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opgen import compiler
 from opgen.ir.notation import DType, Op
 from opgen.passes.stages import products_of, stages
 from opgen.runtime import library_call
@@ -55,6 +57,54 @@ SCALED = """op f(x[N,D], y[M,D]) -> z[N,M]
   xy[n,m] = sum(d) x[n,d] * y[m,d]
   z[n,m] = -xy[n,m] / xx[n]
 """
+NEAREST = """op f(x[N,D], y[M,D]) -> j: int[N]
+  tmp xy[N,M]
+  xy[n,m] = sum(d) x[n,d] * y[m,d]
+  j[n] = argmax(m) xy[n,m]
+"""
+LESS_ITSELF = """op f(x[N,D], y[M,D]) -> z[N,M]
+  tmp xy[N,M]
+  xy[n,m] = sum(d) x[n,d] * y[m,d]
+  z[n,m] = xy[n,m] - xy[n,0]
+"""
+LESS_A_SUM = """op f(x[N,D], y[M,D]) -> z[N,M]
+  z[n,m] += sum(d) x[n,d] * y[m,d]
+  z[n,m] += -(sum(d) x[n,d]**2)
+"""
+LESS_A_PRODUCT = """op f(x[N,D], y[M,D], a[N], b[M]) -> z[N,M]
+  tmp xy[N,M]
+  xy[n,m] = sum(d) x[n,d] * y[m,d]
+  z[n,m] = xy[n,m] - a[n]*b[m]
+"""
+OF_32_BITS = """op f(x[N,D], y[M,D], b[M]) -> z: f32[N,M]
+  tmp xy[N,M]
+  xy[n,m] = sum(d) x[n,d] * y[m,d]
+  z[n,m] = xy[n,m] + b[m]
+"""
+BESIDE_32_BITS = """op f(x[N,D], y[M,D], b: f32[M]) -> z[N,M]
+  tmp xy[N,M]
+  xy[n,m] = sum(d) x[n,d] * y[m,d]
+  z[n,m] = xy[n,m] + b[m]
+"""
+BESIDE_A_RESULT = """op f(x[N,D], y[M,D]) -> z[N,M], xx: f32[N]
+  tmp xy[N,M]
+  xx[n] = sum(d) x[n,d]**2
+  xy[n,m] = sum(d) x[n,d] * y[m,d]
+  z[n,m] = xx[n] - xy[n,m]
+"""
+FACTOR_READ_AGAIN = """op f(x[N,D], b[D], k[E,D]) -> z[N,D], y[N,E]
+  tmp h[N,D], mean[N]
+  h[n,d] = x[n,d] + b[d]
+  mean[n] = (sum(d) h[n,d]) / D
+  y[n,e] = sum(d) h[n,d] * k[e,d]
+  z[n,d] = h[n,d] - mean[n]
+"""
+FACTOR_SUMMED_UP = """op f(x[N,D], b[D], k[E,D]) -> s[N], y[N,E]
+  tmp h[N,D]
+  h[n,d] = x[n,d] + b[d]
+  s[n] = sum(d) h[n,d]
+  y[n,e] = sum(d) h[n,d] * k[e,d]
+"""
 FUNCTION = """op f(x: float[N,D], y[M,D]) -> z[N,M]
   tmp xx[N], xy[N,M]
   xx[n] = sum(d) x[n,d]**2
@@ -72,6 +122,15 @@ WIDE = {
     "beside them in turn": (IN_TURN, {"xy"}),
     "divided by them": (SCALED, set()),
     "in a function of both": (FUNCTION, {"xy"}),
+    "the place of the greatest": (NEAREST, {"xy"}),
+    "less another element": (LESS_ITSELF, {"xy"}),
+    "beside a sum in place": (LESS_A_SUM, {"z_term", "_t1"}),
+    "beside a product of inputs": (LESS_A_PRODUCT, {"xy"}),
+    "for an output of 32 bits": (OF_32_BITS, {"xy"}),
+    "beside an input of 32 bits": (BESIDE_32_BITS, {"xy"}),
+    "beside an output of 32 bits": (BESIDE_A_RESULT, {"xy"}),
+    "a factor that is read again": (FACTOR_READ_AGAIN, {"h"}),
+    "a factor that is summed up": (FACTOR_SUMMED_UP, set()),
 }
 
 
@@ -88,7 +147,8 @@ def handed_on_wide(op: Op) -> set[str]:
 @pytest.mark.parametrize(("text", "expected"), WIDE.values(), ids=WIDE)
 def test_what_keeps_its_bits(text: str, expected: set[str]) -> None:
     """Sums that are read within their stage are handed on to nobody."""
-    assert handed_on_wide(checked(text)) == expected
+    declared = {each.name for each in checked(text).outputs if each.dtype is DType.F32}
+    assert handed_on_wide(checked(text)) - declared == expected
 
 
 def test_what_flows_back_through_a_softmax_keeps_its_bits() -> None:
@@ -155,15 +215,21 @@ def test_numbers_and_gradients(name: str) -> None:
         check(one, other, STEPS[name])
 
 
-@pytest.mark.parametrize("text", [DISTANCES, TWO_STEPS, IN_TURN])
-def test_sums_that_cancel(text: str) -> None:
+CANCEL = [DISTANCES, TWO_STEPS, IN_TURN, LESS_ITSELF, LESS_A_SUM]
+
+
+@pytest.mark.parametrize("text", CANCEL)
+@pytest.mark.parametrize("is_autocast", [False, True])
+def test_sums_that_cancel(text: str, is_autocast: bool) -> None:
     """Of products that are rounded no digit would be left: they are sums of 64 squares, and what
-    is left of them 64 times the square of 1/16."""
+    is left of them 64 times the square of 1/16. Under autocast nothing within an op is cast."""
     call, found = made(text)
     torch.manual_seed(0)
     x = torch.randint(8, 16, (24, 64)).bfloat16()
     y = x + torch.randint(0, 2, x.shape).bfloat16() / 16
-    z = call(x, y)
+    given = (x.float(), y.float()) if is_autocast else (x, y)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+        z = call(*given)
     assert any(plans(found)), "it goes in stages"
     exact = x.double(), y.double()
     cross = exact[0] @ exact[1].T
@@ -172,9 +238,46 @@ def test_sums_that_cancel(text: str) -> None:
         DISTANCES: (own[:, None] - 2 * cross + other).clamp(min=0),
         TWO_STEPS: own[:, None] - 2 * cross,
         IN_TURN: own[:, None] - cross,
+        LESS_ITSELF: cross - cross[:, :1],
+        LESS_A_SUM: cross - own[:, None],
     }[text]
     assert not torch.equal(wanted.bfloat16(), (wanted + cross - cross.bfloat16()).bfloat16())
     torch.testing.assert_close(z, wanted.bfloat16(), rtol=2**-8, atol=0)
+
+
+def test_the_nearest_of_many() -> None:
+    call, found = made(NEAREST)
+    torch.manual_seed(0)
+    x, y = (torch.randn(64, 64) + 4).bfloat16(), (torch.randn(256, 64) / 16 + 4).bfloat16()
+    exact = x.double() @ y.double().T
+    assert not exact.bfloat16().argmax(1).equal(exact.argmax(1)), "there is something to lose"
+    assert call(x, y).equal(exact.argmax(1))
+    assert any(plans(found)), "it goes in stages"
+
+
+def test_a_factor_that_is_read_again() -> None:
+    """It is rounded for the product alone."""
+    call, found = made(FACTOR_READ_AGAIN)
+    torch.manual_seed(0)
+    x, b = (torch.randn(40, 32) / 8).bfloat16(), torch.full((32,), 100.0).bfloat16()
+    k = torch.randn(24, 32).bfloat16()
+    z, y = call(x, b, k)
+    assert any(plans(found)), "it goes in stages"
+    h = x.double() + b.double()
+    check(z, h - h.mean(1, keepdim=True), 1)
+    check(y, h @ k.double().T, 2)
+
+
+def test_beside_an_opgen_that_is_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no stages for bfloat16, and those for other types."""
+    monkeypatch.setenv("OPGEN_CACHE", str(tmp_path))
+    monkeypatch.delattr(compiler, "halves_source")
+    case = ROUNDED["two layers"]
+    (call, found), inputs = made(case.text), of_halves(case)
+    check(call(*inputs).detach(), case.theirs(*(x.detach().double() for x in inputs)), 2)
+    assert not any(plans(found))
+    call(*case.inputs(torch.float32))
+    assert any(plans(found))
 
 
 def test_images_in_channels_last_format() -> None:

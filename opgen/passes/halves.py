@@ -1,15 +1,18 @@
 """Which tensors keep 32 bits between the stages of an op whose tensors have 16.
 
-Within an op every temporary of reals has 32 bits. A library multiplies numbers of 16, so between
-stages (`opgen.passes.stages`) these are rounded as tensors of the call are:
+Within an op every temporary of reals has 32 bits. A library multiplies numbers of 16, so factors
+are rounded to these before they are multiplied, as tensor cores take them. Between stages
+(`opgen.passes.stages`) a tensor is one of 16 bits, as if the op ended there, where all that is done
+with it is
 
-* factors of a product, as tensor cores take them;
-* results of a product that nothing else which is computed is added to: what comes of them is as
-  if they were inputs, `max(z + b, 0)` for one, or `z / s` with a sum `s`. The output is rounded
-  as much again.
+* to multiply it in products apart, or to sum it up as it is;
+* to compute each cell of an output from it cell by cell, of the type of the call, with numbers and
+  elements of inputs beside it, each by itself: `max(z[n,o] + b[o], 0)`, or `z[n,o] / s[n]` where
+  `s` is computed as well.
 
-All others are wide. Of `xx[n] - 2*xy[n,m] + yy[m]` with three sums no digit might be left, nor of
-the gradient of a softmax.
+All others are wide: what is less another element of itself, or something else that is computed,
+more exact inputs among them, might have no digit left, and an `argmax` would be another one. A
+factor that is wide is rounded when it is multiplied.
 
 This is for bfloat16, which has the range of 32 bits. Beyond 65504 float16 has no numbers, and what
 is between its statements may go there.
@@ -18,8 +21,20 @@ is between its statements may go there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from opgen.ir.notation import Apply, Expr, Op, Reducer, Statement, reads
+from opgen.ir.notation import (
+    Access,
+    Apply,
+    Boundary,
+    Expr,
+    Op,
+    Read,
+    Reducer,
+    Statement,
+    Tensor,
+    reads,
+)
 from opgen.ir.walk import all_reads
 
 _KEEPS_DIGITS = frozenset({"mul", "div", "neg"})
@@ -28,44 +43,89 @@ _KEEPS_DIGITS = frozenset({"mul", "div", "neg"})
 
 def wide_between(op: Op, products: Mapping[str, int]) -> frozenset[str]:
     """The temporaries that are wide; `products` are the tensors that products apart give."""
-    computed = frozenset(each.name for each in op.temporaries if each.dtype.is_generic)
-    halves = {each.name for each in op.outputs}
     writers: dict[str, list[Statement]] = {}
     for statement in op.statements:
         writers.setdefault(statement.target.tensor, []).append(statement)
-        if statement.target.tensor in products:
-            halves |= {access.tensor for access in all_reads(statement)}
+    temporaries = frozenset(each.name for each in op.temporaries if each.dtype.is_generic)
+    found = _Readers(op, writers, frozenset(products), temporaries)
+    factors = {name for target in products for each in writers[target] for name in _tensors(each)}
+    multiplied = temporaries & (factors | products.keys())
+    return temporaries - {name for name in multiplied if found.may_round(name)}
 
-    def ends_alone(name: str) -> bool:
-        """Whether whatever is computed of a tensor has nothing else added that is computed."""
+
+@dataclass(frozen=True, slots=True)
+class _Readers:
+    """What statements do with the tensors that they read."""
+
+    op: Op
+    writers: Mapping[str, Sequence[Statement]]
+    products: frozenset[str]
+    temporaries: frozenset[str]
+
+    def may_round(self, name: str) -> bool:
+        """Whether nothing that is computed of a tensor asks for more digits than it has itself."""
         return all(
-            (target in halves or ends_alone(target)) and _is_alone(statements, name, computed)
-            for target, statements in writers.items()
-            if any(name in _read(each.body, computed) for each in statements)
+            target in self.products or self._is_for(name, target, statements)
+            for target, statements in self.writers.items()
+            if any(name in _tensors(each) for each in statements)
         )
 
-    alone = {name for name in products if name in computed and ends_alone(name)}
-    return computed - halves - alone
+    def _is_for(self, name: str, target: str, statements: Sequence[Statement]) -> bool:
+        """The same of what is computed to one tensor."""
+        if target == name or not self._is_generic(target):
+            return False
+        is_single = len(statements) == 1
+        if is_single and _is_bare_sum(statements[0]):
+            return True
+        # What several statements write is a sum of it all.
+        is_plain = all(self._is_cell_by_cell(e, name, is_scaled=is_single) for e in statements)
+        return is_plain and (target not in self.temporaries or self.may_round(target))
+
+    def _is_generic(self, name: str) -> bool:
+        """Whether a tensor is one of the type of the call; a table is none."""
+        tensor = self.op.tensor(name)
+        return isinstance(tensor, Tensor) and tensor.dtype.is_generic
+
+    def _is_cell_by_cell(self, statement: Statement, name: str, *, is_scaled: bool) -> bool:
+        """Whether each cell comes of one cell of the tensor, if it is read, and of what may stand
+        beside that."""
+        if statement.reducer not in (Reducer.ASSIGN, Reducer.ADD) or statement.guards:
+            return False
+        if not _is_whole(statement.target, statement):
+            return False
+        own = {access for access in reads(statement.body) if access.tensor == name}
+        if len(own) > 1 or not all(_is_whole(each, statement) for each in own):
+            return False
+        if not all(map(self._is_generic, _tensors(statement))):
+            return False
+        return self._is_beside(statement.body, name, is_scaled=is_scaled)
+
+    def _is_beside(self, expr: Expr, name: str, *, is_scaled: bool) -> bool:
+        """Whether an expression has nothing beside a tensor but numbers and single elements of
+        inputs; if it only scales the tensor, also what is computed."""
+        read = set(reads(expr))
+        others = {access for access in read if access.tensor != name}
+        if len(others) == len(read):
+            inputs = {each.name for each in self.op.inputs}
+            return is_scaled or (len(others) <= 1 and {e.tensor for e in others} <= inputs)
+        if not isinstance(expr, Apply):
+            return True
+        is_scaled = is_scaled and expr.primitive in _KEEPS_DIGITS
+        return all(self._is_beside(each, name, is_scaled=is_scaled) for each in expr.arguments)
 
 
-def _is_alone(statements: Sequence[Statement], name: str, computed: frozenset[str]) -> bool:
-    """Whether statements that write to one tensor add nothing to another that is computed."""
-    if {name}.union(*(_read(each.body, computed) for each in statements)) == {name}:
-        return True
-    first, *others = statements
-    is_only = not others and first.reducer is Reducer.ASSIGN
-    return is_only and _is_scaled(first.body, name, computed)
+def _is_bare_sum(statement: Statement) -> bool:
+    """Whether a statement sums up elements of a tensor as they are."""
+    is_sum = statement.reducer is Reducer.ADD and not statement.guards
+    return is_sum and isinstance(statement.body, Read)
 
 
-def _is_scaled(expr: Expr, name: str, computed: frozenset[str]) -> bool:
-    """Whether a tensor meets others that are computed in products and quotients alone."""
-    read = _read(expr, computed)
-    if name not in read or read == {name}:
-        return True
-    if not isinstance(expr, Apply) or expr.primitive not in _KEEPS_DIGITS:
-        return False
-    return all(_is_scaled(each, name, computed) for each in expr.arguments)
+def _is_whole(access: Access, statement: Statement) -> bool:
+    """Whether an access has another cell for each point of a statement."""
+    names = [index.value.symbol for index in access.indices]
+    is_plain = all(index.boundary is Boundary.NONE for index in access.indices)
+    return is_plain and {each.name for each in statement.iterators} == set(names)
 
 
-def _read(expr: Expr, computed: frozenset[str]) -> frozenset[str]:
-    return frozenset(access.tensor for access in reads(expr)) & computed
+def _tensors(statement: Statement) -> set[str]:
+    return {access.tensor for access in all_reads(statement)}

@@ -9,8 +9,8 @@ Before:
 
 After: an op of `x` and `k` that computes `z`, and one of `z` and `b` that computes `y`. What stands
 between them in memory is what the op has as a temporary anyway, so nothing is computed that was
-not, and in the same types. The first one is a convolution, which those may compute who have a fast
-one at hand.
+not, and in the same types but for calls in bfloat16. The first one is a convolution, which those
+may compute who have a fast one at hand.
 
 Statements that are no such products go together where they can, as one op that is computed like any
 other. A product that adds to a tensor which others write to as well becomes a tensor of its own,

@@ -121,15 +121,19 @@ class Family:
         are_halves: bool,
     ) -> tuple[_Stage, ...]:
         """The ops that compute an op one after the other, as `opgen.compiler.stages_source` makes
-        them; none without opgen."""
-        key = operation.path, apart, own, are_halves
+        them, or `halves_source`; none without opgen, or beside one that is older than these."""
+        about = operation.path, apart, own
+        key = (*about, are_halves)
         with LOCK:
             if key not in self._stages:
                 self._stages[key] = ()
-                module = self._module("stages_source", *key)
+                maker = "halves_source" if are_halves else "stages_source"
+                module = self._module(maker, *about)
                 if module is not None:
-                    ops = module.FAMILY.operations
-                    self._stages[key] = tuple((ops[name], *more) for name, *more in module.STAGES)
+                    ops, wide = module.FAMILY.operations, getattr(module, "WIDE", ())
+                    self._stages[key] = tuple(
+                        (ops[name], at, name in wide) for name, at in module.STAGES
+                    )
             return self._stages[key]
 
     def keeping(self, operation: Operation, names: tuple[str, ...]) -> Operation | None:

@@ -27,6 +27,7 @@ MAKERS = {
     "derived_source": ".py",
     "leading_source": ".py",
     "stages_source": ".py",
+    "halves_source": ".py",
     "kept_source": ".py",
     "keeping_source": ".py",
     "special_source": ".c",

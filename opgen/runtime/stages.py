@@ -3,15 +3,16 @@
 A convolution with a bias and a ReLU is none that the library knows, and as one op each of its
 kernels would be generated. Where the products in it are large it is computed as several ops, one
 after the other (`opgen.passes.stages`), each as it would be by itself. Numbers that one hands to
-the next are those that kernels keep in temporaries, in the same types. Large products of matrices
-are apart also where generated kernels are faster: gradients find their results (`lookup_kept`).
+the next are those that kernels keep in temporaries, in the same types but for some in bfloat16.
+Large products of matrices are apart also where generated kernels are faster: gradients find their
+results (`lookup_kept`).
 
 Whether calls go that way depends on shapes and strides alone, on a GPU also on settings of PyTorch
 (`library_cuda`), so that a call always gives the same bits. opgen makes the ops when such a call is
 met; without it calls go as ever. So do those in float16: numbers between its statements may be
-larger than that type has. In bfloat16 they are rounded to it where a product takes or gives them as
-an op of its own would, and where nothing else that is computed meets its result. Other results have
-32 bits: on a GPU cuBLAS gives them of factors with 16, on a CPU the factors are converted first.
+larger than that type has. In bfloat16 tensors between stages have 16 bits or 32, as
+`opgen.passes.halves` says. Products with results of 32 bits are cuBLAS's on a GPU, which gives them
+of factors with 16; on a CPU the factors are converted first.
 """
 
 from __future__ import annotations
@@ -81,15 +82,18 @@ class Stage:
     results: tuple[str, ...]
     spent: tuple[str, ...]
     plan: Plan | Multiplication | None
-    is_wide: bool = False
-    """Whether the result has 32 bits, and the factors 16."""
+    takes: torch.dtype | None = None
+    """Of a product that temporaries or their types are different for: what its factors are
+    converted to,"""
+    gives: torch.dtype | None = None
+    """and the type of its result, if that is another one."""
 
     def computed(self, given: list[torch.Tensor]) -> Outputs | None:
         """What it gives; None where the library may not be right about some number."""
-        if self.is_wide and isinstance(self.plan, Multiplication):
-            return (library_product.multiply(self.plan, given, torch.float32),)
-        if self.is_wide:
-            given = [each.float() for each in given]
+        if self.takes is not None:
+            given = [each.to(self.takes) for each in given]
+        if isinstance(self.plan, Multiplication):
+            return (library_product.multiply(self.plan, given, self.gives),)
         if self.plan is None:
             return applied(self.operation, given, self.numbers)
         found = library_call.computed(self.plan, given)
@@ -250,13 +254,17 @@ class _Plan:
         """Add a stage; `statement` is the position of the product that it is."""
         numbers = tuple(flatten(self.known[each.name] for each in operation.attributes))
         sources = tuple(each.name for each in operation.inputs)
-        given = [self.found[name] for name in sources]
-        if is_wide:
-            given = [each.float() for each in given]
+        given, on_gpu = [self.found[name] for name in sources], cuda.computes(self.call.device)
+        takes = gives = None
+        if statement is not None and self.call.types.shared == _HALVES:
+            # Of factors with 16 bits a GPU's library gives 32.
+            takes = torch.float32 if is_wide and not on_gpu else torch.bfloat16
+            gives = torch.float32 if is_wide and on_gpu else None
+            with torch.no_grad():
+                given = [each.to(takes) for each in given]
         call = evaluation.prepare(operation, given, unflatten(operation.attributes, numbers))
         plan = None if statement is None else library_call.plan(call)
-        on_gpu = cuda.computes(call.device)
-        if is_wide and on_gpu and not isinstance(plan, Multiplication):
+        if gives is not None and not isinstance(plan, Multiplication):
             statement = None  # tiles of opgen take it in 16 bits, with what is around it
         if statement is not None:
             work = library_product.work(call) if plan is None else _work(plan)
@@ -266,12 +274,15 @@ class _Plan:
                 self.apart.append(statement)
                 self.own += [statement] if plan is None else []
         results = tuple(each.name for each in operation.outputs)
-        self.found.update(zip(results, evaluation.empty_outputs(call), strict=True))
+        made = evaluation.empty_outputs(call)
+        if gives is not None:
+            made = tuple(each.to(gives) for each in made)
+        self.found.update(zip(results, made, strict=True))
         if plan is None:
             self.calls.append(call)
         if isinstance(plan, Multiplication) is not on_gpu:
             plan = None
-        self.made.append(Stage(operation, numbers, sources, results, (), plan, is_wide))
+        self.made.append(Stage(operation, numbers, sources, results, (), plan, takes, gives))
 
     def stages(self) -> Stages | None:
         """All of them; None where they would give outputs with other strides than the op."""
