@@ -105,6 +105,18 @@ FACTOR_SUMMED_UP = """op f(x[N,D], b[D], k[E,D]) -> s[N], y[N,E]
   s[n] = sum(d) h[n,d]
   y[n,e] = sum(d) h[n,d] * k[e,d]
 """
+FACTOR_OF_A_SUM = """op f(x[N,D], b[D], k[E,D]) -> s[N], y[N,E]
+  tmp h[N,D]
+  h[n,d] = x[n,d] + b[d]
+  s[n] = sum(d) (-h[n,d] * x[n,d] / (1 + b[d]**2))
+  y[n,e] = sum(d) h[n,d] * k[e,d]
+"""
+FACTOR_SQUARED = """op f(x[N,D], b[D], k[E,D]) -> s[N], y[N,E]
+  tmp h[N,D]
+  h[n,d] = x[n,d] + b[d]
+  s[n] = sum(d) (h[n,d] - 1)**2
+  y[n,e] = sum(d) h[n,d] * k[e,d]
+"""
 FUNCTION = """op f(x: float[N,D], y[M,D]) -> z[N,M]
   tmp xx[N], xy[N,M]
   xx[n] = sum(d) x[n,d]**2
@@ -131,6 +143,8 @@ WIDE = {
     "beside an output of 32 bits": (BESIDE_A_RESULT, {"xy"}),
     "a factor that is read again": (FACTOR_READ_AGAIN, {"h"}),
     "a factor that is summed up": (FACTOR_SUMMED_UP, set()),
+    "a factor of another sum": (FACTOR_OF_A_SUM, set()),
+    "a factor that is squared": (FACTOR_SQUARED, {"h"}),
 }
 
 

@@ -5,7 +5,7 @@ are rounded to these before they are multiplied, as tensor cores take them. Betw
 (`opgen.passes.stages`) a tensor is one of 16 bits, as if the op ended there, where all that is done
 with it is
 
-* to multiply it in products apart, or to sum it up as it is;
+* to multiply it in products apart, or in other sums: these are products, too;
 * to compute each cell of an output from it cell by cell, of the type of the call, with numbers and
   elements of inputs beside it, each by itself: `max(z[n,o] + b[o], 0)`, or `z[n,o] / s[n]` where
   `s` is computed as well.
@@ -75,7 +75,7 @@ class _Readers:
         if target == name or not self._is_generic(target):
             return False
         is_single = len(statements) == 1
-        if is_single and _is_bare_sum(statements[0]):
+        if is_single and _is_sum_of_multiples(statements[0], name):
             return True
         # What several statements write is a sum of it all.
         is_plain = all(self._is_cell_by_cell(e, name, is_scaled=is_single) for e in statements)
@@ -114,10 +114,17 @@ class _Readers:
         return all(self._is_beside(each, name, is_scaled=is_scaled) for each in expr.arguments)
 
 
-def _is_bare_sum(statement: Statement) -> bool:
-    """Whether a statement sums up elements of a tensor as they are."""
-    is_sum = statement.reducer is Reducer.ADD and not statement.guards
-    return is_sum and isinstance(statement.body, Read)
+def _is_sum_of_multiples(statement: Statement, name: str) -> bool:
+    """Whether a statement sums up elements of a tensor times whatever else there is."""
+    if statement.reducer is not Reducer.ADD or statement.guards:
+        return False
+    expr = statement.body
+    while isinstance(expr, Apply) and expr.primitive in _KEEPS_DIGITS:
+        holding = [each for each in expr.arguments if any(r.tensor == name for r in reads(each))]
+        if len(holding) != 1:
+            return False
+        (expr,) = holding
+    return isinstance(expr, Read) and expr.access.tensor == name
 
 
 def _is_whole(access: Access, statement: Statement) -> bool:

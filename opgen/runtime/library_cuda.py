@@ -114,8 +114,8 @@ and 92; with a stride of 2 1.7 take 3.8 and 2.4, 11 7.5 and 5.2. 5x5: 19 take 9.
 Gradients stay with opgen's kernels, which take a fifth to nine tenths of the time."""
 
 _LARGE_WINDOW = 9
-"""Beyond how many taps sums over pixels for the weights of many results are too many for what threads
-have registers for, as the table shows."""
+"""Beyond how many taps sums over pixels for the weights of many results are too many for what
+threads have registers for, as the table shows."""
 
 _FEW_CELLS = 2**17
 """How many results are few, of sums of `_MANY_TERMS`: too few for threads with one or four each."""
