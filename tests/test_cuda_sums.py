@@ -552,3 +552,40 @@ def test_a_module_of_which_only_a_gpu_has_temporaries() -> None:
     assert torch.equal(module.variation(x), wanted)
     with emulated():
         assert torch.equal(module.variation(x), wanted)
+
+
+# ---------------------------------------------------------------------------- parts of dims
+GROUPS = """
+op means(x: float[N,H,W,(G C)], m[N,G]) -> y[N,G]
+  y[n,g] = sum(h,w,c) (x[n,h,w,(g c)] - m[n,g])**2
+
+op pixels(x: float[N,(H A),(W B)], m[N,H,W]) -> y[N,H,W]
+  y[n,h,w] = sum(a,b) x[n,(h a),(w b)] * m[n,h,w]
+"""
+
+
+def of_groups(name: str) -> tuple[Kernel, tuple[str, ...]]:
+    (op,) = (op for op in read(Source(GROUPS)) if op.name == name)
+    program = cuda_rows(schedule(op, gather(op)), facts_of(op))
+    (found,) = program.kernels
+    return found, program.integers
+
+
+def test_groups_of_channels_share_nothing_with_their_neighbours() -> None:
+    """What is read of a group lies side by side, of neighbouring groups it does not, though their
+    means do; parts of dims by themselves are few."""
+    found = box_sum(*of_groups("means"))
+    assert found is not None
+    assert [axis.name for axis in found.box] == ["h", "w", "c"]
+    assert box_sum(*of_groups("pixels")) is None
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 7, 3, 4), (1, 8, 8, 2, 16), (3, 1, 2, 5, 1)])
+def test_sums_of_groups_of_channels(shape: tuple[int, ...]) -> None:
+    images, height, width, groups, channels = shape
+    x = integers(images, height, width, groups * channels, seed=0).double()
+    m = integers(images, groups, seed=1).double()
+    with small_shares(), emulated(threads=64):
+        found = opgen.compile(GROUPS).means(x, m)
+    apart = x.view(images, height, width, groups, channels) - m[:, None, None, :, None]
+    assert torch.equal(found, apart.square().sum((1, 2, 4)))

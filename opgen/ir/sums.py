@@ -76,6 +76,16 @@ def box_sum(kernel: Kernel, integers: Iterable[str]) -> BoxSum | None:
     return BoxSum(starts, tuple(box), inner, stores, _is_across(kernel, box, inner))
 
 
+def is_along(found: BoxSum) -> bool:
+    """Whether all that terms load at neighbouring points of a box lies side by side."""
+    points = {axis.name for axis in found.box}
+    loads = (load.indices for load in loads_of(walk(found.terms)) if load.indices)
+    moving = [each for each in loads if any(not points.isdisjoint(i.symbols) for i in each)]
+    nearest = found.box[-1].name
+    is_plain = not found.across and bool(moving)
+    return is_plain and all(each[-1].step_in(nearest) == 1 for each in moving)
+
+
 def _are_of_one_kind(starts: tuple[Start, ...], terms: tuple[Node, ...]) -> bool:
     """Whether parts of all accumulators can be put together in one way."""
     own = {start.accumulator for start in starts}

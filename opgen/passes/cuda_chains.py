@@ -22,7 +22,7 @@ from opgen.ir.loop_parts import accumulators_of, loads_of, read_by, uses
 from opgen.ir.loops import Axis, Chain, For, Kernel, Load, Program, Store, walk
 from opgen.ir.map_loops import renamed
 from opgen.ir.names import fresh_name
-from opgen.ir.sums import BoxSum, box_sum
+from opgen.ir.sums import BoxSum, box_sum, is_along
 from opgen.passes.cuda_sums import summed
 from opgen.passes.rows import direct
 
@@ -157,13 +157,7 @@ def _sum_of(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel | N
         return None
     found = summed(replace(kernel, body=direct(kernel.body)), facts, integers, sorts=True)
     box = None if found is None else box_sum(found, integers)
-    if found is None or box is None or box.across:
-        return None
-    points = {axis.name for axis in box.box}
-    loads = (load.indices for load in loads_of(walk(box.terms)) if load.indices)
-    moving = [each for each in loads if any(not points.isdisjoint(i.symbols) for i in each)]
-    nearest = box.box[-1].name
-    return found if moving and all(each[-1].step_in(nearest) == 1 for each in moving) else None
+    return found if box is not None and is_along(box) else None
 
 
 def _points_of(kernel: Kernel, cells: _Cells) -> Kernel | None:

@@ -20,7 +20,7 @@ from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
-from opgen.algebra.poly import ZERO, Kind, Poly
+from opgen.algebra.poly import ZERO, Kind, Poly, symbol
 from opgen.algebra.prove import implies
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
@@ -39,7 +39,7 @@ from opgen.ir.loops import (
 )
 from opgen.ir.map_loops import map_nodes
 from opgen.ir.names import fresh_name
-from opgen.ir.sums import SHARED, BoxSum, box_sum
+from opgen.ir.sums import SHARED, BoxSum, box_sum, is_along
 from opgen.ir.transpose import transpose
 from opgen.passes.cuda_addends import added_first
 from opgen.passes.cuda_beside import with_beside
@@ -107,6 +107,9 @@ def _kernel(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel:
             case Choice(way=Way.POINTS) | Choice(way=Way.ROW) if transpose(kernel) is not None:
                 return kernel
             case Choice(way=Way.ROW, name=name):
+                apart = summed(kernel, facts, integers, sorts=True)
+                if apart and _is_along_parts(kernel, apart, integers, name):
+                    return apart
                 found = summed(kernel, facts, integers)
                 is_in_a_pass = found is not None and all(a.name != name for a in found.axes)
                 if found and (is_in_a_pass or _has_taps(found, kernel, integers, across=True)):
@@ -125,6 +128,25 @@ def _kernel(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel:
             case _:
                 pass
     return summed(kernel, facts, integers) or team_sum(kernel)
+
+
+def _is_along_parts(kernel: Kernel, found: Kernel, integers: Sequence[str], name: str) -> bool:
+    """Whether neighbouring cells are parts of a dim, as groups of channels are, and what a sum
+    reads lies side by side within these, and goes through whole dims besides.
+
+    What lies side by side for cells, as the mean of each group, is read once.
+    """
+    box = box_sum(found, integers)
+    if box is None or not is_along(box):
+        return False
+    points = {axis.name for axis in box.box}
+    whole = {index for load in loads_of(walk(kernel.body)) for index in load.indices}
+    if whole.isdisjoint(map(symbol, points)):
+        return False  # parts of dims alone are few
+    loads = [load.indices for load in loads_of(walk(kernel.body)) if load.indices]
+    moving = [each for each in loads if any(not points.isdisjoint(i.symbols) for i in each)]
+    steps = [each[-1].step_in(name) for each in moving if name in each[-1].symbols]
+    return bool(steps) and all(step is None for step in steps)
 
 
 def _has_taps(found: Kernel, kernel: Kernel, integers: Sequence[str], across: bool = False) -> bool:
