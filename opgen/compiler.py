@@ -38,6 +38,7 @@ from opgen.passes.fingerprint import fingerprint
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
+from opgen.passes.joined_dims import joined_dims
 from opgen.passes.kept import keeping, totals
 from opgen.passes.matrix_product import matrix_product
 from opgen.passes.relayout import Orders
@@ -144,7 +145,8 @@ def stages(
         for ops_of, member, cpu, gpu in zip(computed, members, on_cpu, on_gpu, strict=True)
     ]
     forms = zip(*map(_forms, members), strict=True)
-    units = tuple(map(Unit, members, programs, on_cpu, on_gpu, traits, specials, *forms))
+    joined = (joined_dims(op) for op, _ in computed)
+    units = tuple(map(Unit, members, programs, on_cpu, on_gpu, traits, specials, *forms, joined))
     proved = certificate(members, fibres, trials)
     module = torch_module.module_source(units, source.text, source.name, proved, runtime)
     yield Stage("module", module, lambda: module)
@@ -530,8 +532,8 @@ def _unit(
     if text and len([step for step in member.path if step[0] not in (STAGE, KEEPING, KEPT)]) <= 2:
         public = ops.get(begin(member.path)[0], op)
         kernels = _special_kernels(cpu_op, gpu_op, on_cpu, on_gpu, public, leading)
-    traits = _traits(op, ops)
-    return Unit(member, program, on_cpu, on_gpu, traits, kernels, *_forms(member))
+    about = _traits(op, ops), kernels, *_forms(member), joined_dims(cpu_op)
+    return Unit(member, program, on_cpu, on_gpu, *about)
 
 
 def _forms(

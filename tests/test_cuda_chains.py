@@ -70,6 +70,32 @@ op reversed(x: float[N,M]) -> y[N,M]
   d[n,m] = x[n,m] - s[n]
   y[n,m] = d[n,M-1-m] + d[n,m]
 
+op added_to(x: float[N,M], k: int[N]) -> y[N,M]
+  tmp s[N], t[N,M]
+  s[n] = sum(m) x[n,m]
+  t[n,m] = x[n,m] - s[n]
+  t[k[n],m] += x[n,m]
+  y[n,m] = t[n,m] * 2
+
+op in_a_condition(x: float[N,M], k: int[N,M]) -> y[N,M]
+  tmp a: int[N]
+  a[n] = sum(m) k[n,m]
+  y[n,m] = a[n] * x[n,m] if m < a[N-1-n]
+
+op in_an_index(x: float[N,M], k: int[N,M]) -> y[N,M]
+  tmp a: int[N]
+  a[n] = sum(m) k[n,m]
+  y[n,m] = a[n] * x[n, (m + a[N-1-n]) ?0]
+
+op many_taps(x: float[N,H,W], g: float[N,H,W]) -> s[N,7,7], y[N,H,W]
+  s[n,k,l] = sum(h,w) x[n, h+k-3 ?0, w+l-3 ?0] * g[n,h,w]
+  y[n,h,w] = x[n,h,w] * s[n,3,3]
+
+op named(x: float[N,M]) -> chain_1[N,M]
+  tmp s[N]
+  s[n] = sum(m) x[n,m]
+  chain_1[n,m] = x[n,m] - s[n]
+
 op product(x: float[N,M], k[M,K]) -> y[N,K]
   tmp s[N], z[N,K]
   s[n] = sum(m) x[n,m]
@@ -96,6 +122,12 @@ CHAINS = {
     "clamped": [],
     "all_rows": [],
     "product": [],
+    # Another kernel adds to a tensor; a block would need 49 sums in registers.
+    "added_to": [],
+    "in_a_condition": [],
+    "in_an_index": [],
+    "many_taps": [],
+    "named": [(0, 2, ["s", "chain_1"])],
 }
 
 
@@ -183,6 +215,19 @@ def test_gradients() -> None:
     torch.testing.assert_close(found, wanted)
 
 
+def test_a_tensor_named_like_a_chain() -> None:
+    x = torch.randn(3, 40).double()
+    with chained():
+        torch.testing.assert_close(OPS.named(x), x - x.sum(1, keepdim=True))
+
+
+def test_a_tensor_that_is_added_to_by_another_kernel() -> None:
+    x, k = torch.randn(64, 256).double(), torch.arange(64).flip(0)
+    with emulated():
+        found = OPS.added_to(x, k)
+    torch.testing.assert_close(found, 2 * (x - x.sum(1, keepdim=True) + x.flip(0)))
+
+
 def test_views_of_any_strides() -> None:
     x = torch.randn(6, 5, 40).double()
     for view in (x[:, 2], x[::2, 1, ::3], x[:, :, 3], x[0, :1].expand(4, 40), x[:3, 0].flip(1)):
@@ -224,3 +269,12 @@ def test_cells_and_points(shape: tuple[int, int], expected: bool) -> None:
     tensors |= {name: x.new_empty(shape[0]) for name in ("top", "s")}
     found = cuda_chain.chosen(kernels, kernels.extents(*sizes.values()), tensors)
     assert bool(found) == expected
+
+
+def test_more_cells_than_blocks() -> None:
+    kernels = OPS.FAMILY.operations["softmax"].cuda
+    x, cells = torch.zeros((), device="meta"), 2**31
+    tensors = {name: x.expand(cells, 256) for name in ("x", "e", "y")}
+    tensors |= {name: x.expand(cells) for name in ("top", "s")}
+    assert not cuda_chain.chosen(kernels, kernels.extents(cells, 256), tensors)
+    assert cuda_chain.chosen(kernels, kernels.extents(cells - 1, 256), tensors)

@@ -11,8 +11,10 @@ import pytest
 from catalogue import SPECS
 from opgen import compiler
 from opgen.emit.cuda import cuda_source
+from opgen.emit.cuda_chain import ChainFunction, chain_function
 from opgen.emit.cuda_runs import values_of_cell
 from opgen.emit.cuda_sums import stretched
+from opgen.emit.types import Types
 from opgen.errors import Source
 from opgen.ir.loops import Program
 from opgen.ir.notation import DType
@@ -44,15 +46,21 @@ def source(ops: tuple[Program, ...], shared: str, narrow: bool = True) -> str:
     for number, program in enumerate(ops):
         integers = {each.name: "i64" for each in program.operands if each.dtype is DType.INT}
         bindings = prelude.bindings(shared, real, integers)
-        parts.append(f"namespace op_{number} {{\n{bindings}{cuda_source(program)}\n}}\n")
+        chains = "".join(each.text for each in chains_of(program))
+        parts.append(f"namespace op_{number} {{\n{bindings}{cuda_source(program)}{chains}\n}}\n")
     return "".join(parts)
+
+
+def chains_of(program: Program) -> list[ChainFunction]:
+    return [chain_function(each, program, Types(program), {}) for each in program.chains]
 
 
 def check(ops: tuple[Program, ...], shared: str, architecture: str, narrow: bool = True) -> None:
     """Compile, and refuse a kernel that is missing or spills."""
     compiled = nvrtc.compile_cuda(source(ops, shared, narrow), architecture)
     names = {kernel.name for kernel in compiled.kernels}
-    assert names == {kernel.name for program in ops for kernel in program.kernels}
+    chains = {each.name for program in ops for each in program.chains}
+    assert names == {kernel.name for program in ops for kernel in program.kernels} | chains
     assert compiled.cubin.startswith(b"\x7fELF")
     spilling = [kernel for kernel in compiled.kernels if kernel.spills]
     assert not spilling, (shared, architecture)

@@ -15,7 +15,7 @@ from opgen.emit.reach import reach
 from opgen.emit.templates import render
 from opgen.emit.types import Types
 from opgen.ir.loops import Chain, Program
-from opgen.passes.cuda_chains import phase_of
+from opgen.ir.sums import phase_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from opgen.emit.types import Types
 from opgen.ir.arrangement import Arrangement
 from opgen.ir.certificate import Certificate
 from opgen.ir.convolution import Convolution, Role
-from opgen.ir.family import GradientLink, Member, Traits
+from opgen.ir.family import GradientLink, JoinedDims, Member, Traits
 from opgen.ir.loops import Fault, Operand, Program
 from opgen.ir.matrix_product import MatrixProduct
 from opgen.ir.notation import Attribute, AttributeType, Op, Tensor
@@ -72,6 +72,8 @@ class Unit:
     """Statements that are products by themselves, see `passes.stages`."""
     totals: tuple[str, ...] = ()
     """Temporaries that may be kept for gradients, see `passes.kept`."""
+    joined: JoinedDims | None = None
+    """Dims that kernels of the CPU may go through as one."""
 
     @property
     def op(self) -> Op:
@@ -368,6 +370,7 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         product=_matrix_product(unit.product),
         apart=tuple_of(list(map(str, unit.apart))) if unit.apart else None,
         totals=strings(unit.totals) if unit.totals else None,
+        joined=None if unit.joined is None else _joined(unit.joined),
     )
     return PrivateOp(
         comment(" ".join(unit.member.path))[0],
@@ -382,6 +385,11 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         "\n\n".join(text.rstrip() for text in cuda),
         layout(call("FAMILY.add", (description,)), before=f"{operation} = "),
     )
+
+
+def _joined(found: JoinedDims) -> Group:
+    places = {name: str(place) for name, place in found.places}
+    return tuple_of([strings(found.sizes), dict_of(places)])
 
 
 def _reach(unit: Unit) -> Group:

@@ -41,6 +41,15 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedDims:
+    """Neighbouring dims that may be one: their sizes, slowest first, and where they begin in each
+    tensor that has them, see `opgen.passes.joined_dims`."""
+
+    sizes: tuple[str, ...]
+    places: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Traits:
     """What a caller may know about an op besides its signature.
 

@@ -76,6 +76,13 @@ def box_sum(kernel: Kernel, integers: Iterable[str]) -> BoxSum | None:
     return BoxSum(starts, tuple(box), inner, stores, _is_across(kernel, box, inner))
 
 
+def phase_of(kernel: Kernel, cells: tuple[Axis, ...], integers: Iterable[str]) -> BoxSum:
+    """What a phase of a `Chain` does for each of the cells: sums over a box, or stores at its
+    points."""
+    found = box_sum(kernel, integers)
+    return found or BoxSum((), kernel.axes[len(cells) :], kernel.body, ())
+
+
 def is_along(found: BoxSum) -> bool:
     """Whether all that terms load at neighbouring points of a box lies side by side."""
     points = {axis.name for axis in found.box}

@@ -12,6 +12,7 @@ each, is known to a launch, so the kernels stay beside their chain.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -22,7 +23,7 @@ from opgen.ir.loop_parts import accumulators_of, loads_of, read_by, uses
 from opgen.ir.loops import Axis, Chain, For, Kernel, Load, Program, Store, walk
 from opgen.ir.map_loops import renamed
 from opgen.ir.names import fresh_name
-from opgen.ir.sums import BoxSum, box_sum, is_along
+from opgen.ir.sums import box_sum, is_along
 from opgen.passes.cuda_sums import summed
 from opgen.passes.rows import direct
 
@@ -31,27 +32,31 @@ _Cells = tuple[Axis, ...]
 LEAST: Final = 2
 """The fewest kernels of a chain."""
 
+_MOST_SUMS: Final = 9
+"""The most sums of a phase: a thread of a chain has 128 registers. For 8 these are enough, also in
+float64, and for 25 in float32; 49 are spilled to memory."""
+
 
 def with_chains(program: Program, plain: Program, facts: Facts) -> Program:
     """The program of threads with the chains of the kernels of the `plain` one."""
     found: list[Chain] = []
+    names = _names(program)
     for chain in _chains(plain, facts):
         place = _place(program, chain)
         if place is not None:
-            first, count = place
-            name = f"{program.name}_chain_{len(found) + 1}"
-            phases = tuple(replace(phase, name=f"{name}_{phase.written}") for phase in chain.phases)
-            found.append(replace(chain, name=name, first=first, count=count, phases=phases))
+            (first, count), name = place, next(names)
+            phases = (replace(each, name=f"{name}_{each.written}") for each in chain.phases)
+            made = replace(chain, name=name, first=first, count=count, phases=tuple(phases))
+            found.append(made)
     return replace(program, chains=tuple(found))
 
 
-def phase_of(kernel: Kernel, cells: _Cells, integers: Sequence[str]) -> BoxSum:
-    """What a phase does for each of the cells: sums over a box, or stores at its points."""
-    found = box_sum(kernel, integers)
-    if found is not None:
-        return found
-    box = kernel.axes[len(cells) :]
-    return BoxSum((), box, kernel.body, ())
+def _names(program: Program) -> Iterator[str]:
+    """Names that no kernel has, or begins with."""
+    for number in itertools.count(1):
+        name = f"{program.name}_chain_{number}"
+        if not any(kernel.name.startswith(name) for kernel in program.kernels):
+            yield name
 
 
 def _place(program: Program, chain: Chain) -> tuple[int, int] | None:
@@ -72,13 +77,16 @@ def _place(program: Program, chain: Chain) -> tuple[int, int] | None:
 
 def _chains(plain: Program, facts: Facts) -> Iterator[Chain]:
     """The longest chains of kernels, the first ones first; none shares a kernel with another."""
-    outputs = {each.output for each in plain.workspaces} | {each.name for each in plain.workspaces}
+    # Several kernels write to the same memory.
+    shared = {each.output for each in plain.workspaces} | {each.name for each in plain.workspaces}
+    writers = [name for kernel in plain.kernels for name in kernel.all_written]
+    shared |= {name for name in writers if writers.count(name) > 1}
     sums = [_sum_of(kernel, facts, plain.integers) for kernel in plain.kernels]
     at = 0
     while at < len(plain.kernels):
         best: tuple[Kernel, ...] = ()
         for cells in dict.fromkeys(each.axes for each in sums[at:] if each is not None):
-            phases = _phases(plain, sums, at, cells, outputs)
+            phases = _phases(plain, sums, at, cells, shared)
             if len(phases) > len(best) and any(s in phases for s in sums[at:] if s is not None):
                 best, own = phases, cells
         if len(best) >= LEAST:
@@ -91,7 +99,7 @@ def _phases(
     sums: Sequence[Kernel | None],
     first: int,
     cells: _Cells,
-    outputs: set[str],
+    shared: set[str],
 ) -> tuple[Kernel, ...]:
     """The kernels from the first one on, as far as each is a phase with these cells."""
     found: list[Kernel] = []
@@ -99,7 +107,7 @@ def _phases(
     read: set[str] = set()
     for kernel, own in zip(plain.kernels[first:], sums[first:], strict=True):
         phase = own if own is not None and own.axes == cells else _points_of(kernel, cells)
-        if phase is None or phase.written in outputs or phase.written in places:
+        if phase is None or phase.written in shared or phase.written in places:
             break
         read |= read_by(phase)
         if phase.written in read or not _reads_own_cells(phase, places, cells):
@@ -134,7 +142,8 @@ def _both(plain: Program, one: Kernel, other: Kernel) -> Kernel | None:
     if first.reducer is not second.reducer or not read_by(other).isdisjoint(one.all_written):
         return None
     starts = (*first.starts, *second.starts)
-    if not all(plain.operand(start.tensor).dtype.is_generic for start in starts):
+    is_of_one_type = all(plain.operand(start.tensor).dtype.is_generic for start in starts)
+    if not is_of_one_type or len(starts) > _MOST_SUMS:
         return None
     taken = set(accumulators_of(*one.body))
     names = {old: fresh_name(old, taken) for old in sorted(accumulators_of(*other.body))}
@@ -157,7 +166,9 @@ def _sum_of(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel | N
         return None
     found = summed(replace(kernel, body=direct(kernel.body)), facts, integers, sorts=True)
     box = None if found is None else box_sum(found, integers)
-    return found if box is not None and is_along(box) else None
+    if box is None or not is_along(box) or len(box.starts) > _MOST_SUMS:
+        return None
+    return found
 
 
 def _points_of(kernel: Kernel, cells: _Cells) -> Kernel | None:
@@ -182,9 +193,9 @@ def _is_plain(kernel: Kernel) -> bool:
 def _reads_own_cells(kernel: Kernel, places: dict[str, tuple[Poly, ...]], cells: _Cells) -> bool:
     """Whether a phase reads of what others wrote nothing but what is of its own cell."""
     names = {symbol(axis.name) for axis in cells}
+    if not uses(kernel).loaded.isdisjoint(places):
+        return False  # some is read within an index or a condition
     seen: list[Load] = loads_of(walk(kernel.body))
-    if not read_by(kernel) & places.keys() <= {load.tensor for load in seen}:
-        return False  # some is read within an index
     for load in seen:
         written = places.get(load.tensor)
         if written is None:

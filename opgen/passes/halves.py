@@ -21,7 +21,7 @@ is between its statements may go there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opgen.ir.notation import (
     Access,
@@ -61,9 +61,15 @@ class _Readers:
     writers: Mapping[str, Sequence[Statement]]
     products: frozenset[str]
     temporaries: frozenset[str]
+    known: dict[str, bool] = field(default_factory=dict)
 
     def may_round(self, name: str) -> bool:
         """Whether nothing that is computed of a tensor asks for more digits than it has itself."""
+        if name not in self.known:
+            self.known[name] = self._may_round(name)
+        return self.known[name]
+
+    def _may_round(self, name: str) -> bool:
         return all(
             target in self.products or self._is_for(name, target, statements)
             for target, statements in self.writers.items()

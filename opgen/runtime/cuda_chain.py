@@ -90,7 +90,9 @@ def _planned(
         longest = max(longest, math.prod(box))
     count = math.prod(cells)
     most = _MOST_TURNS if count < _MANY_CELLS else _MOST_TURNS_OF_MANY
-    if count < _LEAST_CELLS or not _FEWEST_STRETCHES <= longest <= most * THREADS:
+    if not _LEAST_CELLS <= count <= cuda_grid.MOST_BLOCKS[0]:
+        return None
+    if not _FEWEST_STRETCHES <= longest <= most * THREADS:
         return None
     threads = max(_WARP, min(THREADS, 1 << (longest.bit_length() - 1)))
     return ChainLaunch(chain, tuple(macros), count, threads, tuple(magic))

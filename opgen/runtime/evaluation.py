@@ -14,6 +14,7 @@ from opgen.runtime import (
     checks,
     cuda,
     eager,
+    joined,
     leading,
     library_call,
     prelude,
@@ -253,6 +254,7 @@ def computed(call: Call, known: Known | None = None) -> Outputs:
         if known is not None and is_known_by_shapes and not cuda.is_capturing():
             known.enter_launched(call, outputs, operands, launched)
     elif call.device.type == "cpu":
+        call, operands = joined.of_call(call, operands)
         if run_on_cpu(call, operands) and is_direct and known is not None:
             known.enter(call, outputs, operands)
     else:

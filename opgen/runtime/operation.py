@@ -86,6 +86,8 @@ class Operation:
     product: MatrixProduct | None = None
     apart: tuple[int, ...] = ()  # statements that by themselves are products, see `stages`
     totals: tuple[str, ...] = ()  # temporaries that may be kept for gradients, see `lookup_kept`
+    # Sizes of dims that may be one, and where tensors have the first of them, see `joined`.
+    joined: tuple[tuple[str, ...], Mapping[str, int]] | None = None
     compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
     chosen: Chosen = field(default_factory=dict)
     small: set[Values] = field(default_factory=set)
