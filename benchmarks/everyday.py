@@ -177,6 +177,12 @@ POINTWISE: Final = (
         lambda x, b: F.relu(x + _wide(b)),
     ),
     Written(
+        "bias and ReLU of few pixels",
+        f"{_IMAGE}, b[C]) {_SAME} y[n,c,h,w] = max(x[n,c,h,w] + b[c], 0)",
+        ((32, 512, 7, 7), (512,)),
+        lambda x, b: F.relu(x + _wide(b)),
+    ),
+    Written(
         "PReLU",
         f"{_IMAGE}, a[C]) {_SAME} y[n,c,h,w] = select(x[n,c,h,w] > 0, x[n,c,h,w], a[c]*x[n,c,h,w])",
         (_IMAGES, _CHANNELS),
