@@ -191,7 +191,7 @@ def test_a_missing_barrier_is_a_race(barrier: str) -> None:
     broken = mock.Mock(wraps=operation.cuda)
     broken.source = source.replace("__syncthreads();", barrier)
     broken.launches = operation.cuda.launches
-    broken.orders = {}
+    broken.orders, broken.chains = {}, ()
     x = numbers(1, 64, 2, 64)
     with mock.patch("opgen.runtime.special.cuda_of", return_value=broken), emulated():
         if barrier:

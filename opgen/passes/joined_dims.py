@@ -19,7 +19,15 @@ from collections.abc import Iterator, Mapping
 from opgen.algebra.poly import Poly
 from opgen.ir.family import JoinedDims
 from opgen.ir.indices import extents_of
-from opgen.ir.notation import Access, Boundary, Op, Statement, Value, reads
+from opgen.ir.notation import (
+    Access,
+    AttributeType,
+    Boundary,
+    Op,
+    Statement,
+    Value,
+    reads,
+)
 from opgen.ir.walk import nodes
 
 
@@ -36,12 +44,13 @@ def joined_dims(op: Op) -> JoinedDims | None:
 def _rows(op: Op) -> list[tuple[str, ...]]:
     """All rows of neighbouring dims that are sizes by themselves: the longest ones first, then the
     last ones of the tensors with most dims."""
+    sizes = {*op.sizes, *(e.name for e in op.attributes if e.type is AttributeType.SIZE)}
     found: dict[tuple[str, ...], tuple[int, int]] = {}
     for tensor in sorted((*op.outputs, *op.inputs), key=lambda each: -len(each.dims)):
         names = [extent.symbol for extent in op.extents(tensor.name)]
         for first in range(len(names)):
             for end in range(first + 2, len(names) + 1):
-                row = tuple(name for name in names[first:end] if name in op.sizes)
+                row = tuple(name for name in names[first:end] if name in sizes)
                 if len(set(row)) == end - first:
                     found.setdefault(row, (first - end, len(names) - end))
     return sorted(found, key=found.__getitem__)
