@@ -53,7 +53,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("flags", ["-O1", "-O1 -mno-avx512f"])
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_compiled_filters_give_what_torch_gives(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from opgen.algebra.poly import Poly
 from opgen.emit.cuda_chain import ChainFunction, chain_function
 from opgen.emit.cuda_function import Function, Helpers, Sums, Tile, print_function
-from opgen.emit.cuda_product import Matrix, ProductFunction, product_function
+from opgen.emit.cuda_product import Matrix, ProductFunction
 from opgen.emit.names import python_names
 from opgen.emit.polynomial import python_text
 from opgen.emit.python_text import (
@@ -39,27 +39,42 @@ class Source:
     kernels: tuple[Function, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Printed:
+    """The functions of a program, of its kernels and of its chains, and helpers that they call."""
+
+    functions: tuple[Function, ...]
+    chains: tuple[ChainFunction, ...]
+    helpers: Helpers
+
+    @classmethod
+    def of(cls, program: Program) -> _Printed:
+        """Those of a program, each printed once."""
+        types = Types(program)
+        helpers: Helpers = {}
+        functions = (print_function(each, program, types, helpers) for each in program.kernels)
+        chains = (chain_function(each, program, types, helpers) for each in program.chains)
+        return cls(tuple(functions), tuple(chains), helpers)
+
+    def source(self, program: Program) -> str:
+        """The source of all kernels."""
+        (title,) = comment(program.name)
+        helpers, tables = helper_lines(self.helpers), table_lines(program)
+        return render("cuda.cu.j2", Source(title, helpers, tables, self.functions))
+
+
 def cuda_source(program: Program) -> str:
     """The CUDA source; it is compiled behind `opgen.runtime.prelude` and the bindings of a call."""
-    types = Types(program)
-    helpers: Helpers = {}
-    functions = tuple(print_function(kernel, program, types, helpers) for kernel in program.kernels)
-    for chain in program.chains:
-        chain_function(chain, program, types, helpers)  # which may call others
-    (title,) = comment(program.name)
-    return render(
-        "cuda.cu.j2", Source(title, helper_lines(helpers), table_lines(program), functions)
-    )
+    return _Printed.of(program).source(program)
 
 
 def cuda_text(program: Program) -> str:
     """The CUDA source with the products of matrices and the chains that its kernels may be instead,
     for people."""
-    types = Types(program)
-    found = (product_function(kernel, program, types, {}) for kernel in program.kernels)
-    products = (each.text for each in found if each is not None)
-    chains = (chain_function(each, program, types, {}).text for each in program.chains)
-    return "\n".join((cuda_source(program), *products, *chains))
+    printed = _Printed.of(program)
+    products = (each.text for each in _products(printed.functions))
+    chains = (each.text for each in printed.chains)
+    return "\n".join((printed.source(program), *products, *chains))
 
 
 # ---------------------------------------------------------------------------- Python
@@ -88,9 +103,8 @@ def cuda_kernels(
     the dims of those tensors whose dims stand in another order in the special one.
     """
     called_as = called_as or program
-    types = Types(program)
-    functions = tuple(print_function(kernel, program, types, {}) for kernel in program.kernels)
-    chains = tuple(chain_function(each, program, types, {}) for each in program.chains)
+    printed = _Printed.of(program)
+    functions, chains = printed.functions, printed.chains
     phases = tuple(phase for chain in chains for phase in chain.phases)
     source_name = f"{name}_source".upper()
     description = call(
@@ -109,7 +123,7 @@ def cuda_kernels(
         Launcher(
             name,
             source_name,
-            string(cuda_source(program)),
+            string(printed.source(program)),
             (
                 *((_source_name(each), string(each.text)) for each in _products(functions)),
                 *((_source_name(each), string(each.text)) for each in chains),
