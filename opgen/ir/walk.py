@@ -43,6 +43,13 @@ def polynomials(statement: Statement) -> Iterator[Poly]:
     yield from expression_polynomials(statement.body)
 
 
+def values_of(statement: Statement) -> Iterator[Poly]:
+    """The integers of a statement besides the indices of its accesses."""
+    yield from (guard.value for guard in statement.guards)
+    yield from () if statement.position is None else (statement.position,)
+    yield from (node.value for node in nodes(statement.body) if isinstance(node, Value))
+
+
 def loads(value: Poly) -> Iterator[Access]:
     """The integers that a polynomial reads from tensors, also those inside of others."""
     for atom in value.loads:

@@ -7,7 +7,7 @@ sums may be pulled out of an op that is linear. What the rules do not show is ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from itertools import chain, combinations
 
 from opgen.algebra.poly import Atom, Kind, Poly, load, of_atom, poly, rebuild
@@ -27,7 +27,7 @@ from opgen.ir.notation import (
     Value,
     reads,
 )
-from opgen.ir.walk import expression_polynomials, nodes
+from opgen.ir.walk import expression_polynomials, values_of
 
 _Axes = Mapping[str, int]
 
@@ -75,13 +75,13 @@ def _is_sliced(statement: Statement, size: str, axes: _Axes) -> bool:
     if statement.target.tensor not in axes:
         # The same in every slice: nothing of it may know of the dim.
         touched = [access.tensor for access in reads(statement.body)]
-        touched += [atom.name for value in _values(statement) for atom in value.all_atoms()]
+        touched += [atom.name for value in values_of(statement) for atom in value.all_atoms()]
         return not along and not any(name in axes or name == size for name in touched)
     index = statement.target.indices[axes[statement.target.tensor]]
     iterator = index.value.symbol
     if iterator is None or along != [iterator]:
         return False
-    left = list(_values(statement))
+    left = list(values_of(statement))
     for access in (statement.target, *reads(statement.body)):
         axis = axes.get(access.tensor)
         if axis is not None and access.indices[axis].value.symbol != iterator:
@@ -90,13 +90,6 @@ def _is_sliced(statement: Statement, size: str, axes: _Axes) -> bool:
     return not any(
         {iterator, size} & _without_slices(value, iterator, axes).symbols for value in left
     )
-
-
-def _values(statement: Statement) -> Iterator[Poly]:
-    """The integers of a statement besides the indices of its accesses."""
-    yield from (guard.value for guard in statement.guards)
-    yield from () if statement.position is None else (statement.position,)
-    yield from (node.value for node in nodes(statement.body) if isinstance(node, Value))
 
 
 def _without_slices(value: Poly, iterator: str, axes: _Axes) -> Poly:

@@ -14,21 +14,13 @@ sizes but for the product of all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from opgen.algebra.poly import Poly
 from opgen.ir.family import JoinedDims
 from opgen.ir.indices import extents_of
-from opgen.ir.notation import (
-    Access,
-    AttributeType,
-    Boundary,
-    Op,
-    Statement,
-    Value,
-    reads,
-)
-from opgen.ir.walk import nodes
+from opgen.ir.notation import Access, AttributeType, Boundary, Op, Statement, reads
+from opgen.ir.walk import values_of
 
 
 def joined_dims(op: Op) -> JoinedDims | None:
@@ -97,7 +89,7 @@ def _goes_through(statement: Statement, sizes: tuple[str, ...], places: Mapping[
         if len(along) != count or set(by_size) != set(sizes):
             return False
         along = [by_size[size] for size in sizes]
-    left: list[Poly] = list(_values(statement))
+    left: list[Poly] = list(values_of(statement))
     for access in (statement.target, *reads(statement.body)):
         place = places.get(access.tensor)
         if place is not None:
@@ -117,13 +109,6 @@ def _is_whole(access: Access, place: int, along: list[str]) -> bool:
     own = access.indices[place : place + len(along)]
     is_plain = all(index.boundary is Boundary.NONE for index in own)
     return is_plain and [index.value.symbol for index in own] == along
-
-
-def _values(statement: Statement) -> Iterator[Poly]:
-    """The integers of a statement besides the indices of its accesses."""
-    yield from (guard.value for guard in statement.guards)
-    yield from () if statement.position is None else (statement.position,)
-    yield from (node.value for node in nodes(statement.body) if isinstance(node, Value))
 
 
 def _knows(value: Poly, sizes: frozenset[str], along: frozenset[str]) -> bool:

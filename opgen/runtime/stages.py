@@ -83,10 +83,9 @@ class Stage:
     spent: tuple[str, ...]
     plan: Plan | Multiplication | None
     takes: torch.dtype | None = None
-    """Of a product that temporaries or their types are different for: what its factors are
-    converted to,"""
+    """Of a product in a call in bfloat16 the type that its factors are converted to,"""
     gives: torch.dtype | None = None
-    """and the type of its result, if that is another one."""
+    """and that of its result where it is another one."""
 
     def computed(self, given: list[torch.Tensor]) -> Outputs | None:
         """What it gives; None where the library may not be right about some number."""
