@@ -19,7 +19,7 @@ from opgen.runtime.library_product import Multiplication
 from opgen.runtime.lookup_library import LOCK, Table, define
 from opgen.runtime.lookup_table import MAX_ENTRIES, MAX_NUMBERS, MAX_RANK, MAX_TENSORS
 from opgen.runtime.record import record
-from opgen.runtime.schema import flatten
+from opgen.runtime.schema import Number, flatten
 
 if TYPE_CHECKING:
     from opgen.runtime.cuda import Launched
@@ -38,6 +38,7 @@ class Twin:
     call: Callable[..., Any]
     fixed: dict[tuple[int, ...], Callable[..., Any]]
     is_cast: bool  # whether autocast casts its tensors
+    outputs: int
 
     def for_integers(self, integers: tuple[int, ...]) -> Callable[..., Any] | None:
         """The same for some values of the integers, of tensors and floats alone.
@@ -58,7 +59,8 @@ class Twin:
                 self.fixed[integers] = self._with(integers)
             else:
                 name = f"{self.name}_{len(self.fixed)}"
-                made = _define(self.operation, name, self.table, integers, self.is_cast)
+                about = self.table, integers, self.is_cast, self.outputs
+                made = _define(self.operation, name, *about)
                 if made is None:
                     return None
                 self.fixed[integers] = made
@@ -161,6 +163,19 @@ class Twin:
         if integers is not None and is_connected:
             self.table.enter(call.tensors, flatten(call.values), (output,), None, integers)
 
+    def enter_series(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        numbers: Sequence[Number],
+        outputs: Sequence[torch.Tensor],
+        integers: Sequence[int],
+    ) -> bool:
+        """The same for a call in stages, see `lookup_series`; whether it can be."""
+        if _have_too_many_dims((*tensors, *outputs)) or not self.table.has_room():
+            return False
+        self.table.enter(tensors, numbers, outputs, None, integers)
+        return True
+
 
 def _have_too_many_dims(tensors: Sequence[torch.Tensor | None]) -> bool:
     """Whether there is no room for one of them in a key."""
@@ -212,19 +227,23 @@ _MOST_KNOWN = MAX_ENTRIES
 """For how many values a call is looked up at all."""
 
 
-def twin(operation: Operation, name: str, is_cast: bool) -> Twin | None:
-    """A new twin of an op, under that name in a namespace of its own; None if it has none."""
+def twin(operation: Operation, name: str, is_cast: bool, more: int = 0) -> Twin | None:
+    """A new twin of an op, under that name in a namespace of its own; None if it has none.
+
+    It may have `more` outputs than the op, see `lookup_kept`.
+    """
     numbers = sum(attribute.length or 1 for attribute in operation.attributes)
-    tensors = max(len(operation.inputs), len(operation.outputs))
+    outputs = len(operation.outputs) + more
+    tensors = max(len(operation.inputs), outputs)
     if numbers > MAX_NUMBERS or tensors > MAX_TENSORS:
         return None
     if all(declared.default is not None for declared in operation.inputs):
         return None  # a call may have no tensor to be dispatched on
     table = Table.new()
-    call = None if table is None else _define(operation, name, table, None, is_cast)
+    call = None if table is None else _define(operation, name, table, None, is_cast, outputs)
     if table is None or call is None:
         return None
-    return Twin(operation, name, table, call, {}, is_cast)
+    return Twin(operation, name, table, call, {}, is_cast, outputs)
 
 
 def _define(
@@ -233,6 +252,7 @@ def _define(
     table: Table,
     integers: tuple[int, ...] | None,
     is_cast: bool,
+    outputs: int,
 ) -> Callable[..., Any] | None:
     """A new twin; with `integers`, they are no arguments."""
     kinds = [0 if declared.default is None else 1 for declared in operation.inputs]
@@ -241,4 +261,4 @@ def _define(
         kinds += [3 if attribute.type == "float" else whole] * (attribute.length or 1)
     left = iter(integers or ())
     constants = [next(left) if kind == 4 else 0 for kind in kinds]
-    return define(name, table, kinds, constants, len(operation.outputs), is_cast)
+    return define(name, table, kinds, constants, outputs, is_cast)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -89,8 +89,7 @@ class Step:
     beside: Pair | None = None
 
 
-@record
-class Left:
+class Left(NamedTuple):
     """What a call leaves for its gradients beside inputs: the way it went, the names of tensors
     that are saved for it, and its output with the version that gradients may read."""
 
@@ -146,8 +145,9 @@ def _forward(
     def forward(ctx: Any, twin: Any, numbers: tuple[Number, ...], *tensors: Any) -> Any:
         result: Any = answer if is_single else (answer,)
         more: tuple[torch.Tensor, ...] = ()
+        shapes = tuple([None if tensor is None else tensor.shape for tensor in tensors])
         if keeps is not None:
-            found = keeps.forward(ctx.needs_input_grad[2:], tensors, numbers)
+            found = keeps.forward(ctx.needs_input_grad[2:], tensors, shapes, numbers)
             ctx.left = None
             if found is not None:
                 result, more, ctx.left = found
@@ -166,7 +166,6 @@ def _forward(
             kept = primals.needed(operation, wanted[2:], forward_mode=False)
             if primals.is_known(operation, wanted[2:]):
                 kept_of[wanted] = kept
-        shapes = tuple([None if tensor is None else tensor.shape for tensor in tensors])
         ctx.call = shapes, numbers, kept
         if kept or more:
             ctx.save_for_backward(*[tensors[at] for at in kept], *more)

@@ -184,6 +184,8 @@ def _connected(block: int) -> _Library | None:
         *(ctypes.c_void_p, ctypes.c_int64),
         *(ctypes.c_char_p, ctypes.c_int64),
     ]
+    library.opgen_find.restype = ctypes.c_void_p
+    library.opgen_find.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     library.opgen_move.restype = None
     library.opgen_move.argtypes = [*(ctypes.c_void_p,) * 3, ctypes.c_int64]
     library.opgen_expect.restype = None
@@ -345,8 +347,7 @@ class Table:
         Without a kernel, integers say what is computed, see `lookup_table`; `cast`
         are those of a `lookup_casts_source.Cast`.
         """
-        key = [word for x in tensors for word in self._described(x, place_of)]
-        key += [number for number in numbers if not isinstance(number, float)]
+        key = self._key(tensors, numbers)
         results = [word for x in outputs for word in self._described(x)]
         self.library.loaded.opgen_enter(
             self.address,
@@ -361,6 +362,17 @@ class Table:
             constants,
             len(constants),
         )
+
+    def find(self, tensors: Sequence[torch.Tensor | None], numbers: Sequence[Number]) -> int | None:
+        """The address of what was entered for calls like one; None where nothing was."""
+        found: int | None = self.library.loaded.opgen_find(
+            self.address, *_array(self._key(tensors, numbers))
+        )
+        return found
+
+    def _key(self, tensors: Sequence[torch.Tensor | None], numbers: Sequence[Number]) -> list[int]:
+        key = [word for x in tensors for word in self._described(x, place_of)]
+        return [*key, *(number for number in numbers if not isinstance(number, float))]
 
     def _described(
         self, tensor: torch.Tensor | None, place_of: Callable[[torch.Tensor], int] = lambda _: 0

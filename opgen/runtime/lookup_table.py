@@ -10,7 +10,8 @@ integers only share a table.
 An entry may also stand for a convolution of LibTorch, or a product of matrices: it has no kernel,
 and its integers say which one (`lookup_convolution`, `lookup_product`). What Python does around one
 costs more than it seems to: the library has left none of it in the caches. Or it stands for
-launches of CUDA kernels (`lookup_launch`).
+launches of CUDA kernels (`lookup_launch`), or several other entries, one after the other
+(`lookup_series`).
 
 Entries are never changed or removed, so threads read them without a lock. Functions of LibTorch
 are given as addresses: the library is compiled without any header or library of PyTorch.
@@ -24,6 +25,7 @@ from opgen.runtime import (
     lookup_convolution_source,
     lookup_launch_source,
     lookup_product_source,
+    lookup_series_source,
 )
 from opgen.runtime.lookup_convolution_source import AS_BEFORE, PLAIN_CODE
 
@@ -164,6 +166,11 @@ static Entry *find(Table *table, const int64_t *key, int64_t words)
     return NULL;
 }
 
+Entry *opgen_find(Table *table, const int64_t *key, int64_t words)
+{
+    return find(table, key, words);
+}
+
 int32_t opgen_has_room(Table *table)
 {
     return __atomic_load_n(&table->entries, __ATOMIC_RELAXED) < MAX_ENTRIES;
@@ -285,6 +292,19 @@ static Tensor tensor_of(Value value, int is_optional)
     return tensor;
 }
 
+/* What an entry stands for; whether that was done. */
+static int serve(
+    Entry *entry, Tensor *inputs, Tensor *outputs, int64_t count, const double *numbers)
+{
+    if (entry->kernel) return run(entry, inputs, outputs, count, numbers);
+    switch (*entry->integers) {
+    case PRODUCT: return multiply(entry, inputs, outputs);
+    case LAUNCH: return launch(entry, inputs, outputs, count, numbers);
+    case SERIES: return run_series(entry, inputs, outputs, count, numbers);
+    default: return convolve(entry, inputs, outputs, count);
+    }
+}
+
 /* A boxed kernel of the dispatcher: it owns the arguments on the stack and leaves the results. */
 static inline void call(const Op *op, Value *stack, int on_cuda)
 {
@@ -314,12 +334,7 @@ static inline void call(const Op *op, Value *stack, int on_cuda)
         }
     }
     Entry *entry = known && !suspended ? find(op->table, key, words) : NULL;
-    const int done = entry && (entry->kernel ?
-        run(entry, inputs, outputs, signature->outputs, numbers) :
-        *entry->integers == PRODUCT ? multiply(entry, inputs, outputs) :
-        *entry->integers == LAUNCH ?
-            launch(entry, inputs, outputs, signature->outputs, numbers) :
-        convolve(entry, inputs, outputs, signature->outputs));
+    const int done = entry && serve(entry, inputs, outputs, signature->outputs, numbers);
     for (int64_t i = 0; i < tensors; i++)
         if (inputs[i]) delete_tensor(inputs[i]);
     for (int64_t i = 0; i < signature->outputs; i++) {
@@ -425,6 +440,7 @@ def source(block: int, owner: str, bytes_type: int) -> str:
     table = _TABLE.replace("CAST\n", lookup_casts_source.declaration())
     before = f"{_CONNECTION}{PLAIN_CODE}{kept_memory_source.SOURCE}{table}{AS_BEFORE}"
     others = lookup_product_source.source() + lookup_launch_source.source()
+    others += lookup_series_source.source()
     after = f"{PLAIN_CODE}{others}{_CALLS}{kernels}{listed}{_REGISTRATION}"
     loops = lookup_convolution_source.source() + lookup_casts_source.SOURCE
     return f"{head}{before}{loops}{after}"

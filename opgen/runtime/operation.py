@@ -157,6 +157,11 @@ class Operation:
         """The same for tensors and single numbers that are known to fit."""
         return self._dispatch[0].derived
 
+    @property
+    def twin(self) -> lookup.Twin | None:
+        """What runs calls of it that were seen before; None where there is nothing."""
+        return self._dispatch[0].ways.twin()
+
     def apply(
         self, tensors: Sequence[torch.Tensor | None], numbers: Sequence[Number]
     ) -> tuple[torch.Tensor, ...]:
