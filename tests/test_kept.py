@@ -385,8 +385,7 @@ def test_calls_without_any_tensor() -> None:
   y[n,k] = c[n] * m[n,k]
 """
     module = opgen.compile(text)
-    keeps = Keeps(module.FAMILY.operations["f"])
-    assert keeps.forward((True,), (None,), (None,), (300, 200)) is None
+    assert Keeps(module.FAMILY.operations["f"]).forward((True,), (None,), (300, 200)) is None
     assert torch.equal(module.f(N=300, K=200), torch.full((300, 200), 800.0))
 
 

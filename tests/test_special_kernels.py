@@ -308,6 +308,26 @@ def test_small_calls_leave_kernels_for_the_layers_of_a_net(
     assert op.operation.small == chosen == few
 
 
+def test_small_images_in_channels_last_format_have_one_kernel() -> None:
+    """For all sizes: with the others they would take several times as long as contiguous ones."""
+    module = opgen.compile(
+        "op pixels(x[N,C,H,W], b[C]) -> y[N,C,H,W]\n  y[n,c,h,w] = x[n,c,h,w] + b[c]\n"
+    )
+    op = Op(module, "pixels")
+    few = (1, 3, 5, 4)
+    shapes = (few, (2, 32, 14, 14), (1, 128, 7, 7), (4, 16, 9, 11))
+    for shape in shapes:
+        x, b = torch.randn(shape), torch.randn(shape[1])
+        last = x.contiguous(memory_format=torch.channels_last)
+        for given in (x, last):
+            got = op(given, b)
+            assert torch.equal(got, x + b[:, None, None])
+            assert got.stride() == given.stride()
+    assert few[1] * few[2] * few[3] < special.LARGE_IMAGE <= 2 * 32 * 14 * 14 < special.LARGE
+    both = 0b101  # what is read and what is written
+    assert {values for values in made(op) if values[-1]} == {(None, None, both)}
+
+
 def test_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "0")
     op = fresh("filtered_4")

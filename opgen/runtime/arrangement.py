@@ -53,6 +53,15 @@ class Arrangement:
         return kept == sorted(kept)
 
     @property
+    def keeps_order_of_pixels(self) -> bool:
+        """The same for a tensor in channels-last format, whose second dim is the last in memory."""
+        numbers = iter(range(len(self.split)))
+        first, second, *others = [[next(numbers) for _ in dim] for dim in self.parts]
+        split = self.split
+        stored = [part for part in itertools.chain(first, *others, second) if split[part] != 1]
+        return stored == [part for part in self.moved if split[part] != 1]
+
+    @property
     def shape(self) -> Shape:
         """The shape with the other dims."""
         split = self.split

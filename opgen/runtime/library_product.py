@@ -125,6 +125,10 @@ class Factor:
         found = self.arrangement.viewed(like)
         return found.mT if found is not None and self.is_turned else found
 
+    def transposed(self) -> Factor:
+        """The transposed matrices."""
+        return Factor(self.at, self.arrangement, not self.is_turned)
+
     def turned(self) -> Factor:
         """The same matrices, which if they are copied have what now are columns for rows."""
         *batch, rows, columns = self.arrangement.order
@@ -153,6 +157,8 @@ class Multiplication:
     is_direct: bool = False
     """Whether tensors are matrices as they are, or turned, and what the library gives the output.
     """
+    format: torch.memory_format = torch.contiguous_format
+    """That of the output. In channels-last format it is a view of what the library gives."""
 
     @property
     def terms(self) -> int:
@@ -168,7 +174,9 @@ class Multiplication:
         """How many elements are copied, of factors and the result that are no matrices."""
         factors = [each for each in (self.left, self.right) if each.viewed(tensors) is None]
         count = sum(math.prod(each.arrangement.shape) for each in factors)
-        return count if self.restored.keeps_order else count + math.prod(self.found)
+        is_plain, restored = self.format == torch.contiguous_format, self.restored
+        is_view = restored.keeps_order if is_plain else restored.keeps_order_of_pixels
+        return count if is_view else count + math.prod(self.found)
 
 
 def planned(call: Call) -> Multiplication | None:
@@ -241,10 +249,17 @@ def _plan(call: Call) -> Multiplication | None:
     bias = None if names.bias is None else Factor(places[names.bias], of_bias[0])
     if call.operation.outputs[0].batched:
         shape = (*call.leading, *shape[1:])
-    if call.format_of(len(shape)) != torch.contiguous_format:
-        return None
+    format_ = call.format_of(len(shape))
+    if format_ != torch.contiguous_format:
+        if on_gpu or bias is not None:
+            return None
+        # Pixels are what comes first in memory, and channels are side by side.
+        turned = Arrangement(of_target.parts, _last_two_swapped(of_target.order))
+        if turned.keeps_order_of_pixels:
+            left, right, of_target = right.transposed(), left.transposed(), turned
     is_direct = (
         bias is None
+        and format_ == torch.contiguous_format
         and 1 not in shape
         and of_target.is_of(shape)
         and all(
@@ -253,8 +268,13 @@ def _plan(call: Call) -> Multiplication | None:
             if (tensor := call.tensors[each.at]) is not None
         )
     )
-    about = left, right, bias, of_target, of_target.shape, shape, dtype, is_direct
+    about = left, right, bias, of_target, of_target.shape, shape, dtype, is_direct, format_
     return Multiplication(*about)
+
+
+def _last_two_swapped(order: Sequence[Sequence[int]]) -> tuple[Sequence[int], ...]:
+    *batch, rows, columns = order
+    return (*batch, columns, rows)
 
 
 def multiply(
@@ -273,8 +293,9 @@ def multiply(
             found = _product(left, right, bias, dtype)
     else:
         found = _product(left, right, bias, dtype)
-    found = plan.restored.restored(found, torch.contiguous_format).contiguous().view(plan.shape)
-    strides = torch.empty(plan.shape, device="meta").stride()
+    found = plan.restored.restored(found, plan.format).contiguous(memory_format=plan.format)
+    found = found.view(plan.shape)
+    strides = torch.empty(plan.shape, device="meta", memory_format=plan.format).stride()
     # They may differ in dims of one element.
     return found if found.stride() == strides else found.as_strided(plan.shape, strides)
 

@@ -145,9 +145,8 @@ def _forward(
     def forward(ctx: Any, twin: Any, numbers: tuple[Number, ...], *tensors: Any) -> Any:
         result: Any = answer if is_single else (answer,)
         more: tuple[torch.Tensor, ...] = ()
-        shapes = tuple([None if tensor is None else tensor.shape for tensor in tensors])
         if keeps is not None:
-            found = keeps.forward(ctx.needs_input_grad[2:], tensors, shapes, numbers)
+            found = keeps.forward(ctx.needs_input_grad[2:], tensors, numbers)
             ctx.left = None
             if found is not None:
                 result, more, ctx.left = found
@@ -166,6 +165,7 @@ def _forward(
             kept = primals.needed(operation, wanted[2:], forward_mode=False)
             if primals.is_known(operation, wanted[2:]):
                 kept_of[wanted] = kept
+        shapes = tuple([None if tensor is None else tensor.shape for tensor in tensors])
         ctx.call = shapes, numbers, kept
         if kept or more:
             ctx.save_for_backward(*[tensors[at] for at in kept], *more)

@@ -124,17 +124,17 @@ class Keeps:
     """How calls of these shapes went, with these numbers, for these gradients."""
 
     def forward(
-        self,
-        wanted: _Wanted,
-        tensors: Sequence[Any],
-        shapes: tuple[Shape | None, ...],
-        numbers: tuple[Number, ...],
+        self, wanted: _Wanted, tensors: Sequence[Any], numbers: tuple[Number, ...]
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], Left] | None:
         """The output of a call, what is saved for the gradients that are wanted, and how that was
         left; None of a call that goes as ever."""
         # Who looks at what is saved wants to see as many tensors in every call.
         if compat.saved_tensors_are_hooked() or lookup_library.is_suspended():
             return None
+        try:
+            shapes = tuple([None if each is None else each.shape for each in tensors])
+        except RuntimeError:
+            return None  # a nested one, which is to be refused
         key = wanted, shapes, told_apart(numbers)
         quick = self.quick.get(key)
         if quick is not None:

@@ -40,7 +40,7 @@ def words(
             sizes[0], strides[0] = plan.found[0], 0
         moves += [*head, *sizes, *strides]
     found = torch.empty(plan.found, device="meta", dtype=output.dtype)
-    back = lookup_moves.restoring(found, plan.restored, torch.contiguous_format, plan.shape)
+    back = lookup_moves.restoring(found, plan.restored, plan.format, plan.shape)
     if back is None:
         return None
     bias = _ABSENT if plan.bias is None or tensors[plan.bias.at] is None else plan.bias.at

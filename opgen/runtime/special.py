@@ -59,6 +59,11 @@ Values = tuple[int | None, ...]
 LARGE = 2**15
 """From how many elements of the largest tensor on kernels are made for sizes and layouts."""
 
+LARGE_IMAGE = 2**12
+"""From how many on there are some for channels-last format and all sizes, one for an op with the
+same attributes and windows. With 12544 the others take 2 to 6 times as long as in contiguous
+format: pixel by pixel they go through all channels of an image."""
+
 IMAGE_RANKS = (4, 5)
 """Ranks of tensors that PyTorch has a channels-last format for."""
 
@@ -77,8 +82,12 @@ def values_of(operation: Operation, integers: Mapping[str, int], images: Images)
         return ()
     values, sizes = _split(special, integers, WIDEST_WINDOW if images.are_large else LARGEST_WINDOW)
     if not images.are_large:
-        small = (*values, *(None for _ in sizes), None)
-        return small if _is_for_small(operation, special, small) else tuple(None for _ in small)
+        small = (*values, *(None for _ in sizes))
+        layout = images.layout if images.most >= LARGE_IMAGE else None
+        for found in dict.fromkeys(((*small, layout), (*small, None))):
+            if _is_for_small(operation, special, found):
+                return found
+        return (*(None for _ in small), None)
     if any(size is not None for size in sizes):
         chosen = operation.chosen.get(values, [])
         if sizes not in chosen and _is_room_for_sizes(operation, chosen):
@@ -114,9 +123,14 @@ class Images:
     tensors: tuple[torch.Tensor | None, ...]
 
     @property
+    def most(self) -> int:
+        """The elements of the largest one."""
+        return max((each.numel() for each in self.tensors if each is not None), default=0)
+
+    @property
     def are_large(self) -> bool:
         """Whether a kernel of their own is worth its compilation."""
-        return max((each.numel() for each in self.tensors if each is not None), default=0) >= LARGE
+        return self.most >= LARGE
 
     @property
     def layout(self) -> int | None:
