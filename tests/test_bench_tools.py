@@ -39,7 +39,9 @@ def program(name: str) -> ModuleType:
 bounds = program("bounds")
 first_call = program("first_call")
 nets = program("nets")
+sys.path.insert(0, str(BENCHMARKS))  # programs read each other
 everyday = program("everyday")
+small_ops = program("small")
 
 
 # ---------------------------------------------------------------------------- bounds
@@ -310,6 +312,15 @@ def test_everyday_ops_have_names_of_their_own_and_can_be_compiled() -> None:
     assert len(set(labels)) == len(labels)
     for each in everyday.OPS:
         assert len(check_source(Source(f"op f({each.text}\n", each.name))) == 1
+
+
+def test_small_ops_are_those_on_smaller_tensors() -> None:
+    assert [each.name for each in small_ops.OPS] == [each.name for each in everyday.OPS]
+    for each, large in zip(small_ops.OPS, everyday.OPS, strict=True):
+        sizes = [tensor.numel() for tensor in each.workload(torch.contiguous_format).inputs]
+        assert 256 <= max(sizes) < 2**15, each.name
+        inputs = each.workload(torch.contiguous_format).inputs
+        assert each.theirs(*inputs).numel() > 0 and each.text == large.text
 
 
 def test_an_everyday_op_is_measured() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import resource
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -116,6 +117,64 @@ def test_gradients_of_some_inputs_only(in_python: list[str]) -> None:
             mine = gradients(call(*given), leaves)
             for one, other in zip(mine, gradients(case.theirs(*given), leaves), strict=True):
                 close(one, other)
+
+
+def test_names_of_temporaries_mean_nothing() -> None:
+    """To the dispatcher ops that differ in these are the same, and share tables."""
+    text = """op f(x[N,C], a[R,C], b[R,C]) -> y[N,R]
+  tmp z[N,R], u[N,R]
+  z[n,r] = sum(c) x[n,c] * a[r,c]
+  u[n,r] = sum(c) x[n,c] * b[r,c]
+  y[n,r] = z[n,r] * u[n,r]
+"""
+    name = f"f_{next(_NUMBERS)}"
+    text = text.replace("op f(", f"op {name}(")
+    swapped = text.translate(str.maketrans("zu", "uz")).replace("szm", "sum")
+    x = torch.randn(20, 33, requires_grad=True)
+    a, b = (torch.randn(24, 33, requires_grad=True) for _ in range(2))
+    for module in (opgen.compile(text), opgen.compile(swapped)):
+        call = getattr(module, name)
+        for wanted in (a, b):
+            given = [each if each is wanted else each.detach() for each in (x, a, b)]
+            theirs = gradients((given[0] @ given[1].T) * (given[0] @ given[2].T), [wanted])
+            for _ in range(6):
+                close(gradients(call(*given), [wanted])[0], theirs[0])
+
+
+def test_batches_in_channels_last_format() -> None:
+    """Leading dims are no images, but may lie like some."""
+    call, _ = made(CASES["linear"].text)
+    x = torch.randn(2, 8, 8, 48).contiguous(memory_format=torch.channels_last)
+    k, b = torch.randn(64, 48, requires_grad=True), torch.randn(64)
+    for _ in range(4):
+        y, theirs = call(x, k, b), F.leaky_relu(F.linear(x, k, b), 0.1)
+        close(y, theirs)
+        for flows_back in (torch.randn_like(y), torch.randn_like(theirs)):
+            (mine,) = torch.autograd.grad(y, k, flows_back, retain_graph=True)
+            close(mine, torch.autograd.grad(theirs, k, flows_back, retain_graph=True)[0])
+
+
+def test_what_is_spent_is_gone_also_in_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """op f(x[N,C], a[C,C], b[C,C], d[C,C]) -> y[N,C]
+  z[n,c] = sum(k) x[n,k] * a[c,k]
+  u[n,c] = sum(k) z[n,k] * b[c,k]
+  y[n,c] = sum(k) u[n,k] * d[c,k]
+"""
+    alive: list[int] = []
+    seen: list[weakref.ref[Tensor]] = []
+    computed = calls.Stage.computed
+
+    def watched(stage: calls.Stage, given: list[Tensor]) -> Any:
+        alive.append(sum(each() is not None for each in seen))
+        found = computed(stage, given)
+        seen.extend(map(weakref.ref, found or ()))
+        return found
+
+    monkeypatch.setattr(calls.Stage, "computed", watched)
+    call, _ = made(text)
+    with torch.no_grad():
+        call(torch.randn(20, 33), *(torch.randn(33, 33) for _ in range(3)))
+    assert alive == [0, 1, 1], "what the stage reads"
 
 
 def test_formats_and_types_in_turn() -> None:

@@ -19,6 +19,7 @@ FIRST_CALLS: Final = "first calls"
 BOUNDS: Final = "bounds"
 NETS: Final = "nets"
 EVERYDAY: Final = "everyday"
+SMALL: Final = "small"
 COMMANDS: Final = {
     ROWS: "opgen bench",
     GROWTH: "opgen bench",
@@ -26,6 +27,7 @@ COMMANDS: Final = {
     BOUNDS: "benchmarks/bounds.py",
     NETS: "benchmarks/nets.py",
     EVERYDAY: "benchmarks/everyday.py",
+    SMALL: "benchmarks/small.py",
 }
 """What writes each part of the file."""
 TITLES: Final = {
@@ -262,6 +264,10 @@ def _everyday(found: Document) -> Iterator[str]:
     return _beside(found, EVERYDAY, "op")
 
 
+def _small(found: Document) -> Iterator[str]:
+    return _beside(found, SMALL, "op")
+
+
 def _microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.{1 if seconds < 1e-4 else 0}f}"
 
@@ -281,4 +287,5 @@ _PARTS: Final = {
     BOUNDS: _bounds,
     NETS: _nets,
     EVERYDAY: _everyday,
+    SMALL: _small,
 }

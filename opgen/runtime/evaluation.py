@@ -242,10 +242,7 @@ def computed(call: Call, known: Known | None = None) -> Outputs:
     """The outputs of a checked call, by kernels of its op. `known` hears of success."""
     operation = call.operation
     outputs = empty_outputs(call)
-    places = tuple(
-        _place(tensor, output, call.leading)
-        for tensor, output in zip(outputs, operation.outputs, strict=True)
-    )
+    places = places_of(call, outputs)
     operands = operands_of(call, places)
     is_direct = all(map(operator.is_, places, outputs))
     if cuda.computes(call.device):
@@ -263,6 +260,14 @@ def computed(call: Call, known: Known | None = None) -> Outputs:
         if place is not output:
             output.copy_(place)
     return outputs
+
+
+def places_of(call: Call, outputs: Outputs) -> Outputs:
+    """Where kernels write the outputs."""
+    return tuple(
+        _place(tensor, output, call.leading)
+        for tensor, output in zip(outputs, call.operation.outputs, strict=True)
+    )
 
 
 def _place(tensor: torch.Tensor, output: Output, leading: Shape) -> torch.Tensor:

@@ -251,7 +251,7 @@ def _plan(call: Call) -> Multiplication | None:
         shape = (*call.leading, *shape[1:])
     format_ = call.format_of(len(shape))
     if format_ != torch.contiguous_format:
-        if on_gpu or bias is not None:
+        if on_gpu or bias is not None or call.operation.outputs[0].batched:
             return None
         # Pixels are what comes first in memory, and channels are side by side.
         turned = Arrangement(of_target.parts, _last_two_swapped(of_target.order))

@@ -157,7 +157,8 @@ class Keeps:
         if isinstance(found, stages.Stages):
             made = lookup_series.computed(self.operation, found, tensors, numbers, names)
             call = lookup_series.entered(self.operation, found, names)
-            if call is not None and known is not None:
+            is_only_way = bool(names) or not self.operation.totals
+            if call is not None and known is not None and is_only_way:
                 if len(self.quick) >= _MOST_KNOWN:
                     self.quick.clear()
                 self.quick[key] = _Quick(call, Left(found, names, None))

@@ -34,11 +34,15 @@ _ENTERED = -1
 _MOST_KEPT = 8
 """For how many choices of what is kept an op has a twin."""
 
-_KEEPING: dict[str, dict[tuple[str, ...], lookup.Twin | None]] = {}
+_Structure = tuple[object, ...]
+_KEEPING: dict[_Structure, lookup.Twin | None] = {}
+"""Twins of ops that give more, by how their calls go. Names of temporaries are no part of it: to
+the dispatcher ops that differ in these are the same."""
+
+_made: dict[str, int] = {}
+"""How many of them each op has."""
 
 Tensors = Sequence[torch.Tensor | None]
-Run = Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]
-"""What each stage of a call was given, and what it made."""
 
 
 def computed(
@@ -56,20 +60,22 @@ def computed(
     tries = stages.tries.get(names, 0)
     if tries > MOST_TRIES or any(each is not None and not each.is_cpu for each in tensors):
         return stages.run(tensors, kept)
-    twin = operation.twin if not names else _keeping(operation, names)
+    twin = operation.twin if not names else _keeping(operation, stages, names)
     if twin is None:
         return stages.run(tensors, kept)
-    if tries == _ENTERED and not is_asked:
+    if not is_asked:
+        # One with other floats may have been entered.
         result = twin.call(*tensors, *numbers)
         if lookup_library.is_answered(result):
+            stages.tries[names] = _ENTERED
             return (result,) if isinstance(result, torch.Tensor) else tuple(result)
     if tries == _ENTERED:
         return stages.run(tensors, kept)
-    run: list[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = []
-    found = stages.run(tensors, kept, run)
+    entries: list[int | None] = []
+    found = stages.run(tensors, kept, lambda *about: entries.append(_entry(*about)))
     if found is not None:
         stages.tries[names] = tries + 1
-        integers = words(operation, stages, numbers, run, names)
+        integers = _words(operation, stages, numbers, entries, names)
         if integers is not None and twin.enter_series(tensors, numbers, found, integers):
             stages.tries[names] = _ENTERED
     return found
@@ -80,58 +86,83 @@ def entered(operation: Operation, stages: Stages, kept: Sequence[str]) -> Callab
     names = tuple(kept)
     if stages.tries.get(names) != _ENTERED:
         return None
-    twin = operation.twin if not names else _keeping(operation, names)
+    twin = operation.twin if not names else _keeping(operation, stages, names)
     return None if twin is None else twin.call
 
 
-def _keeping(operation: Operation, kept: tuple[str, ...]) -> lookup.Twin | None:
+def _keeping(operation: Operation, stages: Stages, kept: tuple[str, ...]) -> lookup.Twin | None:
     """The twin of an op that has tensors between its stages for outputs as well."""
-    known = _KEEPING.setdefault(operation.registered_name, {})
-    if kept not in known:
-        if len(known) >= _MOST_KEPT or not lookup_caller.is_plain():
-            return None
+    structure = _structure(operation, stages, kept)
+    if structure not in _KEEPING:
         with lookup_library.LOCK:
-            if kept not in known:
-                name = f"{operation.registered_name}_keeping_{len(known)}"
-                known[kept] = lookup.twin(operation, name, False, len(kept))
-    return known[kept]
+            name = operation.registered_name
+            number = _made.get(name, 0)
+            if number >= _MOST_KEPT or not lookup_caller.is_plain():
+                return None
+            if structure not in _KEEPING:
+                _made[name] = number + 1
+                about = f"{name}_keeping_{number}", False, len(kept)
+                _KEEPING[structure] = lookup.twin(operation, *about)
+    return _KEEPING[structure]
 
 
-def words(
-    operation: Operation, stages: Stages, numbers: Sequence[Number], run: Run, kept: Sequence[str]
-) -> list[int] | None:
-    """How a call is computed that ran so, with some of what is between its stages for outputs
-    behind its own; None where not all of its stages are known, or one is nothing for the table."""
+def _structure(operation: Operation, stages: Stages, kept: Sequence[str]) -> _Structure:
+    """The ops of the stages, what each reads and makes, and what is kept, all by numbers."""
+    places = _places(stages)
+    return (
+        operation.registered_name,
+        tuple(
+            (
+                stage.operation.registered_name,
+                tuple(places.get(name, name) for name in stage.sources),
+                tuple(places[name] for name in stage.results),
+            )
+            for stage in stages.stages
+        ),
+        tuple(places[name] for name in kept),
+    )
+
+
+def _places(stages: Stages) -> dict[str, int]:
+    """The tensors of a call by name: its inputs, and what the stages make."""
     places = {name: at for at, name in enumerate(stages.inputs)}
     for stage in stages.stages:
         for name in stage.results:
             places.setdefault(name, len(places))
+    return places
+
+
+def _words(
+    operation: Operation,
+    stages: Stages,
+    numbers: Sequence[Number],
+    entries: Sequence[int | None],
+    kept: Sequence[str],
+) -> list[int] | None:
+    """How a call is computed whose stages have these entries, with some of what is between them for
+    outputs behind its own; None where not all are known, or one is nothing for the table."""
+    places = _places(stages)
     if len(places) > MAX_HELD:
         return None
     steps: list[int] = []
-    for stage, (given, made) in zip(stages.stages, run, strict=True):
-        entry, floats = _entry(stage, given, made), _floats(operation, stage, numbers)
+    for stage, entry in zip(stages.stages, entries, strict=True):
+        floats = _floats(operation, stage, numbers)
         if entry is None or floats is None or not stages.absent.keys().isdisjoint(stage.sources):
             return None
         # Inputs belong to who calls.
         spent = [places[n] for n in stage.spent if n not in kept and n not in stages.inputs]
-        lists = (
-            [places[n] for n in stage.sources],
-            [places[n] for n in stage.results],
-            floats,
-            spent,
-        )
+        sources, results = ([places[n] for n in each] for each in (stage.sources, stage.results))
         steps.append(entry)
-        for each in lists:
+        for each in (sources, results, floats, spent):
             steps += [len(each), *each]
-    results = [places[name] for name in (*stages.outputs, *kept)]
-    if len(set(results)) < len(results) or min(results) < len(stages.inputs):
+    outputs = [places[name] for name in (*stages.outputs, *kept)]
+    if len(set(outputs)) < len(outputs) or min(outputs) < len(stages.inputs):
         return None
-    return [SERIES, len(stages.inputs), len(places), len(run), *steps, *results]
+    return [SERIES, len(stages.inputs), len(places), len(entries), *steps, *outputs]
 
 
 def _entry(stage: Stage, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> int | None:
-    """The address of the entry of a stage; None where there is none."""
+    """The address of the entry of a stage with such tensors; None where there is none."""
     if stage.gives is not None or any(each.dtype != stage.takes for each in given if stage.takes):
         return None
     twin = stage.operation.twin

@@ -33,6 +33,7 @@ from opgen.runtime import (
     cuda,
     evaluation,
     generated,
+    joined,
     leading,
     library_call,
     library_cuda,
@@ -121,12 +122,12 @@ class Stages:
         self,
         tensors: Tensors,
         kept: Sequence[str] = (),
-        seen: list[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] | None = None,
+        note: Callable[[Stage, Sequence[torch.Tensor], Outputs], None] | None = None,
     ) -> Outputs | None:
         """The outputs of a call, and then what is `kept` of what is between the stages; None where
         the library may not be right about some number.
 
-        What every stage is given and makes is put into `seen`.
+        `note` hears what each stage is given and makes, which is gone as soon as it is spent.
         """
         found = dict(self.absent)
         found.update((n, x) for n, x in zip(self.inputs, tensors, strict=True) if x is not None)
@@ -136,8 +137,9 @@ class Stages:
                 made = stage.computed(given)
                 if made is None:
                     return None
-                if seen is not None:
-                    seen.append((given, made))
+                if note is not None:
+                    note(stage, given, made)
+                del given
                 found.update(zip(stage.results, made, strict=True))
                 for name in stage.spent:
                     if name not in kept:
@@ -346,8 +348,8 @@ def _compile(calls: Sequence[Call]) -> None:
         with contextlib.suppress(
             build.BuildError, build.NoCompilerError
         ):  # the call says so itself
-            operands = evaluation.operands_of(call, evaluation.empty_outputs(call))
-            evaluation.compiled(call, operands)
+            places = evaluation.places_of(call, evaluation.empty_outputs(call))
+            evaluation.compiled(*joined.of_call(call, evaluation.operands_of(call, places)))
 
     if len(calls) > 1:
         with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
