@@ -326,6 +326,12 @@ def test_small_images_in_channels_last_format_have_one_kernel() -> None:
     assert few[1] * few[2] * few[3] < special.LARGE_IMAGE <= 2 * 32 * 14 * 14 < special.LARGE
     both = 0b101  # what is read and what is written
     assert {values for values in made(op) if values[-1]} == {(None, None, both)}
+    before = len(made(op))
+    x = torch.randn(4, special.FEWEST_CHANNELS - 1, 20, 20)
+    assert torch.equal(
+        op(x.contiguous(memory_format=torch.channels_last), x[0, :, 0, 0]), x + x[0, :, :1, :1]
+    )
+    assert len(made(op)) == before, "few channels are no rows"
 
 
 def test_none(monkeypatch: pytest.MonkeyPatch) -> None:
