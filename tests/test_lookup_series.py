@@ -71,6 +71,15 @@ def seen(call: Callable[..., Any], *given: Any, **attributes: Any) -> Any:
         return call(*given, **attributes)
 
 
+def unasked(in_python: list[str], call: Callable[..., Any], *given: Tensor) -> Any:
+    """The result of a call of which Python computes no stage."""
+    in_python.clear()
+    with torch.no_grad():
+        found = call(*given)
+    assert in_python == []
+    return found
+
+
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", CASES)
 def test_python_is_not_asked(name: str, format_: torch.memory_format, in_python: list[str]) -> None:
@@ -80,11 +89,7 @@ def test_python_is_not_asked(name: str, format_: torch.memory_format, in_python:
     call, operation = made(case.text)
     seen(call, *inputs)
     assert any(operation.staged.values()), "it goes in stages"
-    in_python.clear()
-    with torch.no_grad():
-        y = call(*inputs)
-    assert in_python == []
-    close(y, case.theirs(*inputs))
+    close(unasked(in_python, call, *inputs), case.theirs(*inputs))
     changed = [2 * each + 0.25 for each in inputs]
     with torch.no_grad():
         close(call(*changed), case.theirs(*changed))
@@ -219,12 +224,26 @@ def test_an_output_that_a_later_stage_reads(in_python: list[str]) -> None:
     x, a, b = torch.randn(20, 33) / 8, torch.randn(24, 33) / 8, torch.randn(18, 24) / 8
     seen(call, x, a, b)
     assert any(operation.staged.values()), "it goes in stages"
-    in_python.clear()
-    with torch.no_grad():
-        y, z = call(x, a, b)
-    assert in_python == []
+    y, z = unasked(in_python, call, x, a, b)
     close(z, x @ a.T)
     close(y, torch.exp(-(x @ a.T @ b.T)))
+
+
+def test_a_temporary_that_is_added_to(in_python: list[str]) -> None:
+    """The sum of two products, and the memory of what it was before."""
+    text = """op f(x[N,C], a[R,C], b[R,C]) -> y[N,R]
+  tmp z[N,R]
+  z[n,r] += sum(c) x[n,c] * a[r,c]
+  z[n,r] += sum(c) x[n,c] * b[r,c]
+  y[n,r] = exp(-z[n,r])
+"""
+    call, operation = made(text)
+    x, a, b = torch.randn(256, 64) / 8, torch.randn(256, 64) / 8, torch.randn(256, 64) / 8
+    seen(call, x, a, b)
+    assert any(operation.staged.values()), "it goes in stages"
+    close(unasked(in_python, call, x, a, b), torch.exp(-(x @ a.T + x @ b.T)))
+    with torch.no_grad():
+        assert _bytes_in_use(lambda: call(x, a, b), 240) < 80 * 4 * 256 * 256
 
 
 def test_an_input_that_is_absent(in_python: list[str]) -> None:
@@ -311,9 +330,6 @@ def test_bfloat16(in_python: list[str]) -> None:
     call, operation = made(case.text)
     seen(call, *inputs)
     assert any(operation.staged.values()), "it goes in stages"
-    in_python.clear()
-    with torch.no_grad():
-        y = call(*inputs)
-    assert in_python == []
+    y = unasked(in_python, call, *inputs)
     exact = case.theirs(*(each.double() for each in inputs))
     assert float((y.double() - exact).abs().max()) <= 2 * 2**-8 * float(exact.abs().max())

@@ -107,6 +107,17 @@ class Whole:
         return (first, *(made[name] for name in kept))
 
 
+def _key_of(
+    wanted: _Wanted, tensors: Sequence[Any], numbers: tuple[Number, ...]
+) -> tuple[object, ...] | None:
+    """The shapes of a call, and its numbers; None of a tensor without one, which is refused."""
+    try:
+        shapes = tuple([None if each is None else each.shape for each in tensors])
+    except RuntimeError:
+        return None
+    return wanted, shapes, told_apart(numbers)
+
+
 class _Quick(NamedTuple):
     """What computes calls in stages that were entered, and what these leave for their gradients."""
 
@@ -131,24 +142,19 @@ class Keeps:
         # Who looks at what is saved wants to see as many tensors in every call.
         if compat.saved_tensors_are_hooked() or lookup_library.is_suspended():
             return None
-        try:
-            shapes = tuple([None if each is None else each.shape for each in tensors])
-        except RuntimeError:
-            return None  # a nested one, which is to be refused
-        key = wanted, shapes, told_apart(numbers)
-        quick = self.quick.get(key)
-        if quick is not None:
-            # The table tells calls apart of which tensors lie otherwise, or are of other types.
-            result = quick.call(*tensors, *numbers)
-            more = result if type(result) is tuple else (result,)
-            if more[0] is not lookup_library.ask_python():
-                return more[0], more[1:], quick.left
-        found: Way | None = None
+        key = None
         if self.operation.apart:
-            values = unflatten(self.operation.attributes, numbers)
-            found = stages.of(self.operation, tensors, values)
-        if found is None and self.operation.totals:
-            found = self._whole(tensors, numbers)
+            key = _key_of(wanted, tensors, numbers)
+            if key is None:
+                return None
+            quick = self.quick.get(key)
+            if quick is not None:
+                # The table tells calls apart whose tensors lie otherwise, or are of other types.
+                result = quick.call(*tensors, *numbers)
+                more = result if type(result) is tuple else (result,)
+                if more[0] is not lookup_library.ask_python():
+                    return more[0], more[1:], quick.left
+        found = self._way(tensors, numbers)
         if found is None:
             return None
         known, output = found.gradients.get(wanted), self.operation.outputs[0].name
@@ -156,12 +162,8 @@ class Keeps:
         names = tuple(name for name in kept if name != output)
         if isinstance(found, stages.Stages):
             made = lookup_series.computed(self.operation, found, tensors, numbers, names)
-            call = lookup_series.entered(self.operation, found, names)
-            is_only_way = bool(names) or not self.operation.totals
-            if call is not None and known is not None and is_only_way:
-                if len(self.quick) >= _MOST_KNOWN:
-                    self.quick.clear()
-                self.quick[key] = _Quick(call, Left(found, names, None))
+            if known is not None:
+                self._remember(key, found, names)
         else:
             made = found.run(tensors, names)
         if made is None:
@@ -171,6 +173,25 @@ class Keeps:
             alias = made[0].detach()
             own = alias, alias._version
         return made[0], made[1:], Left(found, names, own)
+
+    def _way(self, tensors: Sequence[Any], numbers: tuple[Number, ...]) -> Way | None:
+        """How a call goes that keeps something; None of one that does not."""
+        found: Way | None = None
+        if self.operation.apart:
+            values = unflatten(self.operation.attributes, numbers)
+            found = stages.of(self.operation, tensors, values)
+        if found is None and self.operation.totals:
+            found = self._whole(tensors, numbers)
+        return found
+
+    def _remember(self, key: Any, found: stages.Stages, names: tuple[str, ...]) -> None:
+        """Let the next calls with this key be asked of the table at once, if one was entered."""
+        call = lookup_series.entered(self.operation, found, names)
+        is_only_way = bool(names) or not self.operation.totals
+        if call is not None and is_only_way:
+            if len(self.quick) >= _MOST_KNOWN:
+                self.quick.clear()
+            self.quick[key] = _Quick(call, Left(found, names, None))
 
     def backward(
         self,

@@ -152,11 +152,13 @@ def _words(
         # Inputs belong to who calls.
         spent = [places[n] for n in stage.spent if n not in kept and n not in stages.inputs]
         sources, results = ([places[n] for n in each] for each in (stage.sources, stage.results))
+        if min(results) < len(stages.inputs):
+            return None
         steps.append(entry)
         for each in (sources, results, floats, spent):
             steps += [len(each), *each]
     outputs = [places[name] for name in (*stages.outputs, *kept)]
-    if len(set(outputs)) < len(outputs) or min(outputs) < len(stages.inputs):
+    if len(set(outputs)) < len(outputs):
         return None
     return [SERIES, len(stages.inputs), len(places), len(entries), *steps, *outputs]
 

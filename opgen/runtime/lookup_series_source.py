@@ -35,7 +35,10 @@ __attribute__((noinline)) static int run_series(
         for (int64_t i = 0; i < *sources; i++) from[i] = held[sources[1 + i]];
         for (int64_t i = 0; i < *places; i++) floats[i] = numbers[places[1 + i]];
         is_done = serve(own, from, made, *results, floats);
-        for (int64_t i = 0; i < *results && is_done; i++) held[results[1 + i]] = made[i];
+        for (int64_t i = 0; i < *results && is_done; i++) {
+            drop(&held[results[1 + i]]); /* what an earlier step made under that name */
+            held[results[1 + i]] = made[i];
+        }
         for (int64_t i = 0; i < *spent; i++) drop(&held[spent[1 + i]]);
         next = spent + 1 + *spent;
     }
