@@ -3,9 +3,9 @@
     python benchmarks/small.py [PATTERN] [--device cuda] [--threads N] [--seconds S]
         [--write-readme]
 
-Dims of 16 to 127 are a quarter as long, longer ones an eighth: images of 14 by 14 pixels, of a few
-thousand elements in all, as in the last layers of a net that works on one picture. The columns are
-those of `everyday.py`; forward nothing is recorded for gradients.
+Dims of 16 to 127 are a quarter as long, longer ones an eighth: images of 14 by 14 pixels, tensors
+of up to 32000 elements, as in the last layers of a net that works on one picture. The columns are
+those of `everyday.py`; forward nothing is recorded for gradients. There is a table for the CPU.
 """
 
 from __future__ import annotations

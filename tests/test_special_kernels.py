@@ -334,6 +334,19 @@ def test_small_images_in_channels_last_format_have_one_kernel() -> None:
     assert len(made(op)) == before, "few channels are no rows"
 
 
+def test_small_images_beside_others_in_channels_last_format() -> None:
+    """A kernel is made for the format of images, not for that of a small filter alone."""
+    module = opgen.compile(
+        "op scaled_pixels(x[N,C,H,W], k[C,O,I,J]) -> y[N,C,H,W]\n  where O >= 1, I >= 1, J >= 1\n"
+        "  y[n,c,h,w] = x[n,c,h,w] * k[c,0,0,0]\n"
+    )
+    op = Op(module, "scaled_pixels")
+    x, k = torch.randn(1, 32, 14, 14), torch.randn(32, 9, 3, 3)
+    last = k.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(op(x, last), x * k[:, 0, :1, :1])
+    assert {values[-1] for values in made(op)} == {None}
+
+
 def test_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "0")
     op = fresh("filtered_4")

@@ -36,8 +36,8 @@ _MOST_KEPT = 8
 
 _Structure = tuple[object, ...]
 _KEEPING: dict[_Structure, lookup.Twin | None] = {}
-"""Twins of ops that give more, by how their calls go. Names of temporaries are no part of it: to
-the dispatcher ops that differ in these are the same."""
+"""Twins of ops that give more, by how their calls go; None for those of an op with too many. Names
+of what is kept are no part of it: to the dispatcher ops that differ in these are the same."""
 
 _made: dict[str, int] = {}
 """How many of them each op has."""
@@ -97,12 +97,13 @@ def _keeping(operation: Operation, stages: Stages, kept: tuple[str, ...]) -> loo
         with lookup_library.LOCK:
             name = operation.registered_name
             number = _made.get(name, 0)
-            if number >= _MOST_KEPT or not lookup_caller.is_plain():
+            if not lookup_caller.is_plain():
                 return None
             if structure not in _KEEPING:
                 _made[name] = number + 1
                 about = f"{name}_keeping_{number}", False, len(kept)
-                _KEEPING[structure] = lookup.twin(operation, *about)
+                made = lookup.twin(operation, *about) if number < _MOST_KEPT else None
+                _KEEPING[structure] = made
     return _KEEPING[structure]
 
 

@@ -60,9 +60,10 @@ LARGE = 2**15
 """From how many elements of the largest tensor on kernels are made for sizes and layouts."""
 
 LARGE_IMAGE = 2**12
-"""From how many on there are some for channels-last format and all sizes, one for an op with the
-same attributes and windows. With 12544 the others take 2 to 6 times as long as in contiguous
-format: pixel by pixel they go through all channels of an image."""
+"""From how many elements of an image on there are some for channels-last format and all sizes: for
+an op with the same attributes and windows one, and another where filters lie otherwise. With 12544
+elements the others take 2 to 6 times as long as in contiguous format: pixel by pixel they go
+through all channels of an image."""
 
 FEWEST_CHANNELS = 8
 """From how many channels on that is so. Of 3 and 5 those for contiguous images take 0.4 to 0.8 of
@@ -134,8 +135,12 @@ class Images:
     @property
     def have_rows_of_channels(self) -> bool:
         """Whether those in channels-last format are worth a kernel for all sizes."""
-        channels = (each.size(1) for each in self.tensors if each is not None and _is_last(each))
-        return self.most >= LARGE_IMAGE and min(channels, default=0) >= FEWEST_CHANNELS
+        channels = (
+            each.size(1)
+            for each in self.tensors
+            if each is not None and each.numel() >= LARGE_IMAGE and _is_last(each)
+        )
+        return min(channels, default=0) >= FEWEST_CHANNELS
 
     @property
     def are_large(self) -> bool:
