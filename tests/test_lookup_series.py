@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import itertools
 import resource
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -305,22 +304,6 @@ def test_what_is_kept_is_released_with_the_graph() -> None:
     for _ in range(6):
         gradients(call(*inputs), inputs)
     assert _bytes_in_use(lambda: gradients(call(*inputs), inputs), 300) < 100 * inputs[0].nbytes
-
-
-def test_several_threads() -> None:
-    case = CASES["attention"]
-    call, inputs = made(case.text)[0], case.inputs(torch.float32)
-    expected = gradients(case.theirs(*inputs), inputs)
-
-    def work(_: int) -> Sequence[Tensor]:
-        return torch.autograd.grad(call(*inputs), inputs, given)
-
-    torch.manual_seed(1)
-    given = torch.randn_like(case.theirs(*inputs))
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for found in pool.map(work, range(16)):
-            for mine, other in zip(found, expected, strict=True):
-                close(mine, other)
 
 
 def test_bfloat16(in_python: list[str]) -> None:

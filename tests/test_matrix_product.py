@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import library_products
 import opgen
 from opgen.compiler import check_source
 from opgen.errors import Source
@@ -62,23 +62,12 @@ def all_found(spec: str) -> list[MatrixProduct | None]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls that Python had the library compute; others were looked up without it, or by
-    kernels."""
-    heard: list[str] = []
-    multiply = library_product.multiply
-
-    def listening(*given: Any) -> Any:
-        heard.append("multiply")
-        return multiply(*given)
-
-    monkeypatch.setattr(library_product, "multiply", listening)
-    return heard
+    return library_products.listening(monkeypatch)
 
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products of any size are the library's."""
-    monkeypatch.setattr(library_product, "_is_worth", lambda *_: True)
+    library_products.of_any_size(monkeypatch)
 
 
 # ---------------------------------------------------------------------------- what is found

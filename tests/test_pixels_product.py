@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import library_products
 import opgen
-from opgen.runtime import library_product
 from opgen.runtime.arrangement import Arrangement
 
 LAST = torch.channels_last
@@ -76,26 +75,6 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]]]] = {
 }
 
 
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products of any size are the library's."""
-    monkeypatch.setattr(library_product, "_is_worth", lambda *_: True)
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls that Python had the library compute."""
-    heard: list[str] = []
-    multiply = library_product.multiply
-
-    def listening(*given: Any) -> Any:
-        heard.append("multiply")
-        return multiply(*given)
-
-    monkeypatch.setattr(library_product, "multiply", listening)
-    return heard
-
-
 def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Small integers, images in channels-last format."""
     numbers = torch.randint(-2, 3, shape).to(dtype)
@@ -110,11 +89,11 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("of_any_size", [True, False])
 def test_results_and_gradients(
-    name: str, dtype: torch.dtype, of_any_size: bool, request: pytest.FixtureRequest
+    name: str, dtype: torch.dtype, of_any_size: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library gives what kernels give, and tensors that lie as theirs do."""
     if of_any_size:
-        request.getfixturevalue("always")
+        library_products.of_any_size(monkeypatch)
     text, reference, shapes = CASES[name]
     name = f"f_{next(_NUMBERS)}"  # tables have no calls of it
     _, arguments = text.split("(", 1)
@@ -135,8 +114,9 @@ def test_results_and_gradients(
         assert torch.equal(call(*given), exact.to(dtype))
 
 
-def test_results_are_views(asked: list[str]) -> None:
+def test_results_are_views(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is copied, and a call like an earlier one is looked up."""
+    asked = library_products.listening(monkeypatch)
     call = opgen.compile(DYNAMIC.replace("op dynamic", "op looked_up")).looked_up
     x, k = drawn((3, 64, 12, 12), torch.float32), torch.randint(-2, 3, (3, 48, 64)).float()
     for _ in range(2):

@@ -230,7 +230,7 @@ _MOST_KNOWN = MAX_ENTRIES
 def twin(operation: Operation, name: str, is_cast: bool, more: int = 0) -> Twin | None:
     """A new twin of an op, under that name in a namespace of its own; None if it has none.
 
-    It may have `more` outputs than the op, see `lookup_kept`.
+    It has so many `more` outputs than the op, see `lookup_series`.
     """
     numbers = sum(attribute.length or 1 for attribute in operation.attributes)
     outputs = len(operation.outputs) + more

@@ -54,8 +54,8 @@ def computed(
     *,
     is_asked: bool = False,
 ) -> tuple[torch.Tensor, ...] | None:
-    """What `Stages.run` gives for a call: by the table, if such a call was entered and the table
-    `is_asked` for the first time here, else stage by stage, and then it is entered if it can be."""
+    """What `Stages.run` gives for a call: by the table, unless that `is_asked` already and had no
+    answer, else stage by stage, and then the call is entered if it can be."""
     names = tuple(kept)
     tries = stages.tries.get(names, 0)
     if tries > MOST_TRIES or any(each is not None and not each.is_cpu for each in tensors):
