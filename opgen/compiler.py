@@ -21,7 +21,7 @@ from opgen.emit.torch_module import SpecialKernels, Unit
 from opgen.errors import OpgenError, Source
 from opgen.ir.certificate import Trials
 from opgen.ir.convolution import Convolution
-from opgen.ir.family import JOINT, Member, Traits
+from opgen.ir.family import JOINT, Keepable, Member, Traits
 from opgen.ir.loops import Program
 from opgen.ir.matrix_product import MatrixProduct
 from opgen.ir.notation import Op
@@ -39,7 +39,7 @@ from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.independence import linear_inputs, parallel_axes
 from opgen.passes.joined_dims import joined_dims
-from opgen.passes.kept import keeping, totals
+from opgen.passes.kept import keepable, keeping
 from opgen.passes.matrix_product import matrix_product
 from opgen.passes.relayout import Orders
 from opgen.passes.schedule import schedule
@@ -538,9 +538,9 @@ def _unit(
 
 def _forms(
     member: Member,
-) -> tuple[Convolution | None, MatrixProduct | None, tuple[int, ...], tuple[str, ...]]:
+) -> tuple[Convolution | None, MatrixProduct | None, tuple[int, ...], Keepable]:
     """An op as a convolution, and as a product of matrices; if it is neither, which statements are,
-    and of an op of the spec which temporaries may be kept.
+    and what may be kept of an op of the spec.
 
     The result of a gradient is what flows back, the last input: those of image and weight are one
     call of the library if both see it so.
@@ -550,10 +550,10 @@ def _forms(
     found = convolution(op, "".join(each.name for each in results))
     product = matrix_product(op)
     if found or product:
-        return found, product, (), ()
+        return found, product, (), Keepable()
     if member.is_public:
-        return found, product, products_of(op), totals(op)
+        return found, product, products_of(op), keepable(op)
     apart = products_of(op)
     # Gradients that share nothing are one op where kernels that compute both at once are faster.
     is_pair = len(apart) == len(op.statements) == len(op.outputs)
-    return found, product, () if is_pair else apart, ()
+    return found, product, () if is_pair else apart, Keepable()

@@ -14,6 +14,7 @@ from opgen.ir.context import facts_of
 from opgen.ir.loops import Program
 from opgen.ir.notation import Op
 from opgen.passes.blocks import with_blocks
+from opgen.passes.chosen_terms import with_chosen_terms
 from opgen.passes.cuda_chains import with_chains
 from opgen.passes.cuda_product import with_contractions
 from opgen.passes.cuda_rows import cuda_rows
@@ -61,7 +62,8 @@ def for_cpu(op: Op, is_derived: bool = False) -> Op:
     multiplied in another order."""
     if is_derived:
         op = with_factored_sums(op)
-    return with_scatters(with_partial_sums(with_invariants(with_whole_dims(with_margins(op)))))
+    op = with_partial_sums(with_invariants(with_whole_dims(with_margins(op))))
+    return with_scatters(with_chosen_terms(op))
 
 
 def for_gpu(op: Op) -> Op:

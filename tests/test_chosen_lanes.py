@@ -213,7 +213,7 @@ def test_numbers_that_no_narrow_position_is() -> None:
 CHOSEN_AND_OTHERS = """op f(f: i64[N,C,H,W], g: float[N,C,H,W], b: float[C]; size = 5)
     -> y[N,C,H,W], z[N,C,H,W]
   where size >= 1
-  y[n,c,i+k-2 ?drop, w+l-2 ?drop] += select(f[n,c,i,w] == size*k + l, g[n,c,i,w], 0)
+  y[n,c,i+k-2 ?drop, w+l-2 ?drop] += select(f[n,c,i,w] == size*k + l + 1, g[n,c,i,w], 0)
       for k in size, l in size
   z[n,c,i+k-2 ?drop, w+l-2 ?drop] += g[n,c,i,w] + b[c] for k in size, l in size
 """
@@ -233,7 +233,7 @@ def test_what_the_last_vectors_of_a_pass_leave_alone() -> None:
 @pytest.mark.parametrize("width", [14, 20, 40])
 def test_other_sums_of_a_pass_that_goes_on(size: int, width: int) -> None:
     torch.manual_seed(0)
-    f = torch.randint(size * size, (2, 3, 14, width))
+    f = torch.randint(1, size * size + 1, (2, 3, 14, width))
     g, b = torch.randint(-9, 10, f.shape).float(), torch.tensor([1.0, 2.0, 3.0])
     y, z = opgen.compile(CHOSEN_AND_OTHERS).f(f, g, b, size=size)
     padded = torch.zeros(2, 2, 3, 14 + 2 * size, width + 2 * size)
@@ -242,7 +242,7 @@ def test_other_sums_of_a_pass_that_goes_on(size: int, width: int) -> None:
             slice(size + k - 2, size + k + 12),
             slice(size + l - 2, size + l - 2 + width),
         )
-        padded[0, :, :, rows, columns] += torch.where(f == size * k + l, g, 0)
+        padded[0, :, :, rows, columns] += torch.where(f == size * k + l + 1, g, 0)
         padded[1, :, :, rows, columns] += g + b[:, None, None]
     inside = padded[..., size : size + 14, size : size + width]
     assert torch.equal(y, inside[0])
@@ -295,10 +295,13 @@ def test_which_passes_are_vectors() -> None:
     # In channels-last format sums of chosen terms stay in registers.
     text = text_of(("highest", "x"), layout=0b111, s=2, p=1, size=3)
     assert re.search(r"total \+= lanes_where_narrow\(&first_y", text)
-    # Rows of small images go on with what they have.
+    # Rows of small images hold a vector through all terms, or go on with what they have.
     text = text_of(("highest",), s=1, p=2, size=5, H=14, W=14)
+    assert "greatest_lanes_within(" in text
     assert "known_within(" in text
-    assert "greatest_in_arrays(" in text_of(("highest", "x"), s=1, p=2, size=5, H=14, W=14)
+    text = text_of(("highest", "x"), s=1, p=2, size=5, H=14, W=14)
+    assert "greatest_lanes_at_within(" in text
+    assert "greatest_in_arrays(" in text
 
 
 def test_windows_side_by_side_store_by_turns() -> None:

@@ -22,7 +22,7 @@ from opgen.errors import Source
 from opgen.ir.notation import Op
 from opgen.ir.show import show
 from opgen.passes.derive import derive
-from opgen.passes.kept import keeping, totals, with_kept
+from opgen.passes.kept import keepable, keeping, with_kept
 from opgen.runtime import Operation, generated
 from opgen.runtime.lookup_kept import Keeps
 
@@ -60,8 +60,8 @@ def of_kept(text: str, names: tuple[str, ...], path: tuple[str, ...] = ("f", "x"
 
 
 def test_totals_have_fewer_dims_than_what_they_are_of() -> None:
-    assert totals(checked(SOFTMAX)) == ("p", "s")
-    assert totals(checked(BATCH_NORM)) == ("_t1", "_t2")  # sums, of which means are quotients
+    assert keepable(checked(SOFTMAX)).totals == ("p", "s")
+    assert keepable(checked(BATCH_NORM)).totals == ("_t1", "_t2")  # sums, of which means are quotients
 
 
 NONE = {
@@ -96,7 +96,7 @@ op g(x[N,C], grad_y[N,C]) -> grad_x[N,C]
 
 @pytest.mark.parametrize("text", NONE.values(), ids=NONE)
 def test_ops_without_totals(text: str) -> None:
-    assert totals(check_source(Source(text, "<test>"))[0]) == ()
+    assert keepable(check_source(Source(text, "<test>"))[0]).totals == ()
 
 
 def test_an_op_that_keeps() -> None:
@@ -221,7 +221,7 @@ def reads(y: Tensor) -> tuple[str, ...] | None:
     left = getattr(y.grad_fn, "left", None)
     if left is None:
         return None
-    return (*left.names, *(("y",) if left.output is not None else ()))
+    return (*left.names, *(name for name, _, _ in left.outputs))
 
 
 @EACH
@@ -385,7 +385,7 @@ def test_calls_without_any_tensor() -> None:
   y[n,k] = c[n] * m[n,k]
 """
     module = opgen.compile(text)
-    assert Keeps(module.FAMILY.operations["f"]).forward((True,), (None,), (300, 200)) is None
+    assert Keeps.of(module.FAMILY.operations["f"]).forward((True,), (None,), (300, 200)) is None
     assert torch.equal(module.f(N=300, K=200), torch.full((300, 200), 800.0))
 
 

@@ -29,7 +29,7 @@ Tensors must be consecutive, or every second element of one is read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
@@ -73,7 +73,7 @@ class Choosing:
 
     `tensors` are consecutive in memory, `numbers` fit into a lane, and `origins` are the positions
     that the lanes of each argmax or argmin count from. Where a pass `goes_on`, its accumulators are
-    elements of arrays.
+    elements of arrays. What an extreme is may be told by a position that is `beside` it.
     """
 
     body: Body
@@ -81,6 +81,7 @@ class Choosing:
     numbers: tuple[Poly, ...] = ()
     origins: tuple[tuple[str, Poly], ...] = ()
     goes_on: bool = False
+    beside: tuple[tuple[str, str], ...] = ()
 
 
 # ---------------------------------------------------------------------------- which passes
@@ -92,7 +93,7 @@ def choosing(
     `arrays` are the accumulators with an element for each lane.
     """
     assert kernel.row is not None
-    lane, body = kernel.row.axis.name, _without_definitions(node.body)
+    lane, body = kernel.row.axis.name, without_definitions(node.body)
     terms = tuple(each for each in body if isinstance(each, Accumulate))
     starts = {each.accumulator: each for each in body if isinstance(each, Start)}
     stores = [each for each in body if isinstance(each, Store)]
@@ -116,7 +117,7 @@ def choosing(
         return None
     if any(each.value is not None for each in starts.values()):
         return None
-    if not all(_is_stored(each, starts, lane, program) for each in stores):
+    if not all(is_stored(each, starts, lane, program) for each in stores):
         return None
     if any(is_read_behind(kernel, node, name) for name in starts):
         return None
@@ -133,7 +134,26 @@ def choosing(
             if not number.is_constant or abs(number.constant) >= _FITTING:
                 numbers[number] = None
     tensors = tuple(dict.fromkeys((*loaded, *written)))
-    return Choosing(body, tensors, tuple(numbers), tuple(origins.items()))
+    joined: dict[str, list[Scalar]] = {}
+    for term in terms:
+        joined.setdefault(term.accumulator, []).append(term.value)
+    told = tuple(beside(starts, joined))
+    return Choosing(body, tensors, tuple(numbers), tuple(origins.items()), beside=told)
+
+
+def beside(
+    starts: Mapping[str, Start], joined: Mapping[str, Sequence[object]]
+) -> Iterator[tuple[str, str]]:
+    """The extremes with the positions that are looked for among the same terms, which are `joined`
+    by name: what a position belongs to is the extreme."""
+    for name, start in starts.items():
+        for other, found in starts.items():
+            is_same_end = (start.reducer in GREATEST) == (found.reducer in GREATEST)
+            are_ends = start.reducer in EXTREMES and found.reducer in EXTREMES
+            of_position = found.reducer.is_argument and not start.reducer.is_argument
+            if are_ends and of_position and is_same_end and joined[name] == joined[other]:
+                yield name, other
+                break
 
 
 def _storing(body: Body, stores: Sequence[Store], lane: str, program: Program) -> Choosing | None:
@@ -173,7 +193,7 @@ def _pairs(stores: Sequence[Store], lane: str) -> dict[Store, Store]:
     return found
 
 
-def _without_definitions(body: Body) -> Body:
+def without_definitions(body: Body) -> Body:
     """The nodes with the values of what they define in its place."""
     known: dict[str, Poly] = {}
     out: list[Node] = []
@@ -231,7 +251,7 @@ def _is_even(position: Poly, lane: str) -> bool:
     return linear is not None and not any(lane in part.symbols for part in linear)
 
 
-def _is_stored(store: Store, starts: dict[str, Start], lane: str, program: Program) -> bool:
+def is_stored(store: Store, starts: dict[str, Start], lane: str, program: Program) -> bool:
     """Whether what is stored is an accumulator of the pass, at neighbouring places."""
     if not isinstance(store.value, Result) or not goes_along(store.indices, lane):
         return False
@@ -330,8 +350,14 @@ class _Pass:
         """The body of the loop."""
         stores = [each for each in self.found.body if isinstance(each, Store)]
         pairs = _pairs(stores, self.axis)
-        for each in self.found.body:
+        told = dict(self.found.beside)
+        body = self.found.body
+        if told:
+            body = (*(each for each in body if not isinstance(each, Store)), *stores)
+        for each in body:
             match each:
+                case Start(accumulator=name) | Accumulate(accumulator=name) if name in told:
+                    continue
                 case Store() if each in pairs:
                     self.store_pair(each, pairs[each])
                 case Store() if each in pairs.values():
@@ -434,7 +460,11 @@ class _Pass:
         """Write the cells of a vector."""
         inner, value = self.inner, node.value
         operand, cell = inner.printer.program.operand(node.tensor), self.cell(node)
-        total = inner.printer.scalar(value).text
+        told = dict(self.found.beside)
+        if isinstance(value, Result) and value.accumulator in told:
+            total = self.best[told[value.accumulator]]
+        else:
+            total = inner.printer.scalar(value).text
         origin = self.origins.get(value.accumulator) if isinstance(value, Result) else None
         within = inner.printer.within
         ending = "_within" if within else ""

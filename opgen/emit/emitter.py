@@ -16,6 +16,7 @@ from opgen.ir.loops import Kernel, Load, Node, Scalar
 
 if TYPE_CHECKING:
     from opgen.emit.coarse import Coarse
+    from opgen.emit.held_choices import HeldPass
     from opgen.emit.rows_ahead import Piece, Share
 
 
@@ -64,6 +65,7 @@ class ScopeEmitter(ABC):
     places: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # cells of lines
     halves: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # of pairs
     copied: dict[Load, str] = field(default_factory=dict)  # names of vectors as they are stored
+    held: HeldPass | None = None  # what joins the terms of passes, where a vector is held
 
     @property
     def lane(self) -> str:

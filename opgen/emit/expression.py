@@ -18,6 +18,7 @@ from opgen.emit.types import Type, Types
 from opgen.emit.vectors import EVERY_SECOND, SQUARE
 from opgen.ir import loops
 from opgen.ir.chosen import WhereEqual, where_equal
+from opgen.ir.indices import places
 from opgen.ir.loop_parts import moving
 from opgen.ir.loops import Operand, Program
 from opgen.ir.notation import DType, Table
@@ -159,6 +160,11 @@ class Printer:
         row = self.rows.get((name, self.begin_of_row(indices)))
         if row is not None:
             return f"{row}[{self.names.symbols[self.walking]} * {steps[-1]}]"
+        terms = self._offset(indices, steps)
+        return f"{self.names.tensors[name]}[{' + '.join(terms) or '0'}]"
+
+    def _offset(self, indices: Sequence[Poly], steps: Sequence[str]) -> list[str]:
+        """The terms of how far a cell is behind the first one."""
         terms = []
         for index, step in zip(indices, steps, strict=True):
             if index == 0 or step == "0":
@@ -169,6 +175,29 @@ class Printer:
                 terms.append(step)
             else:
                 terms.append(f"{self.poly(index).at(Level.MULTIPLICATIVE)} * {step}")
+        return terms
+
+    def cell_at_place(self, name: str, indices: Sequence[Poly]) -> str:
+        """The same where digits of a number may be indices: in dims that are one in memory that
+        needs no division. Compilers make two loops of one with such a choice."""
+        operand = self._tensor(name)
+        assert isinstance(operand, Operand)
+        steps = [self.names.strides[name, axis] for axis in range(operand.rank)]
+        terms: list[str] = []
+        at = 0
+        for begin, end, number in places(indices, operand.extents):
+            terms += self._offset(indices[at:begin], steps[at:begin])
+            pairs = zip(steps[begin : end - 1], steps[begin + 1 : end], strict=True)
+            extents = map(self.poly, operand.extents[begin + 1 : end])
+            are_one = " && ".join(
+                f"{slow} == {extent.at(Level.MULTIPLICATIVE)} * {fast}"
+                for (slow, fast), extent in zip(pairs, extents, strict=True)
+            )
+            whole = " + ".join(self._offset((number,), steps[end - 1 : end]))
+            parts = " + ".join(self._offset(indices[begin:end], steps[begin:end]))
+            terms.append(f"({are_one} ? {whole} : {parts})")
+            at = end
+        terms += self._offset(indices[at:], steps[at:])
         return f"{self.names.tensors[name]}[{' + '.join(terms) or '0'}]"
 
     def begin_of_row(self, indices: Sequence[Poly]) -> tuple[Poly, ...]:

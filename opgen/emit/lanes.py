@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final, Self
 
-from opgen.algebra.poly import poly, symbol
+from opgen.algebra.poly import Kind, poly, symbol
 from opgen.emit.block_cells import BlockCellEmitter
 from opgen.emit.chosen_cells import chosen_cells
-from opgen.emit.chosen_lanes import Choosing, choosing, print_choosing
+from opgen.emit.chosen_lanes import choosing, print_choosing
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
 from opgen.emit.lane_pairs import Pass, held_pair, hold_pairs, in_pairs, one_by_one
@@ -18,7 +20,19 @@ from opgen.emit.planes import FEW_TERMS
 from opgen.emit.streams import Line, lines
 from opgen.emit.types import Type
 from opgen.ir.loop_parts import accumulators_of, loads_of
-from opgen.ir.loops import Accumulate, Blocks, For, Lanes, Node, Row, Short, Start, Store, walk
+from opgen.ir.loops import (
+    Accumulate,
+    AtomicAdd,
+    Blocks,
+    For,
+    Lanes,
+    Node,
+    Row,
+    Short,
+    Start,
+    Store,
+    walk,
+)
 
 FEW: Final = 8
 """How many lanes are not worth a vector, nor the time that the compiler takes to make one."""
@@ -40,6 +54,9 @@ class LaneEmitter(BlockCellEmitter):
         if isinstance(self.kernel.only, Blocks) and self.kernel.only.holds:
             self.block_of_lanes(node, row)
             return
+        if self.held is not None:
+            self.held.join(self, node)
+            return
         symbols = self.printer.names.symbols
         begin = extreme("greatest", [symbols[row.first], *map(self.text, node.lower)])
         upper = [symbols[row.last], *map(self.text, node.upper)]
@@ -57,7 +74,7 @@ class LaneEmitter(BlockCellEmitter):
         if isinstance(self.kernel.only, Short) and self.kernel.only.holds:
             self.masked_lanes(node, row, first, last)
             return
-        few = not self.printer.cuda and _are_few(node, row)
+        few = not self.printer.cuda and (_are_few(node, row) or _go_anywhere(node, row))
         ends = []
         if not few:
             fetch_lanes(self, node, inner.printer, first, last)
@@ -67,7 +84,7 @@ class LaneEmitter(BlockCellEmitter):
                 ends = [self.begin_line(each, inner, first, last) for each in whole]
         if not few and not self.printer.cuda:
             choices = choosing(node, self.kernel, self.printer.program, self.arrays)
-            if choices is not None and self.are_wide(choices):
+            if choices is not None and self.are_wide(_joined(choices.body)):
                 print_choosing(inner, choices, first, last)
         if not few and not self.printer.cuda and _goes_by_vectors(node, row):
             self.whole_vectors(node, row, inner)
@@ -84,11 +101,10 @@ class LaneEmitter(BlockCellEmitter):
         for end in ends:
             self.write(end)
 
-    def are_wide(self, choices: Choosing) -> bool:
-        """Whether what a pass joins is computed in the type that vectors have."""
+    def are_wide(self, names: AbstractSet[str]) -> bool:
+        """Whether accumulators are computed in the type that vectors have."""
         types, body = self.printer.types, self.kernel.body
         starts = {n.accumulator: n.tensor for n in walk(body) if isinstance(n, Start)}
-        names = {n.accumulator for n in choices.body if isinstance(n, Accumulate)}
         kinds = {types.of_accumulator(starts[name], name, body) for name in names}
         return kinds <= ({Type.WIDE, Type.REAL} if types.is_floating else {Type.WIDE})
 
@@ -247,6 +263,10 @@ class LaneEmitter(BlockCellEmitter):
         self.write("}")
 
 
+def _joined(body: Sequence[Node]) -> set[str]:
+    return {each.accumulator for each in body if isinstance(each, Accumulate)}
+
+
 def _is_little(body: tuple[Node, ...]) -> bool:
     """Whether cells of a pass have few terms, all written out: little is done but to round."""
     nodes = tuple(walk(body))
@@ -278,6 +298,18 @@ def _goes_by_vectors(node: Lanes, row: Row) -> bool:
         begun.issuperset(joined)
         and len(joined) >= _MANY_TERMS * len(begun) > 0
         and written.isdisjoint(load.tensor for load in loads_of(nodes))
+    )
+
+
+def _go_anywhere(node: Lanes, row: Row) -> bool:
+    """Whether each lane adds to a cell that it reads the place of: vectors would do it cell by
+    cell, which takes longer than without them."""
+    return any(
+        atom.kind is Kind.LOAD and row.axis.name in atom.symbols
+        for each in walk(node.body)
+        if isinstance(each, AtomicAdd)
+        for index in each.indices
+        for atom in index.all_atoms()
     )
 
 

@@ -8,6 +8,7 @@ from typing import Final, assert_never
 
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.emitter import extreme
+from opgen.emit.held_choices import held_choices, print_held
 from opgen.emit.lanes import LaneEmitter
 from opgen.emit.names import function_name
 from opgen.emit.planes import print_guest, print_sums
@@ -57,6 +58,16 @@ class Emitter(LaneEmitter):
             self.load_columns(nodes)
             if self.store_columns(nodes):
                 return
+        if not self.printer.cuda and not self.blocks:
+            held = held_choices(nodes, self.kernel, self.printer.program, self.arrays)
+            if held is not None and self.are_wide({each.accumulator for each in held.starts}):
+                print_held(self, held)
+                self.write("{")
+                inner = self.inner()
+                for node in nodes:
+                    inner.node(node)
+                self.write("}")
+                return
         for node in nodes:
             self.node(node)
 
@@ -95,12 +106,12 @@ class Emitter(LaneEmitter):
                         return
                 self.write(f"{cell} = {self.printer.stored(operand, self.printer.scalar(value))};")
             case AtomicAdd(tensor=tensor, indices=indices, value=value):
-                cell = self.printer.cell(tensor, indices)
                 term = self.printer.scalar(value).text
                 if self.printer.cuda:
+                    cell = self.printer.cell(tensor, indices)
                     self.write(f"atomic_add(&{cell}, {term});")
                 else:
-                    self.write(f"{cell} += {term};")
+                    self.write(f"{self.printer.cell_at_place(tensor, indices)} += {term};")
             case unexpected:
                 assert_never(unexpected)
 

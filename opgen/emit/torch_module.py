@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opgen.emit.c import c_source
 from opgen.emit.c_entry import entry_name
@@ -31,7 +31,7 @@ from opgen.emit.types import Types
 from opgen.ir.arrangement import Arrangement
 from opgen.ir.certificate import Certificate
 from opgen.ir.convolution import Convolution, Role
-from opgen.ir.family import GradientLink, JoinedDims, Member, Traits
+from opgen.ir.family import GradientLink, JoinedDims, Keepable, Member, Traits
 from opgen.ir.loops import Fault, Operand, Program
 from opgen.ir.matrix_product import MatrixProduct
 from opgen.ir.notation import Attribute, AttributeType, Op, Tensor
@@ -70,8 +70,8 @@ class Unit:
     product: MatrixProduct | None = None
     apart: tuple[int, ...] = ()
     """Statements that are products by themselves, see `passes.stages`."""
-    totals: tuple[str, ...] = ()
-    """Temporaries that may be kept for gradients, see `passes.kept`."""
+    keepable: Keepable = field(default_factory=Keepable)
+    """What may be kept for gradients."""
     joined: JoinedDims | None = None
     """Dims that kernels of the CPU may go through as one."""
 
@@ -369,7 +369,9 @@ def _private(unit: Unit, operation: str) -> PrivateOp:
         convolution=_convolution(unit.convolution),
         product=_matrix_product(unit.product),
         apart=tuple_of(list(map(str, unit.apart))) if unit.apart else None,
-        totals=strings(unit.totals) if unit.totals else None,
+        totals=strings(unit.keepable.totals) if unit.keepable.totals else None,
+        positions=strings(unit.keepable.positions) if unit.keepable.positions else None,
+        telling=strings(unit.keepable.telling) if unit.keepable.telling else None,
         joined=None if unit.joined is None else _joined(unit.joined),
     )
     return PrivateOp(

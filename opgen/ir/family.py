@@ -41,6 +41,19 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Keepable:
+    """What gradients of an op may read beside its inputs.
+
+    `totals` are temporaries of fewer dims than a tensor, whose cells are made of several others
+    each, `positions` are those of extremes, and `telling` outputs that tell positions.
+    """
+
+    totals: tuple[str, ...] = ()
+    positions: tuple[str, ...] = ()
+    telling: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class JoinedDims:
     """Neighbouring dims that may be one: their sizes, slowest first, and where they begin in each
     tensor that has them, see `opgen.passes.joined_dims`."""

@@ -7,10 +7,20 @@ Nothing is proved here; the answer "no" only means "not plainly".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, assert_never
 
-from opgen.algebra.poly import ONE, ZERO, Poly, maximum, minimum, symbol, symbol_atom
+from opgen.algebra.poly import (
+    ONE,
+    ZERO,
+    Kind,
+    Poly,
+    maximum,
+    minimum,
+    of_atom,
+    symbol,
+    symbol_atom,
+)
 from opgen.ir.notation import Access, Boundary, Index, Iterator
 
 FOLDED: Final = (Boundary.CLAMP, Boundary.REFLECT, Boundary.SYMMETRIC, Boundary.WRAP)
@@ -43,6 +53,35 @@ def digits(value: Poly, extents: Mapping[str, Poly]) -> tuple[str, ...] | None:
         found.append(matching[0])
         weight = weight * extents[matching[0]]
     return tuple(reversed(found))
+
+
+def places(values: Sequence[Poly], extents: Sequence[Poly]) -> Iterable[tuple[int, int, Poly]]:
+    """Neighbouring indices that are the digits of one number: where they begin and end, and that.
+
+    Of `x[n, p // W, p % W]` these are 1, 3 and p: the place of the cell in dims that are one.
+    """
+    begin = 0
+    while begin < len(values):
+        found = _place(values, extents, begin)
+        if found is not None:
+            yield begin, *found
+        begin = begin + 1 if found is None else found[0]
+
+
+def _place(values: Sequence[Poly], extents: Sequence[Poly], begin: int) -> tuple[int, Poly] | None:
+    """Where such indices end that begin there, and the number."""
+    (atom, *others) = values[begin].atoms() or (None,)
+    if atom is None or others or atom.kind is not Kind.FLOOR_DIV or values[begin] != of_atom(atom):
+        return None
+    number, divisor = atom.args
+    for end in range(begin + 2, len(values) + 1):
+        if product(extents[begin + 1 : end]) == divisor:
+            rest = zip(values[begin + 1 : end], range(begin + 1, end), strict=True)
+            if all(
+                each == number // product(extents[at + 1 : end]) % extents[at] for each, at in rest
+            ):
+                return end, number
+    return None
 
 
 def product(extents: Iterable[Poly]) -> Poly:

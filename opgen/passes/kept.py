@@ -9,7 +9,8 @@ Before, the gradient of a convolution with a ReLU:
 After: the same without its first statement, and `z` is an input.
 
 An op that keeps `z` has it as an output. Of any op those temporaries are worth it that are totals:
-sums or the like with fewer dims than what they are of, which take as long as all else.
+sums or the like with fewer dims than what they are of, which take as long as all else. So are the
+positions of extremes, which only gradients look for, see `passes.kept_positions`.
 
 What an output was divided from is the output times the divisor: of `y[b,d] = p[b,d] / s[b]` with a
 sum `s` that was kept a gradient reads `y`, and computes no exponential.
@@ -21,6 +22,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from opgen.ir.build import ZERO, apply
+from opgen.ir.family import Keepable
 from opgen.ir.indices import extents_of
 from opgen.ir.notation import (
     Access,
@@ -38,16 +40,21 @@ from opgen.ir.notation import (
 )
 from opgen.ir.walk import all_reads, literals, nodes
 from opgen.passes.assemble import Parts, assemble
+from opgen.passes.kept_positions import positions, telling, told, with_positions
 from opgen.passes.stages import plain
 
 _CHEAP = frozenset({"add", "sub", "mul", "neg", "max", "min", "abs", "select"})
 """What takes no longer than a product."""
 
 
-def totals(op: Op) -> tuple[str, ...]:
-    """The temporaries of fewer dims than a tensor, whose cells are made of several others each."""
+def keepable(op: Op) -> Keepable:
+    """What may be kept of a call of an op; nothing where an author wrote its gradients."""
     if op.gradients:
-        return ()
+        return Keepable()
+    return Keepable(_totals(op), positions(op), telling(op))
+
+
+def _totals(op: Op) -> tuple[str, ...]:
     return tuple(
         each.name
         for each in op.temporaries
@@ -62,13 +69,16 @@ def totals(op: Op) -> tuple[str, ...]:
 
 
 def keeping(op: Op, names: Collection[str]) -> Op:
-    """The op with temporaries of these names as further outputs."""
-    kept = tuple(plain(op, each.name) for each in op.temporaries if each.name in names)
+    """The op with temporaries of these names, or of positions, as further outputs."""
+    known = with_positions(op)
+    kept = tuple(plain(known, each.name) for each in known.temporaries if each.name in names)
+    more = known.statements[len(op.statements) :]
     return replace(
         op,
         name=f"{op.name}_keeping",
         outputs=(*op.outputs, *kept),
         temporaries=tuple(each for each in op.temporaries if each.name not in names),
+        statements=(*op.statements, *(each for each in more if each.target.tensor in names)),
         gradients=(),
     )
 
@@ -79,6 +89,8 @@ def with_kept(op: Op, forward: Op, names: Collection[str]) -> tuple[Op, tuple[st
 
     They are temporaries that both compute by the same statements, and outputs that tell others.
     """
+    op, places = told(op, forward, names)
+    forward = with_positions(forward)
     same = _Same(op, forward)
     kept = {each.name: each for each in op.temporaries if each.name in names}
     kept = {name: plain(op, name) for name in kept if same.has(name)}
@@ -89,14 +101,14 @@ def with_kept(op: Op, forward: Op, names: Collection[str]) -> tuple[Op, tuple[st
         and each.divisor.tensor in kept
         and each.is_worth_it(op, same)
     ]
-    told = {each.dividend.tensor for each in quotients}
-    results = [each.output.tensor for each in quotients]
+    divided = {each.dividend.tensor for each in quotients}
+    results = [*places, *(each.output.tensor for each in quotients)]
     outputs = {name: plain(forward, name) for name in results}
-    kept = {name: each for name, each in kept.items() if name not in told} | outputs
+    kept = {name: each for name, each in kept.items() if name not in divided} | outputs
     statements: list[Statement] = []
     for statement in op.statements:
         name = statement.target.tensor
-        if name not in kept and name not in told:
+        if name not in kept and name not in divided:
             statements.append(statement)
     statements = [_with_outputs(each, quotients) for each in statements]
     statements = [*(each.statement for each in quotients), *statements]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from opgen.algebra.poly import Kind, Poly
-from opgen.ir.indices import fold
+from opgen.ir.indices import fold, places, product
 from opgen.ir.loops import (
     All,
     Always,
@@ -133,14 +133,21 @@ class Lowering:
     def target(self, access: Access, values: Mapping[str, Poly]) -> tuple[Test, tuple[Poly, ...]]:
         """For a write that is done point by point: whether it is done, and where."""
         tests: list[Test] = []
-        indices: list[Poly] = []
-        for axis, (index, extent) in enumerate(
-            zip(access.indices, self.op.extents(access.tensor), strict=True)
-        ):
-            value = fold(index, extent).substitute(values)
-            indices.append(value)
+        extents = self.op.extents(access.tensor)
+        pairs = list(zip(access.indices, extents, strict=True))
+        indices = [fold(index, extent).substitute(values) for index, extent in pairs]
+        ends = {begin: (end, number) for begin, end, number in places(indices, extents)}
+        known = 0
+        for axis, (value, (index, extent)) in enumerate(zip(indices, pairs, strict=True)):
             tests += self._loads_inside(value)
-            if index.boundary is Boundary.DROP:
+            if axis < known:
+                continue
+            end, number = ends.get(axis, (axis, value))
+            modes = {each.boundary for each in access.indices[axis:end]}
+            if modes == {Boundary.DROP}:  # all are inside where the number is
+                tests.append(Inside(number, product(extents[axis:end])))
+                known = end
+            elif index.boundary is Boundary.DROP:
                 tests.append(Inside(value, extent))
             elif gather.is_data_dependent(value):
                 tests.append(Inside(value, extent, self._fault(access, axis)))

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from opgen.algebra.poly import poly
+from opgen.algebra.poly import Atom, Kind, Poly, of_atom, poly, rebuild
 from opgen.ir.loops import Program, Workspace
-from opgen.ir.notation import Access, Apply, Expr, Op, Read, Statement, Tensor, reads
+from opgen.ir.notation import Access, Apply, Expr, Op, Read, Statement, Tensor, Value, reads
+from opgen.ir.walk import all_reads
 
 Orders = Mapping[str, tuple[int, ...]]
 """The axes of tensors from the slowest to the fastest, for those that are not in declared order."""
@@ -30,11 +31,10 @@ def channels_last(op: Op, layout: int) -> dict[str, tuple[int, ...]]:
     Bit i of `layout` says it of the i-th of all inputs and outputs. Where there is one, inputs that
     `_packed` names begin with their channels, and are given with those last.
     """
-    loaded = _loaded(op)
     orders = {
         tensor.name: (0, *range(2, len(tensor.dims)), 1)
         for at, tensor in enumerate((*op.inputs, *op.outputs))
-        if layout >> at & 1 and tensor.name not in loaded
+        if layout >> at & 1
     }
     if orders:
         ranks = {tensor.name: len(tensor.dims) for tensor in op.inputs}
@@ -107,14 +107,13 @@ def with_temporaries(op: Op, orders: Orders, program: Program) -> dict[str, tupl
     """
     stored = {operand.name for operand in program.operands}
     found = dict(orders)
-    loaded = _loaded(op)
     ranks = {
         each.name: len(each.dims)
         for each in op.temporaries
-        if len(each.dims) in _IMAGES and not each.batched and each.name in stored - loaded
+        if len(each.dims) in _IMAGES and not each.batched and each.name in stored
     }
     images = {name for name, order in orders.items() if order[0] == 0}
-    accesses = [(each.target, *reads(each.body)) for each in op.statements]
+    accesses = [(each.target, *all_reads(each)) for each in op.statements]
     while True:
         more = {
             access.tensor
@@ -199,7 +198,11 @@ def relayout(op: Op, orders: Orders) -> Op:
             replace(
                 statement,
                 target=_access(statement.target, orders),
+                guards=tuple(
+                    replace(each, value=_integer(each.value, orders)) for each in statement.guards
+                ),
                 body=_expression(statement.body, orders),
+                position=_position(statement.position, orders),
             )
             for statement in op.statements
         ),
@@ -211,13 +214,35 @@ def _tensor(tensor: Tensor, orders: Orders) -> Tensor:
 
 
 def _access(access: Access, orders: Orders) -> Access:
-    return replace(access, indices=_ordered(access.indices, orders.get(access.tensor)))
+    indices = tuple(
+        replace(each, value=_integer(each.value, orders)) if each.value.is_data_dependent else each
+        for each in access.indices
+    )
+    return replace(access, indices=_ordered(indices, orders.get(access.tensor)))
+
+
+def _position(position: Poly | None, orders: Orders) -> Poly | None:
+    return None if position is None else _integer(position, orders)
+
+
+def _integer(value: Poly, orders: Orders) -> Poly:
+    """The integer, with what it reads from tensors in their orders."""
+
+    def change(atom: Atom) -> Poly:
+        args = tuple(_integer(each, orders) for each in atom.args)
+        if atom.kind is Kind.LOAD:
+            args = _ordered(args, orders.get(atom.name))
+        return rebuild(atom, args) if args != atom.args else of_atom(atom)
+
+    return value.map_atoms(change) if value.is_data_dependent else value
 
 
 def _expression(expr: Expr, orders: Orders) -> Expr:
     match expr:
         case Read(access=access):
             return Read(_access(access, orders))
+        case Value(value=value):
+            return Value(_integer(value, orders))
         case Apply(primitive=primitive, arguments=arguments):
             return Apply(primitive, tuple(_expression(each, orders) for each in arguments))
         case _:

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import Kind, Poly, poly, symbol, symbol_atom
-from opgen.ir.notation import AttributeType, DType, Iterator, Op, Reducer, Statement, Tensor
+from opgen.ir.notation import AttributeType, DType, Iterator, Op, Reducer, Statement, Table, Tensor
 
 _SHORT: Final = 16
 """Up to so many values of an iterator are enumerated for a cell: they are a window."""
@@ -38,14 +38,15 @@ def with_scatters(op: Op) -> Op:
     return op if statements == op.statements else replace(op, statements=statements)
 
 
-def _is_better_scattered(op: Op, statement: Statement) -> bool:
-    """Whether cells would look for terms, and an iterator of images is an index by itself.
+def is_rounded(target: Tensor | Table) -> bool:
+    """Whether sums into a tensor are to be rounded once, by cells that look for their terms: what
+    is declared as float32 is computed in float64 by some calls."""
+    return isinstance(target, Tensor) and target.dtype is DType.F32
 
-    What is declared as float32 stays: where a call computes in float64, sums are rounded once.
-    """
-    target = op.tensor(statement.target.tensor)
-    is_rounded = isinstance(target, Tensor) and target.dtype is DType.F32
-    if statement.reducer is not Reducer.ADD or is_rounded:
+
+def _is_better_scattered(op: Op, statement: Statement) -> bool:
+    """Whether cells would look for terms, and an iterator of images is an index by itself."""
+    if statement.reducer is not Reducer.ADD or is_rounded(op.tensor(statement.target.tensor)):
         return False
     values = [index.value for index in statement.target.indices]
     if any(value.is_data_dependent for value in values):

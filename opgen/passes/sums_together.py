@@ -10,7 +10,7 @@ loops, the one right behind the other or with none between that has to do with i
 loads what both read once. Every sum has its own accumulators, with the same terms in the same
 order, so that the bits are the same.
 
-So do a maximum and its position over windows whose terms are written out.
+So do a maximum and its position, over the same windows.
 
 Before: a program whose kernels are as `passes.rows` left them. After: the same with fewer passes.
 """
@@ -123,7 +123,8 @@ def _is_plain(kernel: Kernel) -> bool:
 def _are_extremes(body: tuple[Node, ...]) -> bool:
     """Whether cells are extremes, or their positions, of several terms."""
     terms = [node for node in walk(body) if isinstance(node, Accumulate)]
-    return len(terms) > 1 and all(term.reducer in EXTREMES for term in terms)
+    are_several = len(terms) > 1 or any(isinstance(node, For) for node in walk(body))
+    return are_several and all(term.reducer in EXTREMES for term in terms)
 
 
 def _together(one: Kernel, other: Kernel) -> Kernel | None:
@@ -204,14 +205,22 @@ def _are_of_same_terms(one: Kernel, other: Kernel, values: dict[str, Poly]) -> b
     """Whether both look for extremes among the same terms, as for a maximum and its position."""
     if not (_are_extremes(one.body) and _are_extremes(other.body)):
         return False
-    if any(isinstance(node, For) for node in walk(one.body)):
-        return False
     theirs = map_nodes(other.body, lambda value: value.substitute(values))
     return _terms(one.body) == _terms(theirs)
 
 
-def _terms(body: tuple[Node, ...]) -> list[Scalar]:
-    return [node.value for node in walk(body) if isinstance(node, Accumulate)]
+def _terms(body: tuple[Node, ...]) -> list[tuple[str, ...] | Scalar]:
+    """The terms, and the names of the loops around them."""
+    out: list[tuple[str, ...] | Scalar] = []
+    for node in walk(body):
+        match node:
+            case For(name=name):
+                out.append((name,))
+            case Accumulate(value=value):
+                out.append(value)
+            case _:
+                pass
+    return out
 
 
 def _merged(

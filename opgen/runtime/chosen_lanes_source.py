@@ -70,7 +70,7 @@ def _lines(text: str) -> list[str]:
 
 _OF_MASKS: Final = r"""
 #define ALL_KNOWN -1
-enum { ORDERED = 7, NOT_LESS_OR_EQUAL = 22, NOT_GREATER_OR_EQUAL = 25 };
+enum { UNORDERED = 3, ORDERED = 7, NOT_LESS_OR_EQUAL = 22, NOT_GREATER_OR_EQUAL = 25 };
 FUNCTION lane_choice still_known(wide_lanes term, lane_choice known)
 {
     return COMPARE_LANES(term, term, ORDERED, known, 4);
@@ -93,6 +93,7 @@ FUNCTION lane_numbers chosen_numbers(lane_choice better, lane_numbers number, la
 }
 /* What follows loads and stores nothing outside of the lanes from `first` to `last`. */
 #define FROM_TO(first, last) ((2u << (last)) - (1u << (first)))
+#define NONE_FOUND 0
 FUNCTION lane_choice known_within(wide_lanes best, int first, int last)
 {
     return still_known(best, FROM_TO(first, last));
@@ -168,6 +169,55 @@ LANES_WHERE(lanes_where_narrow, int16_t, are_equal_narrow)
     }
 JOIN_ARRAYS(greatest_in_arrays, is_greater)
 JOIN_ARRAYS(least_in_arrays, is_less)
+FUNCTION lane_choice are_nan(wide_lanes term, lane_choice lanes)
+{
+    return COMPARE_LANES(term, term, UNORDERED, lanes, 4);
+}
+/* Terms of some lanes only, and beside a position the lanes that have had one. */
+#define JOIN_WITHIN(name, is_better) \
+    FUNCTION wide_lanes name##_within(wide_lanes term, wide_lanes best, lane_choice *known, \
+        int first, int last) \
+    { \
+        const lane_choice all = FROM_TO(first, last); \
+        const lane_choice better = is_better(term, best, *known & all); \
+        *known &= ~are_nan(term, all); \
+        return chosen_lanes(better, term, best); \
+    } \
+    FUNCTION wide_lanes name##_at_within(wide_lanes term, wide_lanes best, lane_choice *known, \
+        lane_number number, lane_numbers *numbers, lane_choice *found, int first, int last) \
+    { \
+        const lane_choice all = FROM_TO(first, last); \
+        const lane_choice better = is_better(term, best, *known & all) | (all & ~*found); \
+        *known &= ~are_nan(term, all); \
+        *found |= all; \
+        *numbers = chosen_numbers(better, number - (lane_numbers){0}, *numbers); \
+        return chosen_lanes(better, term, best); \
+    }
+JOIN_WITHIN(greatest_lanes, is_greater)
+JOIN_WITHIN(least_lanes, is_less)
+/* Positions as by `positions_to`, and -1 in lanes that had no term. */
+FUNCTION void found_positions_to_narrow(int16_t *place, lane_numbers numbers, lane_choice found,
+    int64_t origin, int64_t step, int first, int last)
+{
+    for (int lane = first; lane <= last; lane++)
+        place[lane] = found >> lane & 1 ? origin + lane * step + numbers[lane] : -1;
+}
+typedef lane_number half_numbers __attribute__((vector_size(8 * sizeof(lane_number))));
+FUNCTION void found_positions_to(int64_t *place, lane_numbers numbers, lane_choice found,
+    int64_t origin, int64_t step, int first, int last)
+{
+    const unsigned lanes = FROM_TO(first, last);
+    const place_lanes apart = {0, 1, 2, 3, 4, 5, 6, 7};
+    for (int half = 0; half < LANES / 8; half++) {
+        const char in_half = lanes >> 8 * half, found_in_half = found >> 8 * half;
+        half_numbers given;
+        memcpy(&given, (const char *)&numbers + half * sizeof given, sizeof given);
+        const place_lanes all = origin + step * (8 * half + apart)
+            + __builtin_convertvector(given, place_lanes);
+        __builtin_ia32_storedqudi512_mask((place_lanes *)(place + 8 * half),
+            __builtin_ia32_movdqa64_512_mask(all, -1 - (place_lanes){0}, found_in_half), in_half);
+    }
+}
 """
 
 _OF_VECTORS: Final = r"""
@@ -208,6 +258,13 @@ LANES_WHERE(lanes_where_narrow, int16_t)
 #define known_within(...) (__builtin_trap(), ALL_KNOWN)
 #define greatest_in_arrays(...) __builtin_trap()
 #define least_in_arrays(...) __builtin_trap()
+#define NONE_FOUND ALL_KNOWN
+#define greatest_lanes_within(...) (__builtin_trap(), (wide_lanes){0})
+#define least_lanes_within(...) (__builtin_trap(), (wide_lanes){0})
+#define greatest_lanes_at_within(...) (__builtin_trap(), (wide_lanes){0})
+#define least_lanes_at_within(...) (__builtin_trap(), (wide_lanes){0})
+#define found_positions_to(...) __builtin_trap()
+#define found_positions_to_narrow(...) __builtin_trap()
 """
 
 _JOINED: Final = r"""

@@ -91,11 +91,11 @@ class Step:
 
 class Left(NamedTuple):
     """What a call leaves for its gradients beside inputs: the way it went, the names of tensors
-    that are saved for it, and its output with the version that gradients may read."""
+    that are saved for it, and its outputs that gradients may read, by name, with their versions."""
 
     way: Way
     names: tuple[str, ...]
-    output: tuple[torch.Tensor, int] | None
+    outputs: tuple[tuple[str, torch.Tensor, int], ...] = ()
 
 
 class Plans(dict[Any, tuple[Step, ...]]):
@@ -150,6 +150,7 @@ def _forward(
             ctx.left = None
             if found is not None:
                 result, more, ctx.left = found
+                result = result[0] if is_single else result
         if twin is not None and (result if is_single else result[0]) is answer:
             floats = [each for each in numbers if type(each) is float] if has_floats else ()
             result = twin(*tensors, *floats)
@@ -194,7 +195,7 @@ def _backward(operation: Operation, keeps: Keeps | None) -> Callable[..., Any]:
         wanted = ctx.needs_input_grad[2:]
         if keeps is not None and ctx.left is not None:
             saved = ctx.saved_tensors
-            found = keeps.backward(ctx.left, ctx.call, saved, wanted, cotangents[0])
+            found = keeps.backward(ctx.left, ctx.call, saved, wanted, cotangents)
             if not compat.graph_is_kept():
                 ctx.left = None
             if found is not None:

@@ -1,12 +1,14 @@
 """Autograd for calls whose gradients read what the forward pass computed on its way.
 
-The gradient of an op computes the temporaries again that it reads. Two kinds of calls keep them:
+The gradient of an op computes the temporaries again that it reads. Three kinds of calls keep them:
 
 * those in stages (`opgen.runtime.stages`), of which everything between these was a tensor;
 * those of an op with sums, means or maxima that are small beside its tensors, as the two of a norm.
-  An op that has them for outputs as well runs in its place (`opgen.passes.kept`). So may the
+  An op that has them for outputs as well runs in its place (`opgen.passes.kept`). So may an
   output be read, as that of a softmax. It is no tensor of its own: where somebody has changed it,
-  gradients go as ever.
+  gradients go as ever;
+* on the CPU, those of an op with maxima or minima through which gradients flow: where these were is
+  kept, or told by an output that the op has for it (`opgen.passes.kept_positions`).
 
 What the gradient reads of it is known when one was derived: of a call before that, all is kept.
 This is so where nothing but plain tensors is in play; else gradients go as ever, from the inputs.
@@ -55,6 +57,9 @@ fewest measured. On an H200 (2026-11-27) a softmax of as many then takes 30 micr
 _TYPES = frozenset({torch.float32, torch.float64})
 """Types of which temporaries are tensors, with nothing rounded."""
 
+_HALVES = frozenset({torch.bfloat16, torch.float16})
+"""Types of which positions are what they are in any other one."""
+
 _INDICES = frozenset({torch.int64, torch.int32, torch.bool})
 """Types that may be beside these, of inputs that are declared so: indices and masks."""
 
@@ -75,7 +80,7 @@ class Way(Protocol):
     def run(
         self, tensors: Sequence[torch.Tensor | None], kept: Sequence[str]
     ) -> tuple[torch.Tensor, ...] | None:
-        """The output and what is kept, or None where the call has to go as ever."""
+        """The outputs and what is kept, or None where the call has to go as ever."""
 
 
 @record
@@ -88,10 +93,11 @@ class Gradients:
 
 @record
 class Whole:
-    """The way of an op that gives what may be kept beside its output, which may be read itself."""
+    """The way of an op that gives what may be kept beside its outputs, which may be read too."""
 
     operation: Operation
     numbers: tuple[Number, ...]
+    count: int  # of outputs that the call has
     between: tuple[str, ...]
     gradients: dict[_Wanted, Gradients] = field(default_factory=dict)
 
@@ -100,11 +106,13 @@ class Whole:
     ) -> tuple[torch.Tensor, ...] | None:
         """See `Way`. Of an index that is outside the op itself speaks, which then runs."""
         try:
-            first, *more = stages.applied(self.operation, tensors, self.numbers)
+            made = stages.applied(self.operation, tensors, self.numbers)
         except IndexError:
             return None
-        made = dict(zip((each.name for each in self.operation.outputs[1:]), more, strict=True))
-        return (first, *(made[name] for name in kept))
+        if not kept:
+            return made[: self.count]
+        by_name = dict(zip((each.name for each in self.operation.outputs), made, strict=True))
+        return (*made[: self.count], *(by_name[name] for name in kept))
 
 
 def _key_of(
@@ -127,23 +135,36 @@ class _Quick(NamedTuple):
 
 @record
 class Keeps:
-    """The calls of an op with one output that keep something for their gradients, and these."""
+    """The calls of an op that keep something for their gradients, and these. One of its outputs has
+    a derivative."""
 
     operation: Operation
+    outputs: tuple[str, ...]
+    has_stages: bool
+    keeps_more: bool
+    """Whether there is something beside tensors between stages."""
     ways: dict[Any, Whole | None] = field(default_factory=dict)
     quick: dict[Any, _Quick] = field(default_factory=dict)
     """How calls of these shapes went, with these numbers, for these gradients."""
 
+    @staticmethod
+    def of(operation: Operation) -> Keeps:
+        """Nothing is known of calls of an op."""
+        outputs = tuple(each.name for each in operation.outputs)
+        has_stages = bool(operation.apart) and len(outputs) == 1
+        more = operation.totals or operation.positions or operation.telling
+        return Keeps(operation, outputs, has_stages, bool(more))
+
     def forward(
         self, wanted: _Wanted, tensors: Sequence[Any], numbers: tuple[Number, ...]
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], Left] | None:
-        """The output of a call, what is saved for the gradients that are wanted, and how that was
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], Left] | None:
+        """The outputs of a call, what is saved for the gradients that are wanted, and how that was
         left; None of a call that goes as ever."""
         # Who looks at what is saved wants to see as many tensors in every call.
         if compat.saved_tensors_are_hooked() or lookup_library.is_suspended():
             return None
         key = None
-        if self.operation.apart:
+        if self.has_stages:
             key = _key_of(wanted, tensors, numbers)
             if key is None:
                 return None
@@ -153,13 +174,13 @@ class Keeps:
                 result = quick.call(*tensors, *numbers)
                 more = result if type(result) is tuple else (result,)
                 if more[0] is not lookup_library.ask_python():
-                    return more[0], more[1:], quick.left
+                    return more[:1], more[1:], quick.left
         found = self._way(tensors, numbers)
         if found is None:
             return None
-        known, output = found.gradients.get(wanted), self.operation.outputs[0].name
+        known, outputs = found.gradients.get(wanted), self.outputs
         kept = found.between if known is None else known.kept
-        names = tuple(name for name in kept if name != output)
+        names = tuple(name for name in kept if name not in outputs)
         if isinstance(found, stages.Stages):
             made = lookup_series.computed(self.operation, found, tensors, numbers, names)
             if known is not None:
@@ -168,30 +189,32 @@ class Keeps:
             made = found.run(tensors, names)
         if made is None:
             return None
-        own = None
-        if output in kept:
-            alias = made[0].detach()
-            own = alias, alias._version
-        return made[0], made[1:], Left(found, names, own)
+        count = len(outputs)
+        own = []
+        for name, tensor in zip(outputs, made[:count], strict=True):
+            if name in kept:
+                alias = tensor.detach()
+                own.append((name, alias, alias._version))
+        return made[:count], made[count:], Left(found, names, tuple(own))
 
     def _way(self, tensors: Sequence[Any], numbers: tuple[Number, ...]) -> Way | None:
         """How a call goes that keeps something; None of one that does not."""
         found: Way | None = None
-        if self.operation.apart:
+        if self.has_stages:
             values = unflatten(self.operation.attributes, numbers)
             found = stages.of(self.operation, tensors, values)
-        if found is None and self.operation.totals:
+        if found is None and self.keeps_more:
             found = self._whole(tensors, numbers)
         return found
 
     def _remember(self, key: Any, found: stages.Stages, names: tuple[str, ...]) -> None:
         """Let the next calls with this key be asked of the table at once, if one was entered."""
         call = lookup_series.entered(self.operation, found, names)
-        is_only_way = bool(names) or not self.operation.totals
+        is_only_way = bool(names) or not self.keeps_more
         if call is not None and is_only_way:
             if len(self.quick) >= _MOST_KNOWN:
                 self.quick.clear()
-            self.quick[key] = _Quick(call, Left(found, names, None))
+            self.quick[key] = _Quick(call, Left(found, names))
 
     def backward(
         self,
@@ -199,7 +222,7 @@ class Keeps:
         about: tuple[Any, tuple[Number, ...], Sequence[int]],
         saved: Sequence[torch.Tensor | None],
         wanted: _Wanted,
-        cotangent: Any,
+        cotangents: Sequence[Any],
     ) -> list[Any] | None:
         """The gradients of a call; None where they go as ever.
 
@@ -208,14 +231,15 @@ class Keeps:
         """
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or not lookup_caller.is_plain():
             return None
+        (flowing,) = self.operation.flowing
+        cotangent = cotangents[flowing]
         if type(cotangent) is not torch.Tensor or not compat.has_memory(cotangent):
             return None
         found, names = left.way, left.names
-        if left.output is not None:
-            output, version = left.output
+        for name, output, version in left.outputs:
             if output._version != version:
                 return None
-            saved, names = (*saved, output), (*names, self.operation.outputs[0].name)
+            saved, names = (*saved, output), (*names, name)
         shapes, numbers, kept = about
         if wanted not in found.gradients:
             on_gpu = cotangent.shape if cuda.computes(cotangent.device) else None
@@ -224,19 +248,20 @@ class Keeps:
         count, steps = len(self.operation.inputs), found.gradients[wanted].steps
         if not steps:
             return None
-        cotangents = (cotangent,)
         if cotangent.is_cpu:
-            cotangents = (autograd.without_repeats(cotangent, saved),)
+            cotangent = autograd.without_repeats(cotangent, saved)
+        given = [cotangent] * (flowing + 1)  # no step reads another one
         places = (*kept, *(count + found.between.index(name) for name in names))
-        return lookup_autograd.computed(steps, cotangents, places, saved, count, is_quick=True)
+        return lookup_autograd.computed(steps, given, places, saved, count, is_quick=True)
 
     def _whole(self, tensors: Sequence[Any], numbers: tuple[Number, ...]) -> Whole | None:
-        """The way of a large call whose totals are kept."""
+        """The way of a large call of which something is kept."""
         given = [each for each in tensors if each is not None]
         if not given:
             return None
+        numbers_of = _TYPES if self.operation.totals else _TYPES | _HALVES
         for declared, tensor in zip(self.operation.inputs, tensors, strict=True):
-            types = _TYPES if declared.dtype in GENERIC else _TYPES | _INDICES
+            types = numbers_of if declared.dtype in GENERIC else _TYPES | _INDICES
             if tensor is not None and tensor.dtype not in types:
                 return None
         on_gpu = cuda.computes(given[0].device)
@@ -260,19 +285,26 @@ class Keeps:
         evaluation.prepare(operation, tensors, values)  # says what is wrong
         if not generated.is_installed():
             return None
-        most = max(each.numel() for each in tensors if each is not None) // _LEAST_PART
-        names = operation.totals
+        given = [each for each in tensors if each is not None]
+        most = max(each.numel() for each in given) // _LEAST_PART
+        # Cells of a GPU look for their terms: without a lease nothing else was tried there.
+        of_positions = (operation.positions, operation.telling) if given[0].is_cpu else ((), ())
+        positions, telling = of_positions
+        count = len(operation.outputs)
+        names = (*operation.totals, *positions)
+        read = tuple(operation.outputs[at].name for at in operation.flowing) + telling
         while names:
             keeping = operation.family.keeping(operation, names)
             if keeping is None:
                 return None
-            shapes = evaluation.prepare(keeping, tensors, values).shapes.outputs[1:]
-            sizes = zip(names, map(math.prod, shapes), strict=True)
-            small = tuple(name for name, size in sizes if size <= most)
+            shapes = evaluation.prepare(keeping, tensors, values).shapes.outputs[count:]
+            given_names = (each.name for each in keeping.outputs[count:])
+            sizes = dict(zip(given_names, map(math.prod, shapes), strict=True))
+            small = tuple(name for name in names if name in positions or sizes[name] <= most)
             if small == names:
-                return Whole(keeping, numbers, (*names, operation.outputs[0].name))
+                return Whole(keeping, numbers, count, (*names, *read))
             names = small
-        return None
+        return Whole(operation, numbers, count, read) if telling else None
 
     def _gradients(
         self,

@@ -86,6 +86,8 @@ class Operation:
     product: MatrixProduct | None = None
     apart: tuple[int, ...] = ()  # statements that by themselves are products, see `stages`
     totals: tuple[str, ...] = ()  # temporaries that may be kept for gradients, see `lookup_kept`
+    positions: tuple[str, ...] = ()  # positions of extremes that may be kept,
+    telling: tuple[str, ...] = ()  # and outputs that tell these
     # Sizes of dims that may be one, and where tensors have the first of them, see `joined`.
     joined: tuple[tuple[str, ...], Mapping[str, int]] | None = None
     compiled: dict[tuple[tuple[str, ...], Values], Compiled] = field(default_factory=dict)
@@ -130,8 +132,14 @@ class Operation:
     @property
     def may_keep(self) -> bool:
         """Whether there may be more than inputs to be kept for its gradients."""
-        has_some = bool(self.apart or self.totals)
-        return has_some and self.is_public and len(self.outputs) == 1
+        has_some = bool(self.apart or self.totals or self.positions or self.telling)
+        return has_some and self.is_public and len(self.flowing) == 1
+
+    @functools.cached_property
+    def flowing(self) -> tuple[int, ...]:
+        """The positions of the outputs that have a derivative."""
+        outputs = enumerate(self.outputs)
+        return tuple(at for at, each in outputs if each.dtype in (*GENERIC, *checks.FLOATING))
 
     @property
     def is_stage(self) -> bool:
@@ -264,7 +272,7 @@ class _Dispatch:
                 return overload(*arguments)
 
         library = stages.caller(operation) or library_call.caller(operation)
-        keeps = lookup_kept.Keeps(operation) if operation.may_keep else None
+        keeps = lookup_kept.Keeps.of(operation) if operation.may_keep else None
         record = lookup_autograd.recorded(operation, run, library, keeps)
         rounding = unrounded.caller(operation) if operation.is_public else None
         on_gpu = lookup_cuda_casts.caller(operation) if operation.is_public else None

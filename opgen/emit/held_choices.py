@@ -1,0 +1,428 @@
+"""Extremes over windows of many terms, vector by vector: the loops over terms within the lanes.
+
+Windows of few terms are written out, so that a pass over a row joins all of them, see
+`chosen_lanes`. Of others each term is a pass of its own, which goes on in arrays over the lanes:
+
+    for (int64_t k = 0; k < 5; k++)
+        for (int64_t l = 0; l < 5; l++)
+            for (int64_t j = greatest(0, 2 - l); j <= least(27, 29 - l); j++)
+                total[j] = ...
+
+Most of the time is then what is loaded from arrays and stored again, for an argmax four of them. So
+the vectors of a row are the outer loop, in which accumulators are registers, and lanes outside of
+the bounds of a term do nothing:
+
+    for (int64_t j = 0; j <= 27; j += LANES) {
+        wide_lanes total = same_lanes(T_least);
+        for (int64_t k = 0; k < 5; k++)
+            for (int64_t l = 0; l < 5; l++)
+                total = greatest_lanes_within(lanes_within(&x[...], low, high), total, &known, ...);
+        lanes_to_T_within(&y[...], total, 0, high);
+    }
+
+With an argmax, 5 by 5 of 256 images of 28 by 28 take TODO ms so, and took TODO.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from opgen.algebra.condition import Relation
+from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
+from opgen.emit.chosen_lanes import beside, choosing, is_stored, without_definitions
+from opgen.emit.emitter import ScopeEmitter, extreme
+from opgen.emit.expression import type_name
+from opgen.ir.chosen import EXTREMES, GREATEST
+from opgen.ir.liveness import is_read_behind
+from opgen.ir.loops import (
+    Accumulate,
+    Always,
+    Define,
+    For,
+    If,
+    Kernel,
+    Lanes,
+    Node,
+    Program,
+    Result,
+    Scalar,
+    Start,
+    Store,
+    walk,
+)
+
+MOST_TERMS: Final = 64
+"""The most terms that are written out: a compiler takes its time for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldChoices:
+    """Accumulators that begin in one pass over the lanes, are joined in loops, and end in another.
+
+    `tensors` are consecutive in memory. `origins` are what the positions of each argmax or argmin
+    count from, and `numbers` the greatest that they count to. An extreme may be what belongs to a
+    position that is found as well, which `beside` names.
+    """
+
+    starts: tuple[Start, ...]
+    loops: tuple[Node, ...]
+    stores: tuple[Store, ...]
+    tensors: tuple[str, ...]
+    origins: tuple[tuple[str, Poly], ...]
+    numbers: tuple[Poly, ...]
+    beside: tuple[tuple[str, str], ...]
+
+
+def held_choices(
+    nodes: Sequence[Node], kernel: Kernel, program: Program, arrays: AbstractSet[str]
+) -> HeldChoices | None:
+    """What the nodes of a scope are of this kind; None where they are not."""
+    if kernel.row is None or len(nodes) < 3:
+        return None
+    first, *others = nodes
+    if not isinstance(first, Lanes) or first.lower or first.upper:
+        return None
+    lane = kernel.row.axis.name
+    starts = {each.accumulator: each for each in first.body if isinstance(each, Start)}
+    loops, stores = _without_stores(others)
+    if len(starts) != len(first.body) or not stores:
+        return None
+    if any(each.value is not None or each.reducer not in EXTREMES for each in starts.values()):
+        return None
+    if not all(is_stored(each, starts, lane, program) for each in stores):
+        return None
+    last = nodes[-1]
+    if not isinstance(last, Lanes) or any(is_read_behind(kernel, last, name) for name in starts):
+        return None
+    flat = _flattened(loops, lane)
+    if flat is None:
+        return None
+    passes = list(_passes(flat, ()))
+    if sum(len(each.body) for each, _ in passes) > MOST_TERMS:
+        return None
+    written = dict.fromkeys(each.tensor for each in stores)
+    tensors = dict(written)
+    origins: dict[str, Poly] = {}
+    numbers: dict[Poly, None] = {}
+    joined: dict[str, list[tuple[int, Scalar]]] = {}
+    for at, (each, around) in enumerate(passes):
+        found = choosing(each, kernel, program, arrays)
+        if found is None or not found.goes_on or not written.keys().isdisjoint(found.tensors):
+            return None
+        tensors |= dict.fromkeys(found.tensors)
+        for term in found.body:
+            if not isinstance(term, Accumulate) or term.reducer not in EXTREMES:
+                return None
+            joined.setdefault(term.accumulator, []).append((at, term.value))
+            if term.position is not None:
+                least = term.position.substitute({loop.name: poly(0) for loop in around})
+                origin = origins.setdefault(term.accumulator, least)
+                greatest = _greatest(term.position - origin, around)
+                if greatest is None:
+                    return None
+                numbers |= dict.fromkeys((least - origin, greatest))
+    if joined.keys() != starts.keys() or any(lane in number.symbols for number in numbers):
+        return None
+    numbers = {number: None for number in numbers if not number.is_constant}
+    return HeldChoices(
+        tuple(starts.values()),
+        flat,
+        stores,
+        tuple(tensors),
+        tuple(origins.items()),
+        tuple(numbers),
+        tuple(beside(starts, joined)),
+    )
+
+
+def _without_stores(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Store, ...]]:
+    """The nodes without what the last ones of them store, and that; none where that is not the same
+    in all of these.
+
+    They are passes over lanes of their own: a kernel stores each cell once.
+    """
+    count = len(list(itertools.takewhile(_stores, reversed(nodes))))
+    before, last = tuple(nodes[: len(nodes) - count]), nodes[len(nodes) - count :]
+    passes: list[Node] = []
+    found: list[tuple[Store, ...]] = []
+    for each in last:
+        assert isinstance(each, Lanes)
+        found.append(tuple(node for node in each.body if isinstance(node, Store)))
+        body = tuple(node for node in each.body if not isinstance(node, Store))
+        passes += (replace(each, body=body),) if body else ()
+    if not found or any(each != found[0] for each in found) or any(map(_stores, walk(before))):
+        return tuple(nodes), ()
+    return (*before, *passes), found[0]
+
+
+def _stores(node: Node) -> bool:
+    """Whether a node is a pass that stores something."""
+    return isinstance(node, Lanes) and any(isinstance(each, Store) for each in walk(node.body))
+
+
+def _flattened(nodes: tuple[Node, ...], lane: str) -> tuple[Node, ...] | None:
+    """The nodes with passes of nothing but terms, in which a condition on the lane is a bound of a
+    pass of its own; None where there is anything else."""
+    out: list[Node] = []
+    for node in nodes:
+        match node:
+            case For(any_order=False, body=body) | If(test=Always(), body=body):
+                inner = _flattened(body, lane)
+                if inner is None:
+                    return None
+                out.append(replace(node, body=inner))
+            case Lanes():
+                passes = _apart(replace(node, body=without_definitions(node.body)), lane)
+                if passes is None:
+                    return None
+                out += passes
+            case Define():
+                out.append(node)
+            case _:
+                return None
+    return tuple(out)
+
+
+def _apart(node: Lanes, lane: str) -> list[Node] | None:
+    """Passes of terms that have the same bounds each."""
+    out: list[Node] = []
+    for each in node.body:
+        last = out[-1] if out else None
+        match each:
+            case Accumulate() if isinstance(last, Lanes) and _has_bounds(last, node):
+                out[-1] = replace(last, body=(*last.body, each))
+            case Accumulate():
+                out.append(replace(node, body=(each,)))
+            case If(conditions=conditions, test=Always(), body=body):
+                bounded, others = replace(node, body=body), []
+                for condition in conditions:
+                    step, value = condition.value.step_in(lane), condition.value
+                    if lane not in value.symbols:
+                        others.append(condition)
+                    elif condition.relation is not Relation.GE or step not in (1, -1):
+                        return None
+                    elif step == 1:
+                        bound = symbol(lane) - value
+                        bounded = replace(bounded, lower=(*bounded.lower, bound))
+                    else:
+                        bound = symbol(lane) + value
+                        bounded = replace(bounded, upper=(*bounded.upper, bound))
+                inner = _apart(bounded, lane)
+                if inner is None:
+                    return None
+                out += (If(tuple(others), tuple(inner)),) if others else inner
+            case _:
+                return None
+    return out
+
+
+def _has_bounds(node: Lanes, other: Lanes) -> bool:
+    return (node.lower, node.upper) == (other.lower, other.upper)
+
+
+def _passes(
+    nodes: tuple[Node, ...], around: tuple[For, ...]
+) -> Iterator[tuple[Lanes, tuple[For, ...]]]:
+    """The passes over lanes with the loops around them."""
+    for node in nodes:
+        match node:
+            case For(body=body):
+                yield from _passes(body, (*around, node))
+            case If(body=body):
+                yield from _passes(body, around)
+            case Lanes():
+                yield node, around
+            case _:
+                pass
+
+
+def _greatest(number: Poly, around: Sequence[For]) -> Poly | None:
+    """What a number does not exceed that grows with loops from 0; None where that is not so."""
+    for loop in around:
+        if loop.name not in number.symbols:
+            continue
+        linear = number.linear_in(symbol_atom(loop.name))
+        if linear is None or any(count < 0 for count in linear[0].terms.values()):
+            return None
+        if any(loop.name in bound.symbols for bound in (*loop.lower, *loop.upper)):
+            return None
+        known = [bound for bound in loop.upper if bound.is_constant] or list(loop.upper)
+        if poly(0) not in loop.lower:
+            return None
+        number = linear[0] * known[0] + linear[1]
+    return number
+
+
+# ---------------------------------------------------------------------------- how they are printed
+def print_held(emitter: ScopeEmitter, found: HeldChoices) -> None:
+    """Loops over vectors where they may be ones; an `else` and a block with the nodes follow.
+
+    Two vectors are one turn: what one term waits for of the one before takes longer than to join
+    it.
+    """
+    row = emitter.kernel.row
+    assert row is not None
+    symbols, lane = emitter.printer.names.symbols, emitter.lane
+    first, last = symbols[row.first], symbols[row.last]
+    emitter.write(f"if ({' && '.join(_tests(emitter, found))}) {{")
+    middle = emitter.inner()
+    middle.write(f"int64_t {lane} = {first};")
+    middle.write(f"for (; {lane} + LANES <= {last}; {lane} += 2 * LANES) {{")
+    inner = middle.inner()
+    behind = inner.scope.fresh(f"{lane}_behind")
+    inner.write(f"const int64_t {behind} = {lane} + LANES;")
+    _print_vectors(
+        inner, found, {lane: "LANES - 1", behind: f"least({last} - {behind}, LANES - 1)"}
+    )
+    middle.write("}")
+    middle.write(f"if ({lane} <= {last}) {{")
+    _print_vectors(middle.inner(), found, {lane: f"{last} - {lane}"})
+    middle.write("}")
+    emitter.write("} else")
+
+
+def _print_vectors(inner: ScopeEmitter, found: HeldChoices, lanes: Mapping[str, str]) -> None:
+    """What is done for vectors that begin at these lanes, by what their last ones are."""
+    vectors = []
+    for lane, last in lanes.items():
+        high = inner.scope.fresh("high")
+        inner.write(f"const int {high} = {last};")
+        vectors.append(_Vector(found, lane, high))
+    for vector in vectors:
+        for start in found.starts:
+            vector.start(inner, start)
+    inner.held = HeldPass(tuple(vectors))
+    inner.nodes(found.loops)
+    inner.held = None
+    for vector in vectors:
+        for store in found.stores:
+            vector.store(inner, store)
+
+
+def _tests(emitter: ScopeEmitter, found: HeldChoices) -> list[str]:
+    """What must hold of the tensors, and of the numbers in lanes."""
+    printer = emitter.printer
+    operands = map(printer.program.operand, found.tensors)
+    steps = (printer.names.strides[each.name, each.rank - 1] for each in operands)
+    numbers = map(emitter.text, found.numbers)
+    return [
+        *(f"IS_ONE({step})" for step in steps),
+        *(f"IS_LANE_NUMBER({number})" for number in numbers),
+        "HAVE_MASKS",
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPass:
+    """The vectors that passes over the lanes join terms to."""
+
+    vectors: tuple[_Vector, ...]
+
+    def join(self, emitter: ScopeEmitter, node: Lanes) -> None:
+        """Join the terms of a pass to each vector."""
+        for vector in self.vectors:
+            vector.join(emitter, node)
+
+
+@dataclass
+class _Vector:
+    """Prints what begins, joins and ends the accumulators of a vector, which begins at `lane`;
+    `high` is the last of its lanes that does something."""
+
+    choices: HeldChoices
+    lane: str
+    high: str
+    totals: dict[str, str] = field(default_factory=dict)
+    best: dict[str, str] = field(default_factory=dict)
+    known: dict[str, str] = field(default_factory=dict)
+    found: dict[str, str] = field(default_factory=dict)
+
+    def start(self, inner: ScopeEmitter, node: Start) -> None:
+        """Begin an accumulator, unless another one holds the same."""
+        fresh, write, name = inner.scope.fresh, inner.write, node.accumulator
+        if name in dict(self.choices.beside):
+            return
+        total = self.totals[name] = fresh(name)
+        best = self.best[name] = fresh("best") if node.reducer.is_argument else total
+        end = "least" if node.reducer in GREATEST else "greatest"
+        write(f"wide_lanes {best} = same_lanes(T_{end});")
+        known = self.known[name] = fresh("known")
+        write(f"lane_choice {known} = ALL_KNOWN;")
+        if node.reducer.is_argument:
+            found = self.found[name] = fresh("found")
+            write(f"lane_choice {found} = NONE_FOUND;")
+            write(f"lane_numbers {total} = {{0}};")
+
+    def join(self, emitter: ScopeEmitter, node: Lanes) -> None:
+        """Join the terms of a pass, in the lanes between its bounds."""
+        low, high = "0", self.high
+        if node.lower:
+            low = emitter.scope.fresh("low")
+            bounds = [f"{emitter.text(each)} - {self.lane}" for each in node.lower]
+            emitter.write(f"const int {low} = {extreme('greatest', ['0', *bounds])};")
+        if node.upper:
+            high = emitter.scope.fresh("high")
+            bounds = [f"{emitter.text(each)} - {self.lane}" for each in node.upper]
+            emitter.write(f"const int {high} = {extreme('least', [self.high, *bounds])};")
+        inner, is_whole = self.at_lane(emitter, f"{low}, {high}"), not (node.lower or node.upper)
+        if not is_whole:
+            emitter.write(f"if ({low} <= {high}) {{")
+            inner.depth += 1
+        found = choosing(node, inner.kernel, inner.printer.program, inner.arrays)
+        assert found is not None
+        for each in found.body:
+            assert isinstance(each, Accumulate)
+            self.join_term(inner, each)
+        if not is_whole:
+            emitter.write("}")
+
+    def at_lane(self, emitter: ScopeEmitter, within: str) -> ScopeEmitter:
+        """The emitter for vectors of these lanes, behind the first one of this."""
+        row = emitter.kernel.row
+        assert row is not None
+        inner = replace(emitter.inner(), depth=emitter.depth)
+        inner.printer.names.symbols[row.axis.name] = self.lane
+        inner.printer = replace(inner.printer, walking=row.axis.name, within=within)
+        return inner
+
+    def join_term(self, inner: ScopeEmitter, node: Accumulate) -> None:
+        """Join a vector of terms."""
+        name = node.accumulator
+        if name in dict(self.choices.beside):
+            return
+        term, within = inner.printer.scalar(node.value).text, inner.printer.within
+        end = "greatest" if node.reducer in GREATEST else "least"
+        best = self.best[name]
+        given = f"{term}, {best}, &{self.known[name]}"
+        if node.position is None:
+            inner.write(f"{best} = {end}_lanes_within({given}, {within});")
+            return
+        number = inner.text(node.position - dict(self.choices.origins)[name])
+        more = f"{number}, &{self.totals[name]}, &{self.found[name]}, {within}"
+        inner.write(f"{best} = {end}_lanes_at_within({given}, {more});")
+
+    def store(self, emitter: ScopeEmitter, node: Store) -> None:
+        """Write the cells of a vector."""
+        within = f"0, {self.high}"
+        inner = self.at_lane(emitter, within)
+        operand = inner.printer.program.operand(node.tensor)
+        cell = inner.printer.cell(node.tensor, node.indices)
+        assert isinstance(node.value, Result)
+        name = node.value.accumulator
+        origin = dict(self.choices.origins).get(name)
+        if origin is None:
+            kind, total = type_name(operand), self.best[dict(self.choices.beside).get(name, name)]
+            inner.write(f"lanes_to_{kind}_within(&{cell}, {total}, {within});")
+            return
+        row = inner.kernel.row
+        assert row is not None
+        linear = origin.linear_in(symbol_atom(row.axis.name))
+        assert linear is not None
+        kind = "_narrow" if operand.narrow else ""
+        counted = f"{inner.text(origin)}, {inner.text(linear[0])}"
+        more = f"{self.totals[name]}, {self.found[name]}, {counted}, {within}"
+        inner.write(f"found_positions_to{kind}(&{cell}, {more});")

@@ -1,0 +1,147 @@
+"""Sums that ask for each term whether it is the one: on the CPU, its place is computed.
+
+The gradient of a maximum over windows gives what flows back to the first term that held it,
+
+    grad_x[n,c, 2*i + k - 1 ?drop, 2*j + l - 1 ?drop] += select(first[n,c,i,j] == 3*k + l,
+        grad_y[n,c,i,j], 0) for k in 3, l in 3
+
+A cell of the image looks through all windows that it lies in, and asks each whether its maximum was
+there: for windows of 5 by 5 25 times as much work as there are windows. The number says where:
+
+    grad_x[n,c, 2*i + first[n,c,i,j]//3 - 1 ?drop, 2*j + first[n,c,i,j]%3 - 1 ?drop] +=
+        grad_y[n,c,i,j] if first[n,c,i,j] >= 0, first[n,c,i,j] <= 8
+
+Points are then gone through as by `passes.scatters`, images by threads of their own, so that the
+terms of a cell come in the same order as before.
+
+It is worth it where windows overlap, or may: cells that lie in one window at most go as they lie in
+memory. And where an iterator of images is an index by itself; a single one is one thread's. The
+numbers are given, as those that a forward pass kept: where a gradient looks for them, in 16 bits,
+cells that look for their terms take no longer for the windows that are usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from opgen.algebra.condition import Condition
+from opgen.algebra.poly import Poly, load, symbol
+from opgen.ir.indices import digits, extents_of, product
+from opgen.ir.notation import (
+    Access,
+    Apply,
+    Boundary,
+    Constant,
+    Expr,
+    Index,
+    Op,
+    Read,
+    Reducer,
+    Statement,
+    Tensor,
+    Value,
+    reads,
+)
+from opgen.passes.scatters import is_rounded
+
+
+def with_chosen_terms(op: Op) -> Op:
+    """The op where sums of terms that a number chooses are made of the chosen ones."""
+    statements = tuple(_of_chosen(op, each) for each in op.statements)
+    return op if statements == op.statements else replace(op, statements=statements)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """`select(number == place, value, 0)`, the place a mixed-radix number of `names`."""
+
+    number: Access
+    names: tuple[str, ...]
+    value: Expr
+
+
+def _of_chosen(op: Op, statement: Statement) -> Statement:
+    """The statement with one point for each choice; itself where it makes none of this form."""
+    extents = extents_of(statement.iterators)
+    found = _choice(statement, extents)
+    if found is None or not _is_worth_it(op, statement, found, extents):
+        return statement
+    number = load(found.number.tensor, (index.value for index in found.number.indices))
+    places: dict[str, Poly] = {}
+    rest = number
+    for name in reversed(found.names[1:]):
+        places[name] = rest % extents[name]
+        rest = rest // extents[name]
+    places[found.names[0]] = rest
+    count = product(extents[name] for name in found.names)
+    inside = Condition(number), Condition(count - 1 - number)
+    return replace(
+        statement,
+        target=replace(
+            statement.target,
+            indices=tuple(_moved(each, places) for each in statement.target.indices),
+        ),
+        iterators=tuple(each for each in statement.iterators if each.name not in places),
+        guards=(*statement.guards, *inside),
+        body=found.value,
+        is_scattered=True,
+    )
+
+
+def _moved(index: Index, places: Mapping[str, Poly]) -> Index:
+    """An index at the chosen place, which is inside wherever the term was: nothing is proved of
+    numbers in memory, so that cells outside are left out."""
+    if index.value.symbols.isdisjoint(places):
+        return index
+    boundary = Boundary.DROP if index.boundary is Boundary.NONE else index.boundary
+    return replace(index, value=index.value.substitute(places), boundary=boundary)
+
+
+def _choice(statement: Statement, extents: Mapping[str, Poly]) -> _Choice | None:
+    """The choice that a body is."""
+    match statement.body:
+        case Apply(
+            primitive="select",
+            arguments=(
+                Apply(primitive="eq", arguments=(Read(access=number), Value(value=place))),
+                value,
+                Constant(value=0),
+            ),
+        ):
+            names = digits(place, extents)
+            return None if names is None else _Choice(number, names, value)
+        case _:
+            return None
+
+
+def _is_worth_it(
+    op: Op, statement: Statement, choice: _Choice, extents: Mapping[str, Poly]
+) -> bool:
+    """Whether only the target depends on what is chosen, and cells may be those of several points,
+    but not of those of two images."""
+    names = frozenset(choice.names)
+    target, number = op.tensor(statement.target.tensor), op.tensor(choice.number.tensor)
+    if statement.reducer is not Reducer.ADD or is_rounded(target):
+        return False
+    if number not in op.inputs or not isinstance(number, Tensor) or not number.dtype.is_integer:
+        return False
+    if any(index.boundary is not Boundary.NONE for index in choice.number.indices):
+        return False
+    elsewhere = [guard.value for guard in statement.guards]
+    elsewhere += [i.value for each in reads(statement.body) for i in each.indices]
+    values = [index.value for index in statement.target.indices]
+    if any(each.is_data_dependent for each in (*elsewhere, *values)):
+        return False
+    if not all(names.isdisjoint(each.symbols) for each in elsewhere):
+        return False
+    overlap = any(
+        not names.isdisjoint(each.symbols)
+        and not names.issuperset(each.symbols & extents.keys())
+        and digits(each, extents) is None
+        for each in values
+    )
+    return overlap and any(
+        values.count(symbol(name)) == 1 and sum(name in each.symbols for each in values) == 1
+        for name in extents.keys() - names
+    )
