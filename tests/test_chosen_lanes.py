@@ -295,13 +295,15 @@ def test_which_passes_are_vectors() -> None:
     # In channels-last format sums of chosen terms stay in registers.
     text = text_of(("highest", "x"), layout=0b111, s=2, p=1, size=3)
     assert re.search(r"total \+= lanes_where_narrow\(&first_y", text)
-    # Rows of small images hold a vector through all terms, or go on with what they have.
+    # Rows of small images hold a vector through all terms,
     text = text_of(("highest",), s=1, p=2, size=5, H=14, W=14)
     assert "greatest_lanes_within(" in text
-    assert "known_within(" in text
     text = text_of(("highest", "x"), s=1, p=2, size=5, H=14, W=14)
     assert "greatest_lanes_at_within(" in text
-    assert "greatest_in_arrays(" in text
+    # and those of others whose windows are not whole go on with what they have.
+    text = text_of(("highest",), s=2, p=1, size=3)
+    assert "known_within(" in text
+    assert "greatest_in_arrays(" in text_of(("highest", "x"), s=2, p=1, size=3)
 
 
 def test_windows_side_by_side_store_by_turns() -> None:

@@ -61,7 +61,10 @@ def of_kept(text: str, names: tuple[str, ...], path: tuple[str, ...] = ("f", "x"
 
 def test_totals_have_fewer_dims_than_what_they_are_of() -> None:
     assert keepable(checked(SOFTMAX)).totals == ("p", "s")
-    assert keepable(checked(BATCH_NORM)).totals == ("_t1", "_t2")  # sums, of which means are quotients
+    assert keepable(checked(BATCH_NORM)).totals == (
+        "_t1",
+        "_t2",
+    )  # sums, of which means are quotients
 
 
 NONE = {

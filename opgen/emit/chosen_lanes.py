@@ -39,6 +39,7 @@ from opgen.emit.emitter import ScopeEmitter
 from opgen.emit.expression import type_name
 from opgen.emit.vectors import EVERY_SECOND
 from opgen.ir.chosen import EXTREMES, GREATEST, where_equal
+from opgen.ir.lane_terms import without_definitions
 from opgen.ir.liveness import is_read_behind
 from opgen.ir.loop_parts import goes_along, loads_of, moving
 from opgen.ir.loops import (
@@ -46,7 +47,6 @@ from opgen.ir.loops import (
     Always,
     Call,
     Choose,
-    Define,
     Kernel,
     Lanes,
     Load,
@@ -57,7 +57,6 @@ from opgen.ir.loops import (
     Start,
     Store,
 )
-from opgen.ir.map_loops import map_nodes
 from opgen.ir.notation import DType, Reducer
 from opgen.ir.primitives import VECTOR_OPERATORS
 
@@ -191,18 +190,6 @@ def _pairs(stores: Sequence[Store], lane: str) -> dict[Store, Store]:
         if len(partners) == 1 and store not in found.values():
             found[store] = partners[0]
     return found
-
-
-def without_definitions(body: Body) -> Body:
-    """The nodes with the values of what they define in its place."""
-    known: dict[str, Poly] = {}
-    out: list[Node] = []
-    for node in body:
-        if isinstance(node, Define):
-            known[node.name] = node.value.substitute(known)
-        else:
-            out += map_nodes((node,), lambda value: value.substitute(known)) if known else (node,)
-    return tuple(out)
 
 
 def _is_joined(term: Accumulate, lane: str, program: Program) -> bool:

@@ -65,7 +65,8 @@ class ScopeEmitter(ABC):
     places: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # cells of lines
     halves: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # of pairs
     copied: dict[Load, str] = field(default_factory=dict)  # names of vectors as they are stored
-    held: HeldPass | None = None  # what joins the terms of passes, where a vector is held
+    held: HeldPass | None = None  # what joins the terms of passes, where a vector is held,
+    beside_held: bool = False  # and whether what is printed is for where none can be
 
     @property
     def lane(self) -> str:

@@ -31,17 +31,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from opgen.algebra.condition import Relation
-from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
-from opgen.emit.chosen_lanes import beside, choosing, is_stored, without_definitions
+from opgen.algebra.poly import Poly, poly, symbol_atom
+from opgen.emit.chosen_lanes import beside, choosing, is_stored
 from opgen.emit.emitter import ScopeEmitter, extreme
 from opgen.emit.expression import type_name
 from opgen.ir.chosen import EXTREMES, GREATEST
+from opgen.ir.lane_terms import terms_by_lanes
 from opgen.ir.liveness import is_read_behind
 from opgen.ir.loops import (
     Accumulate,
-    Always,
-    Define,
     For,
     If,
     Kernel,
@@ -49,14 +47,14 @@ from opgen.ir.loops import (
     Node,
     Program,
     Result,
-    Scalar,
     Start,
     Store,
     walk,
 )
 
-MOST_TERMS: Final = 64
-"""The most terms that are written out: a compiler takes its time for each."""
+MOST_TERMS: Final = 16
+"""The most terms that are written out: a compiler takes its time for each. Where there are more a
+row has pieces that are not one, which are those of the few rows whose windows are not whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +96,16 @@ def held_choices(
     last = nodes[-1]
     if not isinstance(last, Lanes) or any(is_read_behind(kernel, last, name) for name in starts):
         return None
-    flat = _flattened(loops, lane)
+    flat = terms_by_lanes(loops, lane)
     if flat is None:
         return None
     passes = list(_passes(flat, ()))
-    if sum(len(each.body) for each, _ in passes) > MOST_TERMS:
-        return None
     written = dict.fromkeys(each.tensor for each in stores)
     tensors = dict(written)
     origins: dict[str, Poly] = {}
     numbers: dict[Poly, None] = {}
-    joined: dict[str, list[tuple[int, Scalar]]] = {}
-    for at, (each, around) in enumerate(passes):
+    joined: dict[str, list[tuple[object, ...]]] = {}
+    for each, around, path in passes:
         found = choosing(each, kernel, program, arrays)
         if found is None or not found.goes_on or not written.keys().isdisjoint(found.tensors):
             return None
@@ -117,7 +113,8 @@ def held_choices(
         for term in found.body:
             if not isinstance(term, Accumulate) or term.reducer not in EXTREMES:
                 return None
-            joined.setdefault(term.accumulator, []).append((at, term.value))
+            of_lanes = path, each.lower, each.upper, term.value
+            joined.setdefault(term.accumulator, []).append(of_lanes)
             if term.position is not None:
                 least = term.position.substitute({loop.name: poly(0) for loop in around})
                 origin = origins.setdefault(term.accumulator, least)
@@ -128,6 +125,9 @@ def held_choices(
     if joined.keys() != starts.keys() or any(lane in number.symbols for number in numbers):
         return None
     numbers = {number: None for number in numbers if not number.is_constant}
+    told = tuple(beside(starts, joined))
+    if sum(len(terms) for name, terms in joined.items() if name not in dict(told)) > MOST_TERMS:
+        return None
     return HeldChoices(
         tuple(starts.values()),
         flat,
@@ -135,7 +135,7 @@ def held_choices(
         tuple(tensors),
         tuple(origins.items()),
         tuple(numbers),
-        tuple(beside(starts, joined)),
+        told,
     )
 
 
@@ -164,78 +164,19 @@ def _stores(node: Node) -> bool:
     return isinstance(node, Lanes) and any(isinstance(each, Store) for each in walk(node.body))
 
 
-def _flattened(nodes: tuple[Node, ...], lane: str) -> tuple[Node, ...] | None:
-    """The nodes with passes of nothing but terms, in which a condition on the lane is a bound of a
-    pass of its own; None where there is anything else."""
-    out: list[Node] = []
-    for node in nodes:
-        match node:
-            case For(any_order=False, body=body) | If(test=Always(), body=body):
-                inner = _flattened(body, lane)
-                if inner is None:
-                    return None
-                out.append(replace(node, body=inner))
-            case Lanes():
-                passes = _apart(replace(node, body=without_definitions(node.body)), lane)
-                if passes is None:
-                    return None
-                out += passes
-            case Define():
-                out.append(node)
-            case _:
-                return None
-    return tuple(out)
-
-
-def _apart(node: Lanes, lane: str) -> list[Node] | None:
-    """Passes of terms that have the same bounds each."""
-    out: list[Node] = []
-    for each in node.body:
-        last = out[-1] if out else None
-        match each:
-            case Accumulate() if isinstance(last, Lanes) and _has_bounds(last, node):
-                out[-1] = replace(last, body=(*last.body, each))
-            case Accumulate():
-                out.append(replace(node, body=(each,)))
-            case If(conditions=conditions, test=Always(), body=body):
-                bounded, others = replace(node, body=body), []
-                for condition in conditions:
-                    step, value = condition.value.step_in(lane), condition.value
-                    if lane not in value.symbols:
-                        others.append(condition)
-                    elif condition.relation is not Relation.GE or step not in (1, -1):
-                        return None
-                    elif step == 1:
-                        bound = symbol(lane) - value
-                        bounded = replace(bounded, lower=(*bounded.lower, bound))
-                    else:
-                        bound = symbol(lane) + value
-                        bounded = replace(bounded, upper=(*bounded.upper, bound))
-                inner = _apart(bounded, lane)
-                if inner is None:
-                    return None
-                out += (If(tuple(others), tuple(inner)),) if others else inner
-            case _:
-                return None
-    return out
-
-
-def _has_bounds(node: Lanes, other: Lanes) -> bool:
-    return (node.lower, node.upper) == (other.lower, other.upper)
-
-
 def _passes(
-    nodes: tuple[Node, ...], around: tuple[For, ...]
-) -> Iterator[tuple[Lanes, tuple[For, ...]]]:
-    """The passes over lanes with the loops around them."""
-    for node in nodes:
+    nodes: tuple[Node, ...], around: tuple[For, ...], path: tuple[int, ...] = ()
+) -> Iterator[tuple[Lanes, tuple[For, ...], tuple[int, ...]]]:
+    """The passes over lanes with the loops around them, and in which loops and conditions they are:
+    the places of these among their neighbours, outermost first."""
+    for at, node in enumerate(nodes):
         match node:
             case For(body=body):
-                yield from _passes(body, (*around, node))
+                yield from _passes(body, (*around, node), (*path, at))
             case If(body=body):
-                yield from _passes(body, around)
+                yield from _passes(body, around, (*path, at))
             case Lanes():
-                yield node, around
+                yield node, around, path
             case _:
                 pass
 

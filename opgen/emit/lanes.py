@@ -82,7 +82,7 @@ class LaneEmitter(BlockCellEmitter):
                 whole = lines(node, self.kernel, self.printer.program)
                 inner.places = dict(self.places)
                 ends = [self.begin_line(each, inner, first, last) for each in whole]
-        if not few and not self.printer.cuda:
+        if not few and not self.printer.cuda and not self.beside_held:
             choices = choosing(node, self.kernel, self.printer.program, self.arrays)
             if choices is not None and self.are_wide(_joined(choices.body)):
                 print_choosing(inner, choices, first, last)

@@ -63,7 +63,7 @@ class Emitter(LaneEmitter):
             if held is not None and self.are_wide({each.accumulator for each in held.starts}):
                 print_held(self, held)
                 self.write("{")
-                inner = self.inner()
+                inner = replace(self.inner(), beside_held=True)
                 for node in nodes:
                     inner.node(node)
                 self.write("}")
