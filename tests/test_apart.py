@@ -210,7 +210,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_gradients_of_image_and_filter(
     dtype: torch.dtype, threads: int, seen: list[object]
@@ -234,7 +234,7 @@ def test_gradients_of_image_and_filter(
     assert None not in seen
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
 )
@@ -316,7 +316,7 @@ def test_nothing(transposed: Any) -> None:
     assert torch.equal(found[1], torch.zeros_like(weight))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_filters_of_windows_side_by_side(dtype: torch.dtype, threads: int) -> None:
     """The result, and its gradients, of a filter of 2x2 in steps of 2."""

@@ -206,7 +206,7 @@ def test_every_loop_belongs_to_a_row_and_is_used() -> None:
     assert files == {bound.loop for bound in bounds.BOUNDS}
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("bound", bounds.BOUNDS, ids=[each.loop for each in bounds.BOUNDS])
 def test_bounds_are_measured(bound: Any, tmp_path: Path) -> None:
     (row,) = (row for row in every_row() if row.name == bound.row)

@@ -50,7 +50,7 @@ def surrounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 # ---------------------------------------------------------------------------- torch.compile
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @every_op
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_forward_and_backward_in_one_graph(op: Op, dynamic: bool) -> None:
@@ -78,7 +78,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("op", [cases.op(n) for n in ("shift_sum", "conv2d", "softmax")], ids=repr)
 @pytest.mark.parametrize("transform", COMPILED)
 def test_compiled_transforms(op: Op, transform: str) -> None:
@@ -224,7 +224,7 @@ def test_attributes_that_only_the_program_knows(name: str, strict: bool) -> None
         program(x, torch.tensor(-1))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", COUNTED)
 def test_sizes_that_only_the_program_knows(name: str) -> None:
     function, given = COUNTED[name]

@@ -55,7 +55,7 @@ def gradients(function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> A
 
 # ---------------------------------------------------------------------------- autograd around them
 @every_op
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(op: Op, reentrant: bool) -> None:
     def function(*tensors: Tensor) -> Tensor:

@@ -210,7 +210,7 @@ def test_autocast_leaves_double_and_declared_types_alone() -> None:
         assert spec("softmax").softmax(real(3).float()).dtype == torch.float32
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("call", ["first", "later", "autocast"])
 def test_a_cotangent_that_repeats_a_number_is_taken_as_rows(

@@ -82,7 +82,7 @@ LONG = ("hessian", "jacfwd of jacfwd", "jacrev of jacrev")
 """They take half of the time of all; those beside them go the same ways."""
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(32)
 @every_op
 @pytest.mark.parametrize(
     "transform",
@@ -113,7 +113,7 @@ MAPPED: dict[str, Callable[[Callable[..., Tensor], tuple[Tensor, ...]], Any]] = 
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("op", "how"),
     [(op, how) for op in OPS for how in MAPPED if how != "all but first" or len(op.tensors) > 1],

@@ -67,7 +67,7 @@ GEOMETRIES = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("which", ["result", "x", "weight"])
 def test_blocks_give_what_cells_give(name: str, which: str) -> None:
@@ -223,7 +223,7 @@ RESIZED = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("call", RESIZED, ids=str)
 def test_compiled_gradients_of_resizes_give_what_torch_gives(
     call: tuple[torch.dtype, int, int, int, int],
@@ -357,7 +357,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_compiled_blocks_give_what_torch_gives(call: tuple[torch.dtype, int, int, int]) -> None:
     dtype, channels, size, window = call
@@ -447,7 +447,7 @@ def test_sums_over_images_have_points_for_all_threads() -> None:
     assert row.joined * row.width == 128
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("images", [1, 2, 4])
 @pytest.mark.parametrize("window", [3, 7])
 def test_filters_are_copied_where_they_are_used_often(images: int, window: int) -> None:

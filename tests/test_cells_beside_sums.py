@@ -115,7 +115,7 @@ def expected_lines(gradient: Tensor, made: list[ctypes.CDLL], lanes: int) -> int
     return gradient.numel() * size // LINE if has_lines and is_whole else 0
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("channels", [256, 80, 70])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_gradients(channels: int, dtype: torch.dtype, made: list[ctypes.CDLL]) -> None:
@@ -133,7 +133,7 @@ def test_gradients(channels: int, dtype: torch.dtype, made: list[ctypes.CDLL]) -
         assert lines(made) == expected_lines(found[0], made, lanes), size
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("channels", [256, 80])
 def test_gradients_that_are_rounded_where_they_are_stored(
     channels: int, made: list[ctypes.CDLL]

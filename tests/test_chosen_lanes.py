@@ -104,7 +104,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype, format_: torch.memory_fo
     return x.contiguous(memory_format=format_)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("width", [3, 8, 17, 55], ids="W{}".format)
 @pytest.mark.parametrize(("s", "p"), [(1, 1), (2, 1), (2, 0), (3, 1)])
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
@@ -124,7 +124,7 @@ def test_extremes_and_where_they_are(
     assert torch.equal(bottom, 3 * row + column)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("width", [6, 19, 28, 35], ids="W{}".format)
 @pytest.mark.parametrize(("size", "s", "p"), [(3, 2, 1), (3, 1, 1), (2, 2, 0), (5, 1, 2)])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

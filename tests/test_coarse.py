@@ -156,7 +156,7 @@ PIXELS = ("large", "small planes", "small pixels", "at the limit", "special", "z
 TAPS = ("large", "small", "at the limit", "zeros")
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("flags", PROCESSORS)
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize("is_cast", [False, True])
@@ -184,7 +184,7 @@ def test_every_number_is_rounded_as_pytorch_rounds(
         torch.set_num_threads(before)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize("way", ["at once", "as if all were coarse"])
 def test_the_instruction_is_used_where_it_may_be(
@@ -222,7 +222,7 @@ def test_the_instruction_is_used_where_it_may_be(
 LAST = "channels_last"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("layout", FORMATS)
 def test_other_types_are_as_they_were(

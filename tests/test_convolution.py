@@ -336,7 +336,7 @@ GEOMETRIES = (
 )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=repr)
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -461,7 +461,7 @@ def test_long_rows_of_single_channels_of_16_bits(
     assert answers == [True] * asked
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("channels", "size", "asked"), [(1, 128, 0), (2, 80, 0), (2, 90, 3), (3, 72, 3), (5, 20, 0)]
 )
@@ -626,7 +626,7 @@ def test_filters_of_long_rows_of_single_channels(
     assert answers == [True, True] * asked  # the result and the filter
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("channels", "width", "geometry", "format_", "asked"),
     [
@@ -662,7 +662,7 @@ def test_long_rows_of_single_channels(
     assert answers == [True] * asked
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
     ("channels", "window", "stride", "asked"),

@@ -53,7 +53,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return heard
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("geometry", "format_", "dtype"), IMAGE_CASES)
 def test_a_tap_shows_whether_both_images_are_finite(
     geometry: tuple[Any, ...],

@@ -89,7 +89,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------------- numbers
 @pytest.mark.parametrize("layout", VectorLayout)
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_random_geometries(
     seed: int, layout: VectorLayout, always: None, heard: list[Target], layouts: set[VectorLayout]
 ) -> None:
@@ -332,7 +332,7 @@ def tiled(x: Tensor, weight: Tensor, padding: int, groups: int) -> Any:
     return (ctypes.c_int64 * len(about))(*about)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", VectorLayout)
 @pytest.mark.parametrize("numbers", [64, 1024, 2**16])
 def test_nothing_outside_of_tensors_is_touched(numbers: int, layout: VectorLayout) -> None:

@@ -105,7 +105,7 @@ def test_which_convolutions_go_by_tiles(
         ((2, 16, 3, 20000), (16, 8, 3, 3), 2, False),  # rows that no cache holds
     ],
 )
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_which_go_by_tiles_in_channels_last_format(
     shape: tuple[int, ...],
     filters: tuple[int, ...],

@@ -124,7 +124,7 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[Convolved]:
     return listening(monkeypatch)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("geometry", "format_", "dtype"), CASES)
 def test_numbers_that_are_not_finite_meet_no_zero_of_the_padding(
     geometry: tuple[Any, ...],
@@ -204,7 +204,7 @@ def test_gradients_of_numbers_that_are_not_finite(
         check(other.requires_grad_(), cotangent)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("spec", "shape", "filter_shape", "stride"),

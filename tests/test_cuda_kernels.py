@@ -163,7 +163,7 @@ def is_often(name: str, dtype: torch.dtype) -> tuple[pytest.MarkDecorator, ...]:
     return () if (name, dtype) in OFTEN else (pytest.mark.slow,)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -198,7 +198,7 @@ def shuffled(
     return launches.reports
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", ["CRD", "DCR"])
 @pytest.mark.parametrize(
     "dtype",
@@ -216,7 +216,7 @@ def test_blocks_of_few_channels(
             assert max(set().union(*widths(report).values())) == 4 * dtype.itemsize
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("shape", "r"),
     [

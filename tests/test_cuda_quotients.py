@@ -126,7 +126,7 @@ def test_only_terms_of_sums_are_products() -> None:
     assert re.search(r"y_out\[lane\] = to_T\(total\w*\[lane\] / ", text)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("dtype", "device"),
     [("float32", "cpu"), ("float64", "cpu"), gpu_case("float32"), gpu_case("float64")],

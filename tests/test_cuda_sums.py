@@ -176,7 +176,7 @@ def correlation(x: torch.Tensor, g: torch.Tensor, count: int) -> torch.Tensor:
     return torch.stack(rows, 1)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("threads", [1, 64, 256])
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (3, 5, 17), (2, 8, 64), (70, 3, 9), (2, 0, 3), (3, 2, 0), (0, 3, 4)]
@@ -193,7 +193,7 @@ def test_every_term_is_added_once(shape: tuple[int, int, int], threads: int) -> 
     assert not is_long or split(launches) == {"taps_y", "many_taps_y", "total_y"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("threads", [1, 64])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 17), (1, 9, 64), (3, 2, 3), (2, 0, 3)])
 def test_taps_of_large_windows(shape: tuple[int, int, int], threads: int) -> None:
@@ -281,7 +281,7 @@ def test_means_of_parts(dtype: torch.dtype) -> None:
     assert ((got.double() - exact).abs() <= bound).all()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("order", ["forward", "reverse"])
 @pytest.mark.parametrize("shape", [(2, 6, 10, 3), (1, 9, 8, 40), (3, 4, 2, 33), (2, 1, 1, 5)])
 def test_taps_of_neighbouring_cells(shape: tuple[int, ...], order: Order) -> None:
@@ -430,7 +430,7 @@ def images(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return (10 * made).to(dtype)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("order", ["forward", "reverse"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 70, 5), (1, 40, 9, 33), (3, 2, 2, 300)])

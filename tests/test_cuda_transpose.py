@@ -98,7 +98,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("threads", [64, 256])
 def test_every_cell_is_moved(shape: tuple[int, ...], threads: int) -> None:

@@ -77,7 +77,7 @@ def both(
     return evaluation.computed(checked), found
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize("name", sorted({repr(each) for each in CATALOGUE}))
 def test_as_casts(name: str) -> None:
     stem, op_name = name.split(":")
@@ -97,7 +97,7 @@ def test_as_casts(name: str) -> None:
     assert is_rounding or not CASTS.isdisjoint((stem, name))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
     ("stem", "name", "shape", "how"),

@@ -68,7 +68,7 @@ def test_which_loops_have_the_ends_of_a_warp() -> None:
 
 @pytest.mark.parametrize("step", [0, 1, 2, 3, 40])
 @pytest.mark.parametrize("shape", [(2, 40, 3, 5), (1, 70, 8, 64), (1, 3, 2, 200), (1, 1, 1, 1)])
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_every_channel_is_added_once(shape: tuple[int, int, int, int], step: int) -> None:
     """Integers are exact; with few threads a block and few blocks, too."""
     ops = opgen.compile(SPEC)

@@ -119,7 +119,7 @@ def depthwise(
     ("taps", "padding", "size"),
     [case if case[0] in (7, 31) else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_results_and_gradients(taps: int, padding: int, size: tuple[int, int]) -> None:
     for ours, theirs in depthwise(taps, padding, size, torch.float32):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
@@ -145,7 +145,7 @@ def test_filters_that_are_not_finite(taps: int) -> None:
 
 
 # ---------------------------------------------------------------------------- traffic
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("taps", "most"), [(5, 13), (7, 17), (9, 100), (31, 310)])
 def test_what_is_read(taps: int, most: float) -> None:
     """Bytes that a result and a gradient ask the first cache for, for one of the image.

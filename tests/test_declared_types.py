@@ -18,7 +18,7 @@ BODIES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("name", BODIES)
 def test_float32_is_computed_with_in_float64(name: str, on_gpu: bool) -> None:

@@ -133,7 +133,7 @@ def test_third_derivatives(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_derived_ops_are_specs(case: Case) -> None:
     op = read_op(case.text)
     names = [tensor.name for tensor in op.inputs if not tensor.dtype.is_integer]

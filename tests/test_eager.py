@@ -85,7 +85,7 @@ def test_boxes_hold_every_point_once_in_order(extents: list[int], size: int) -> 
 @each_but_long(CATALOGUE)
 @settings(max_examples=2)
 @given(data=st.data())
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_specs_are_the_plain_loops(subject: Entry, data: st.DataObject) -> None:
     case = data.draw(subject.cases)
     arrays = subject.make_inputs(case, data.draw(st.integers(0, 2**16)))
@@ -173,7 +173,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATING, *INTEGERS])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_every_dtype_gives_the_bits_of_the_kernel(dtype: torch.dtype) -> None:
     """Whole numbers add up exactly in any order, and in 32 bits; integers wrap around alike."""
     x = torch.randint(-100, 100, (2, 3, 40), generator=torch.Generator().manual_seed(1)).to(dtype)

@@ -475,7 +475,7 @@ def test_what_is_only_copied_is_not_converted(dtype: torch.dtype) -> None:
     assert torch.equal(module.f(bits.view(dtype)).view(torch.int16), bits)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [1, 5, 33, 70])
 def test_interleaved_copies_keep_their_bits(

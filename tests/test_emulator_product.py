@@ -139,7 +139,7 @@ def test_an_iterator_that_has_the_name_of_an_axis() -> None:
     assert launches.reports
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("shape", "window", "how"),
     [

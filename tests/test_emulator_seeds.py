@@ -141,7 +141,7 @@ def marked(names: Iterable[str]) -> list[object]:
     ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", marked(CASES))
 def test_little_more_than_needed_is_moved(name: str) -> None:
     call, bound = CASES[name]

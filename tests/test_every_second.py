@@ -89,7 +89,7 @@ def test_what_vectors_are_loaded_with() -> None:
     assert functions_of("thirds") == set()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "dtype",
     [pytest.param(each, marks=[pytest.mark.slow] if each in LIKE_OTHERS else []) for each in TYPES],
@@ -131,7 +131,7 @@ def test_nothing_behind_the_last_element_is_read(dtype: torch.dtype, ops: Any) -
         assert torch.equal(ops.lone(other, given), found[:, 1])
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("n", "width"), [(1, 8), (3, 5), (2, 14), (2, 16), (2, 21)])
 def test_filters_of_strided_convolutions(dtype: torch.dtype, n: int, width: int) -> None:
@@ -157,7 +157,7 @@ def test_filters_of_strided_convolutions(dtype: torch.dtype, n: int, width: int)
         torch.testing.assert_close(own.double(), other, atol=tolerance * scale, rtol=0)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("width", "stride"), [(4, 1), (7, 1), (10, 2), (14, 2)])
 def test_filters_of_small_images(dtype: torch.dtype, width: int, stride: int) -> None:

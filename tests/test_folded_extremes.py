@@ -69,7 +69,7 @@ def general_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("index", INDICES)
 @pytest.mark.parametrize("mode", FOLDED)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_the_gradient_goes_to_what_reached_the_cell(index: str, mode: str) -> None:
     reducer = "max" if mode in ("clamp", "reflect") else "min"
     op = op_of(index, mode, reducer)

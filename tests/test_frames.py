@@ -164,7 +164,7 @@ def any_windows(generator: random.Random) -> Copy:
     return windows((2, height, width), window, padding, dilation, stride, gaps)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("kind", TYPES)
 def test_cells_are_those_of_the_source_or_zero(
@@ -266,7 +266,7 @@ def layouts(x: torch.Tensor) -> Iterator[torch.Tensor]:
     yield x.transpose(2, 3).contiguous().transpose(2, 3)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("special", ["0", "1"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_windows_are_those_of_pytorch(

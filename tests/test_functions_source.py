@@ -56,7 +56,7 @@ def functions() -> Mapping[str, Callable[[Tensor], Tensor]]:
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_how_close_they_are(name: str, functions: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
     x = every(step=1009)
     found, wanted = functions[name](x), REFERENCES[name](x.double())

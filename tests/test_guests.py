@@ -164,7 +164,7 @@ def turned(tensor: Tensor) -> Tensor:
     return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_values_are_those_of_pytorch(dtype: torch.dtype, ops: Any, threads: int) -> None:
     for shape in SHAPES:
@@ -193,7 +193,7 @@ def inverse(y: Tensor, mask: Tensor, channels: int, step: int) -> Tensor:
     return torch.cat([z[..., c * step : c * step + width] for c in range(channels)], 1) / mask
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("step", [0, 1, 2, 3])
 def test_gradients_of_the_inverse(dtype: torch.dtype, step: int, threads: int) -> None:

@@ -213,7 +213,7 @@ def check(mine: Tensor, exact: Tensor, steps: int) -> None:
     assert float((mine.double() - exact).abs().max()) <= steps * 2**-8 * most
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_gradients(name: str) -> None:
     case = ROUNDED[name]
@@ -233,7 +233,7 @@ def test_numbers_and_gradients(name: str) -> None:
 CANCEL = [DISTANCES, TWO_STEPS, IN_TURN, LESS_ITSELF, LESS_A_SUM]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text", CANCEL)
 @pytest.mark.parametrize("is_autocast", [False, True])
 def test_sums_that_cancel(text: str, is_autocast: bool) -> None:

@@ -136,7 +136,7 @@ def test_the_skeletons_see_code() -> None:
 
 
 # ---------------------------------------------------------------------------- text in the spec
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("payload", PAYLOADS, ids=ascii)
 @pytest.mark.parametrize("places", [("comment", "doc"), ("choice",)], ids="+".join)
 def test_text_stays_text(places: tuple[str, ...], payload: str) -> None:
@@ -185,7 +185,7 @@ def test_random_text_stays_text(place: str, payload: str) -> None:
 
 
 @pytest.mark.parametrize("payload", [p for p in PAYLOADS if '"' not in p], ids=ascii)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_choice_means_itself(payload: str) -> None:
     """The string arrives at the call unchanged, and the generated module runs."""
     text = spec(choice=payload, doc=payload, comment=payload)
@@ -224,7 +224,7 @@ MEANINGS = (
 """Names that mean something in generated Python, C or CUDA, or in what these include."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "place",
     [
@@ -254,7 +254,7 @@ def test_names_with_a_meaning_elsewhere(place: int) -> None:
     assert gradient.tolist() == [2.0, 2.0, 2.0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("op", "tensor"),
     [

@@ -62,7 +62,7 @@ def ops() -> ModuleType:
     return opgen.compile(TEXT)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("format_", [torch.contiguous_format, LAST], ids=str)
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (3, 20, 7, 9), (1, 64, 24, 24)])
 @pytest.mark.parametrize("name", REFERENCES)

@@ -83,7 +83,7 @@ def ran(function: Callable[[], Any]) -> set[str]:
     return {name.split("::")[1] for name in names if "_grad_" in name}
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @each
 def test_final_gradients_are_computed_together(name: str, modules: Any) -> None:
     spec, op, tensors = CASES[name]

@@ -230,7 +230,7 @@ def reads(y: Tensor) -> tuple[str, ...] | None:
 @EACH
 @pytest.mark.parametrize("format_", FORMATS, ids=["contiguous", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_numbers_and_gradients(
     case: Case, format_: torch.memory_format, dtype: torch.dtype
 ) -> None:
@@ -246,7 +246,7 @@ def test_numbers_and_gradients(
             close(mine, other)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @EACH
 def test_a_call_always_gives_the_same_bits(case: Case) -> None:
     (call, _), inputs = case.made(), case.inputs(torch.float32)
@@ -259,7 +259,7 @@ def test_a_call_always_gives_the_same_bits(case: Case) -> None:
 
 
 @EACH
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_gradients_of_gradients(case: Case) -> None:
     inputs = case.inputs(torch.float64)
 

@@ -66,7 +66,7 @@ def expected(x: Tensor) -> Tensor:
     return F.interpolate(x.detach(), scale_factor=2.0)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
 def test_freed_memory_is_used_again(dtype: torch.dtype, format_: torch.memory_format) -> None:

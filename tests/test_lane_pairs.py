@@ -53,7 +53,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("flags", ["-O1", "-O1 -mno-avx512f"])
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_compiled_filters_give_what_torch_gives(
@@ -91,7 +91,7 @@ def test_compiled_filters_give_what_torch_gives(
 SPECIAL_NUMBERS = (float("nan"), float("inf"), -float("inf"), 3.38e38, -3.38e38, 1e-40, -0.0)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("flags", ["-O1", "-O1 -mno-avx512f"])
 @pytest.mark.parametrize(
     ("dtype", "channels"), [(torch.bfloat16, 17), (torch.bfloat16, 75), (torch.float16, 75)]
@@ -118,7 +118,7 @@ def test_every_number_is_rounded_in_its_place(
 
 @pytest.mark.parametrize("is_past", [False, True])
 @pytest.mark.parametrize("channels", [16, 31, 32, 33, 64, 96, 1120])
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_single_sums_of_several_terms_are_pairs_too(
     channels: int, is_past: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

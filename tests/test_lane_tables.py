@@ -128,7 +128,7 @@ def test_resizing(which: int, pixels: tuple[int, int], size: tuple[int, int]) ->
     torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("width", [7, 1023, 1024, 1025, 2100])
 def test_rows_around(width: int) -> None:
     torch.manual_seed(0)

@@ -116,7 +116,7 @@ def ops_that_ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("which", IMAGES)
 def test_numbers(name: str, which: str) -> None:

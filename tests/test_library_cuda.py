@@ -117,7 +117,7 @@ def same(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...], precision: fl
             equal(one, other, precision)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("without_least_work")
 @pytest.mark.parametrize("dtype", [FLOAT, BRAIN])
 @pytest.mark.parametrize("format_", [PLAIN, LAST])
@@ -377,7 +377,7 @@ def has_strides_of(format_: Any, *tensors: Tensor) -> bool:
         (2, 3, 8, 3, (2, 0), 1),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_channels_last_images_in_contiguous_format(
     batch: int,
     groups: int,

@@ -165,7 +165,7 @@ def test_a_filter_that_is_not_finite_meets_no_zeros_of_the_padding(copies: list[
     assert torch.equal(found[:, others], known[:, others])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("dtype", "channels", "count", "taps", "format_", "steps", "is_repeated", "gradients"),
     [

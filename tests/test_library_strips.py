@@ -98,7 +98,7 @@ def test_numbers(name: str, format_: Any, bias: bool, strips: list[int]) -> None
     assert strips[0] > 1 or name == "one row"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("format_", [PLAIN, LAST])
 @pytest.mark.parametrize("r", [1, 2, 3, 4, 5])

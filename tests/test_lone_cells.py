@@ -80,7 +80,7 @@ RESIZED = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("call", RESIZED, ids=str)
 def test_compiled_gradients_of_resizes_give_what_torch_gives(
     call: tuple[torch.dtype, int, int, int],
@@ -115,7 +115,7 @@ def test_compiled_gradients_of_resizes_give_what_torch_gives(
         torch.set_num_threads(before)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(2, 40, 16, 31), (1, 2100, 9, 16), (0, 2100, 16, 16)])
 def test_compiled_means_give_what_torch_gives(

@@ -119,7 +119,7 @@ def test_numbers_are_gone_over_in_vectors(
     assert re.search(r"\sv?p(add|cmp|and|or|tern)\w*\s.*%[xyz]mm", body)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("layout", FORMATS)
 def test_images(layout: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:

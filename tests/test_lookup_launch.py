@@ -297,7 +297,7 @@ def casts(ops: Ops, name: str) -> Callable[..., Any]:
     return lookup_cuda_casts.caller(found[-1])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_casts_are_copies(

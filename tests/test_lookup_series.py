@@ -79,6 +79,7 @@ def unasked(in_python: list[str], call: Callable[..., Any], *given: Tensor) -> A
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", CASES)
 def test_python_is_not_asked(name: str, format_: torch.memory_format, in_python: list[str]) -> None:
@@ -94,6 +95,7 @@ def test_python_is_not_asked(name: str, format_: torch.memory_format, in_python:
         close(call(*changed), case.theirs(*changed))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_nor_for_gradients(name: str, in_python: list[str]) -> None:
     case = CASES[name]

@@ -96,14 +96,14 @@ def compare(name: str, mode: str, tensors: tuple[Tensor, ...], tolerance: float)
 
 
 @pytest.mark.parametrize(("name", "mode"), [*itertools.product(OPS, MODES)])
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_gradients_are_those_of_a_padded_image(name: str, mode: str) -> None:
     for height, width in ((3, 3), (4, 7), (9, 3), (8, 40), (5, 70)):
         compare(name, mode, inputs(name, (2, 3, height, width), torch.float64), 1e-9)
         compare(name, mode, inputs(name, (1, 2, height, width), torch.float32), 1e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "mode"), [*itertools.product(OPS, MODES)])
 def test_gradients_in_channels_last(name: str, mode: str) -> None:
     x, *others = inputs(name, (2, 5, 6, 20), torch.float32)

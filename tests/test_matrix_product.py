@@ -195,7 +195,7 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], dict[s
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_results_and_gradients(
     name: str, dtype: torch.dtype, always: None, asked: list[str]
 ) -> None:

@@ -150,7 +150,7 @@ def drawn(generator: random.Random) -> Copy:
     return Copy(tuple(extents), to, tuple(source))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", TYPES)
 def test_cells_are_those_of_the_source(kind: str) -> None:
     """And no other is written, and nothing outside of the source is read."""
@@ -172,7 +172,7 @@ def can_shuffle(compiled: ctypes.CDLL) -> bool:
     return Copy((100, 4, 8), (32, 8, 1), (32, 1, 4)).is_right(compiled, "f32")[1] == SHUFFLED
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("flags", ["", "-mno-avx512f", "-march=x86-64"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_blocks_of_rows_in_turn(kind: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +444,7 @@ def shuffled(x: torch.Tensor, r: int, mode: str) -> torch.Tensor:
 SHUFFLES = (SPECS / "depth_to_space.op").read_text()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "dtype",
     [

@@ -140,7 +140,7 @@ def test_the_largest_of_a_window_gets_the_gradient(step: int, reach: int, ops: A
             assert torch.equal(found, expected.to(dtype)), (width, dtype)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("stride", "size", "padding"), CASES)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_gradients_of_strided_convolutions(
@@ -162,7 +162,7 @@ def test_gradients_of_strided_convolutions(
             assert torch.equal(found[1], expected[1].to(dtype)), (height, width, dtype)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("stride", "size", "padding"), CASES)
 def test_gradients_of_pooling(stride: int, size: int, padding: int, pools: Any) -> None:
     options = {"kernel_size": size, "stride": stride, "padding": padding}

@@ -89,7 +89,7 @@ def compared(
     return one, other
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("which", LAYOUTS)
 def test_copies_give_what_cells_give(which: str, name: str) -> None:
@@ -181,7 +181,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_compiled_copies_give_what_torch_gives(call: tuple[torch.dtype, int, int, int]) -> None:
     dtype, channels, size, window = call

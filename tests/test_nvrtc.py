@@ -86,7 +86,7 @@ def test_float16(stem: str) -> None:
     check(programs(spec_text(stem)), "f16", "sm_90")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("stem", ["shift_sum", "depth_to_space", "embedding", "unfold"])
 @pytest.mark.parametrize("shared", ["f32", "bf16", "f16", "f64"])
 def test_some_kernels(stem: str, shared: str) -> None:

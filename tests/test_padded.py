@@ -293,7 +293,7 @@ def test_large_windows_compiled(case: tuple[torch.dtype, int, int, int]) -> None
         torch.set_num_threads(before)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("dtype", "height", "padding"),
     [

@@ -92,7 +92,7 @@ def check(found: list[Tensor], wanted: list[Tensor], terms: tuple[int, int]) -> 
         assert (own.double() - exact).abs().max() <= bound * scale
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_transposed(transposed: Any, dtype: torch.dtype, layout: str, threads: int) -> None:
@@ -108,7 +108,7 @@ def test_transposed(transposed: Any, dtype: torch.dtype, layout: str, threads: i
         check(found, list(wanted), (4, n * height * width))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_depthwise(convolved: Any, dtype: torch.dtype, stride: int, threads: int) -> None:
@@ -168,7 +168,7 @@ def test_other_instructions(flags: str, monkeypatch: pytest.MonkeyPatch, threads
         check(found, list(wanted), (4, n * height * width))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("size", [4, 8, 16])
 @pytest.mark.parametrize(
     "channels", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in (7, 40)), 8, 9]

@@ -84,7 +84,7 @@ def mirrored(at: int, size: int) -> int:
     return at if at < size else 2 * (size - 1) - at
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("width", [1, 2, 7, 55, 56, 64, 65, 300, 1023, 1025, 2100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_numbers(width: int, dtype: torch.dtype) -> None:

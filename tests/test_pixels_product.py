@@ -84,7 +84,7 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return numbers
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("of_any_size", [True, False])

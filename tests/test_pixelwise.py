@@ -165,7 +165,7 @@ CASES = {
     [(name, each) for name in CASES for each in (PLAIN, LAST) if (name, each) != ("turned", LAST)],
 )
 @pytest.mark.parametrize("way", ["convolution", "product", "fastest"])
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_they_are_looked_up(
     name: str,
     dtype: torch.dtype,
@@ -229,7 +229,7 @@ def test_they_are_looked_up(
         (torch.bfloat16, LAST, (8, 64, 20, 20), 64, ["convolve"] * 3),
     ],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_products_or_convolutions(
     dtype: torch.dtype,
     format_: torch.memory_format,

@@ -79,7 +79,7 @@ def wanted(x: Tensor, weight: Tensor, dtype: torch.dtype) -> list[Tensor]:
     return [first, spreaded.detach(), second]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("dtype", "threads"),
     [
@@ -150,7 +150,7 @@ def test_whole_planes_go_this_way(dtype: torch.dtype, monkeypatch: pytest.Monkey
     assert are_lost[0] or dtype == torch.bfloat16  # alone a vector of those is half a line
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("channels", [64, 96, 70, 31])
@@ -181,7 +181,7 @@ def both_gradients(spread: object, dtype: torch.dtype) -> tuple[list[Tensor], li
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_that_share_a_pass(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     past_caches(monkeypatch, are_stored=True)

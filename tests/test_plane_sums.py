@@ -168,7 +168,7 @@ NEAR_MISSES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_near_misses_have_no_sums(name: str) -> None:
     assert not has_sums(program_of(spec_op("conv", *PATH), NEAR_MISSES[name]))
@@ -216,7 +216,7 @@ def test_the_same_input_gives_the_same_bytes() -> None:
 
 
 # ---------------------------------------------------------------------------- compiled
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("window", [(2, 2), (1, 3), (3, 3)])
 @pytest.mark.usefixtures("threads")
 def test_gradients_alone_have_the_bits_of_those_together(window: tuple[int, int]) -> None:
@@ -232,7 +232,7 @@ def test_gradients_alone_have_the_bits_of_those_together(window: tuple[int, int]
     assert all(map(torch.equal, alone, together))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", FEW_DTYPES)
 @pytest.mark.parametrize("shape", [(33, 61, 8, 8), (300, 1, 8, 8), slow((5, 9, 16, 16))])
 @pytest.mark.usefixtures("processor", "threads")
@@ -264,7 +264,7 @@ def test_gradients_of_windows_side_by_side(
             assert float((gradient.double() - other).abs().max()) <= bound
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("dtype", FEW_DTYPES)
 @pytest.mark.parametrize(
     "size", [(8, 8, 3, 1, 1), (7, 5, 3, 1, 1), slow((9, 12, 3, 2, 1)), slow((16, 16, 3, 1, 1))]

@@ -314,7 +314,7 @@ def test_the_same_input_gives_the_same_bytes() -> None:
     assert "are_planes" in first and first == second
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("file", "path", "values", "are_fetched"),
     [
@@ -409,7 +409,7 @@ def test_calls_with_dense_planes_run_them(monkeypatch: pytest.MonkeyPatch) -> No
         assert is_right == (not is_dense or not has_planes)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", FEW_DTYPES)
 @pytest.mark.parametrize("size", [(8, 8), slow((5, 7)), slow((16, 16))])
 @pytest.mark.usefixtures("processor", "threads")
@@ -436,7 +436,7 @@ def test_upsampling_gives_what_pytorch_gives(size: tuple[int, int], dtype: torch
                     agree(gradient, other, dtype, 16)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", FEW_DTYPES)
 @pytest.mark.parametrize("size", [(8, 8), slow((7, 5))])
 @pytest.mark.usefixtures("processor", "threads")
@@ -507,7 +507,7 @@ def test_a_zero_of_the_padding_has_no_term_beside_infinity() -> None:
         assert y[:, :, 1:, 1:].isinf().all()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("dtype", "word"),
     [

@@ -42,7 +42,7 @@ def parts(value: Poly, values: run_loops.Environment) -> int:
 @pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
 @settings(max_examples=2)
 @given(data=st.data())
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_nothing_goes_further_than_the_reach(subject: Entry, data: st.DataObject) -> None:
     op = checked(subject)
     program = schedule(op, gather(op))

@@ -188,7 +188,7 @@ def test_random_ops_cover_everything_and_have_a_meaning() -> None:
     assert sorted(EVERYTHING - seen.keys()) == []
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shared", [np.float32, np.float16, np.int64, np.int8])
 def test_random_ops_have_a_meaning_in_every_type(shared: type) -> None:
     @settings(max_examples=20)

@@ -74,7 +74,7 @@ def test_rows_of_many_ops_mean_what_the_notation_means(data: st.DataObject) -> N
     assert not differences(op, call, scheduled(op))
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("special", ["nothing", "attributes", "sizes"])
 @pytest.mark.parametrize("subject", CATALOGUE, ids=repr)
 @settings(max_examples=2)
@@ -102,7 +102,7 @@ IMAGES = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("special", [False, True], ids=["generic", "special"])
 @each_but_long(IMAGES)
 @settings(max_examples=2)
@@ -141,7 +141,7 @@ def specialised(op: Op, call: Call, sizes: bool) -> Op:
     return special
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @each_but_long(entry for entry in CATALOGUE if entry.differentiable)
 @settings(max_examples=1)
 @given(data=st.data())

@@ -125,7 +125,7 @@ def test_all_but_the_first_piece_is_asked_for_in_order(
     assert len(at) <= whole // 64 + shares
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("channels", [64, 200, 1100, 2100])
 def test_blocks_of_lanes_ask_in_turn(
     channels: int, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
@@ -231,7 +231,7 @@ def test_numbers_are_those_of_pytorch(
             assert torch.equal(folded(x), expected.to(dtype))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernels_for_sizes_and_channels_last(
     dtype: torch.dtype, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch

@@ -36,7 +36,7 @@ SHAPES = [(2, 64, 9, 11), (3, 5, 1, 7), (1, 1030, 3, 5), (2, 2051, 1, 1), (1, 3,
 """The last ones have channels, or rows, that are several stretches."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 3])

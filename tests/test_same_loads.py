@@ -152,7 +152,7 @@ shared = functools.cache(module)
 """Types have kernels of their own, which are made of the same loops: those are derived once."""
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_compiled_products_are_rounded_once(
@@ -194,7 +194,7 @@ def views(x: torch.Tensor) -> list[torch.Tensor]:
 NUMBERS = (float("nan"), float("inf"), -float("inf"), 3.38e38, -3.38e38, 1e-40, 9e-41, -0.0)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("is_cast", [False, True])
 def test_every_number_is_rounded_in_its_place(

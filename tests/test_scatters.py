@@ -116,7 +116,7 @@ def test_axes_have_tables(line: str, wanted: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("images", [(1, 1), (1, 40), (3, 1), (2, 3)])
 @pytest.mark.parametrize(("pixels", "size"), [((5, 7), (900, 3)), ((700, 9), (3, 1000))])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_tables_of_axes_hold_what_points_need(
     images: tuple[int, int], pixels: tuple[int, int], size: tuple[int, int], threads: int
 ) -> None:
@@ -267,7 +267,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize(("pixels", "size"), SIZES)
 @pytest.mark.parametrize("shape", [(3, 2), (1, 1), (2, 17)])
@@ -295,7 +295,7 @@ def test_gradients_of_resizing(
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_sums_are_wide(name: str, dtype: torch.dtype, threads: int) -> None:

@@ -181,7 +181,7 @@ def op() -> Any:
     return opgen.load(SPECS / "shift_sum.op").shift_sum_pinv
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("dtype", "step"),

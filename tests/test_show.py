@@ -47,7 +47,7 @@ def test_printed_specs_read_back_as_the_same_op(subject: Entry) -> None:
         assert stated(again) == stated(op), show(op)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @each_but_long(CATALOGUE)
 def test_gathered_forms_read_back_as_the_same_op(subject: Entry) -> None:
     for op in derivatives(checked(subject)):

@@ -38,7 +38,7 @@ def shrunk(x: Tensor, y: Tensor) -> Tensor:
     return x[: x.numel() - y.numel() : 2] + y.sum()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("length", "taps"), [(9, 3), (5, 5), (7, 2), (4, 1)])
 def test_a_filter_s_gradient_has_the_size_of_the_filter(length: int, taps: int) -> None:
     correlate = opgen.compile(CORRELATE).correlate

@@ -121,7 +121,7 @@ def small_enough(gathered: GatheredStatement, op: Op, symbols: dict[str, int]) -
     return work <= WORK
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @each_but_long(e for e in CATALOGUE if not e.integers)
 @settings(max_examples=3)
 @given(data=st.data())

@@ -56,7 +56,7 @@ def leaves(subject: Entry, tensors: dict[str, torch.Tensor]) -> list[torch.Tenso
 @each_but(LONG + LIKE_OTHERS, WITH_TORCH)
 @settings(max_examples=4, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_forward_and_two_backwards(
     subject: Entry, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
@@ -124,7 +124,7 @@ def chain(
 @each
 @settings(max_examples=1)
 @given(data=st.data())
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_any_strides(subject: Entry, data: st.DataObject) -> None:
     """Transposed memory, every second element and expanded dims give the same result.
 

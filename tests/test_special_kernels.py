@@ -129,7 +129,7 @@ def test_a_short_row_that_is_asked_for_has_a_kernel() -> None:
     assert made(op) == wanted | {(None, None, 9, None), (None, 8, 9, None)}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("size", [(50, 50), (7, 9), (1, 64), (33, 5), (9, 70)], ids=str)
 def test_images_of_sizes_that_are_asked_for(size: tuple[int, int], threads: int) -> None:

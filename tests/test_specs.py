@@ -111,7 +111,7 @@ def random_like(value: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.randn(value.shape, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @each_but_long(WITH_TORCH)
 @SOME
 @given(data=st.data())
@@ -140,7 +140,7 @@ def test_adjoints_are_those_of_torch(subject: Entry, data: st.DataObject) -> Non
         close(got, expected.numpy(), scale)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @each_but_long(WITH_TORCH)
 @FEW
 @given(data=st.data())
@@ -199,6 +199,7 @@ def test_second_derivatives_are_those_of_torch(subject: Entry, data: st.DataObje
         close(got, expected.numpy(), scale)
 
 
+@pytest.mark.sampled(2, 1)
 @each_differentiable
 @FEW
 @given(data=st.data())
@@ -246,6 +247,7 @@ def inner_product(a: Array, b: Array) -> Fraction:
     return total
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("subject", "group"), LINEAR, ids=str)
 @FEW
 @given(data=st.data())

@@ -254,7 +254,7 @@ def test_what_another_statement_computes_is_not_kept() -> None:
 # ---------------------------------------------------------------------------- numbers
 @EACH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_numbers_and_gradients(case: Case, dtype: torch.dtype) -> None:
     call, found = made(case.text)
     inputs = case.inputs(dtype)
@@ -269,7 +269,7 @@ def test_numbers_and_gradients(case: Case, dtype: torch.dtype) -> None:
     assert plans(found)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @EACH
 def test_a_call_always_gives_the_same_bits(case: Case) -> None:
     call, inputs = opgen.compile(case.text).f, case.inputs(torch.float32)
@@ -282,7 +282,7 @@ def test_a_call_always_gives_the_same_bits(case: Case) -> None:
 
 
 @EACH
-@pytest.mark.sampled(4, 3)
+@pytest.mark.sampled(8, 3)
 def test_gradients_of_gradients(case: Case) -> None:
     inputs = case.inputs(torch.float64)
 
@@ -471,7 +471,7 @@ def test_tensors_that_are_kept_elsewhere() -> None:
 
 
 @EACH
-@pytest.mark.sampled(3, 2)
+@pytest.mark.sampled(6, 2)
 def test_transforms(case: Case) -> None:
     inputs = [each.detach() for each in case.inputs(torch.float64)]
     call, found = made(case.text)

@@ -60,7 +60,7 @@ def check(case: Case, inputs: list[Tensor]) -> Operation:
 
 # ---------------------------------------------------------------------------- as on a GPU
 @EACH
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_as_on_a_gpu(case: Case, as_on_gpu: None) -> None:
     found = check(case, case.inputs(torch.float32))
     assert plans(found) and None not in plans(found), "it did not go in stages"

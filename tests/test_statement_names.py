@@ -155,7 +155,7 @@ def differences(op: Op, given: Mapping[str, Array], wanted: Mapping[str, Tensor]
     return wrong
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("seed", range(100))
 def test_sums_of_several_statements_and_their_gradients(seed: int) -> None:
     source = random.Random(seed)

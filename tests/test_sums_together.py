@@ -110,7 +110,7 @@ def test_a_pair_without_its_other_half_stays() -> None:
 
 
 # ---------------------------------------------------------------------------- values
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("width", [2, 5, 16, 48, 49, 130, 700])
 def test_layer_norm(width: int, dtype: torch.dtype, threads: int) -> None:

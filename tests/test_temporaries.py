@@ -34,7 +34,7 @@ def image(*shape: int, dtype: torch.dtype) -> Tensor:
     return made.contiguous(memory_format=format_)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("images", "channels"), [(2, 1), (2, 7), (92, 5), (12, 40)])
 @pytest.mark.parametrize("counts", [True, False])

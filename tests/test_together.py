@@ -179,7 +179,7 @@ def test_rows_in_stretches(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check(x.flip(0))  # a call like an earlier one
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
 def test_temporaries_of_images_in_any_format(format_: torch.memory_format) -> None:
     torch.manual_seed(0)

@@ -73,7 +73,7 @@ def test_every_term_stays(n: int, k: int) -> None:
 
 
 # ---------------------------------------------------------------------------- on threads
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 2, 1, 5), (2, 1, 2, 2), (1, 3, 8, 16)])
 def test_gradients_of_images_enlarged(shape: tuple[int, ...]) -> None:
     """The weights are quarters, so sums of integers are exact in float32."""
@@ -87,7 +87,7 @@ def test_gradients_of_images_enlarged(shape: tuple[int, ...]) -> None:
     assert torch.equal(got, torch.autograd.grad(expected, x, grad)[0])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", [(1, 4, 4), (2, 3, 16), (1, 1, 5)])
 @pytest.mark.parametrize("padding", [(1, 1, 1, 1), (3, 0, 0, 2)])
 def test_gradients_of_images_continued(

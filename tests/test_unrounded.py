@@ -106,7 +106,7 @@ def autocast(dtype: torch.dtype = torch.bfloat16) -> torch.autocast:
 
 
 # ---------------------------------------------------------------------------- values
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("layout", FORMATS)
 def test_upsampling(layout: str, processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_upsampling(layout: str, processor: str, monkeypatch: pytest.MonkeyPatch
     assert rounds_itself(operation(found, name).gradient("x")[0])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize(
     "layout", [pytest.param("contiguous", marks=pytest.mark.slow), "channels_last"]

@@ -145,7 +145,7 @@ def far(x: Tensor, b: Tensor) -> Tensor:
     return ((x - b[:, None]).abs() * torch.arange(1, x.shape[1] + 1, dtype=x.dtype)).sum(1)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("length", TERMS)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int8], ids=str

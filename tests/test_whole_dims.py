@@ -125,7 +125,7 @@ def laid_out(x: Tensor, how: str) -> Tensor:
 every_layout = pytest.mark.parametrize("how", ["planes", "last", "slice"])
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @every_layout
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["gated", "below", "in_rows", "totals"])
@@ -142,7 +142,7 @@ def test_ops_of_groups(name: str, shape: tuple[int, ...], how: str, ops: ModuleT
     check(own, {"gated": gated, "below": below, "in_rows": in_rows}[name], x, s)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @every_layout
 @pytest.mark.parametrize("shape", SHAPES[:4])
 def test_group_norm(shape: tuple[int, ...], how: str) -> None:

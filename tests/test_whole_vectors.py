@@ -59,7 +59,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_values_are_those_of_torch(call: tuple[torch.dtype, int, int]) -> None:
     """Every cell; the same row by a cell to the side is told apart."""

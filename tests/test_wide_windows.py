@@ -109,7 +109,7 @@ def compared(
     return one, other
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.usefixtures("few_terms")
 @pytest.mark.parametrize("is_last", [False, True], ids=["rows", "channels last"])
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -274,7 +274,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_compiled_planes_give_what_torch_gives(
@@ -327,7 +327,7 @@ STRIDES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", STRIDES)
 def test_any_strides(name: str) -> None:
     conv = opgen.load(SPECS / "conv.op").conv2d

@@ -120,7 +120,7 @@ def test_which_ones(name: str) -> None:
     assert without_effect(op) & {"peak", "p"} == expected
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_beside_pytorch(name: str) -> None:
     """First and second order, and forward mode."""

@@ -44,7 +44,7 @@ SHARED: tuple[tuple[str, str, Function], ...] = (
 )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("text", "wanted"), [s[1:] for s in SHARED], ids=[s[0] for s in SHARED])
 @pytest.mark.parametrize("size", [0, 1, 5, 40])
 def test_conditions_exclude_each_other(text: str, wanted: Function, size: int) -> None:
