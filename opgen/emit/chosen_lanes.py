@@ -261,6 +261,20 @@ def print_choosing(emitter: ScopeEmitter, found: Choosing, first: str, last: str
     _Pass(emitter, found, first, last).masked()
 
 
+def begin_extreme(emitter: ScopeEmitter, node: Start, total: str) -> tuple[str, str]:
+    """Begin the vector `total`, of extremes or of where they are; the names of that of the extremes
+    and of the lanes that had no NaN yet."""
+    fresh, write = emitter.scope.fresh, emitter.write
+    best = fresh("best") if node.reducer.is_argument else total
+    end = "least" if node.reducer in GREATEST else "greatest"
+    write(f"wide_lanes {best} = same_lanes(T_{end});")
+    known = fresh("known")
+    write(f"lane_choice {known} = ALL_KNOWN;")
+    if node.reducer.is_argument:
+        write(f"lane_numbers {total} = {{0}};")
+    return best, known
+
+
 class _Pass:
     """Prints one pass: its tests and its loop in `outer`, and within the loop in `inner`."""
 
@@ -387,13 +401,7 @@ class _Pass:
         if node.reducer not in EXTREMES:
             write(f"wide_lanes {total} = {{0}};")
             return
-        best = self.best[name] = fresh("best") if node.reducer.is_argument else total
-        end = "least" if node.reducer in GREATEST else "greatest"
-        write(f"wide_lanes {best} = same_lanes(T_{end});")
-        known = self.known[name] = fresh("known")
-        write(f"lane_choice {known} = ALL_KNOWN;")
-        if node.reducer.is_argument:
-            write(f"lane_numbers {total} = {{0}};")
+        self.best[name], self.known[name] = begin_extreme(self.inner, node, total)
 
     def join(self, node: Accumulate) -> None:
         """Join a vector of terms."""

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, poly, symbol_atom
-from opgen.emit.chosen_lanes import beside, choosing, is_stored
+from opgen.emit.chosen_lanes import begin_extreme, beside, choosing, is_stored
 from opgen.emit.emitter import ScopeEmitter, extreme
 from opgen.emit.expression import type_name
 from opgen.ir.chosen import EXTREMES, GREATEST
@@ -284,19 +284,14 @@ class _Vector:
 
     def start(self, inner: ScopeEmitter, node: Start) -> None:
         """Begin an accumulator, unless another one holds the same."""
-        fresh, write, name = inner.scope.fresh, inner.write, node.accumulator
+        name = node.accumulator
         if name in dict(self.choices.beside):
             return
-        total = self.totals[name] = fresh(name)
-        best = self.best[name] = fresh("best") if node.reducer.is_argument else total
-        end = "least" if node.reducer in GREATEST else "greatest"
-        write(f"wide_lanes {best} = same_lanes(T_{end});")
-        known = self.known[name] = fresh("known")
-        write(f"lane_choice {known} = ALL_KNOWN;")
+        total = self.totals[name] = inner.scope.fresh(name)
+        self.best[name], self.known[name] = begin_extreme(inner, node, total)
         if node.reducer.is_argument:
-            found = self.found[name] = fresh("found")
-            write(f"lane_choice {found} = NONE_FOUND;")
-            write(f"lane_numbers {total} = {{0}};")
+            found = self.found[name] = inner.scope.fresh("found")
+            inner.write(f"lane_choice {found} = NONE_FOUND;")
 
     def join(self, emitter: ScopeEmitter, node: Lanes) -> None:
         """Join the terms of a pass, in the lanes between its bounds."""

@@ -100,7 +100,14 @@ def _moved(index: Index, places: Mapping[str, Poly]) -> Index:
 
 def _choice(statement: Statement, extents: Mapping[str, Poly]) -> _Choice | None:
     """The choice that a body is."""
-    match statement.body:
+    found = asked_for(statement.body)
+    names = None if found is None else digits(found[1], extents)
+    return None if found is None or names is None else _Choice(found[0], names, found[2])
+
+
+def asked_for(body: Expr) -> tuple[Access, Poly, Expr] | None:
+    """The number, the place and the value of a body `select(number == place, value, 0)`."""
+    match body:
         case Apply(
             primitive="select",
             arguments=(
@@ -109,8 +116,7 @@ def _choice(statement: Statement, extents: Mapping[str, Poly]) -> _Choice | None
                 Constant(value=0),
             ),
         ):
-            names = digits(place, extents)
-            return None if names is None else _Choice(number, names, value)
+            return number, place, value
         case _:
             return None
 

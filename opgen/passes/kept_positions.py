@@ -29,20 +29,18 @@ from opgen.algebra.poly import Poly, load, poly, symbol
 from opgen.ir.indices import covers_plainly, extents_of, product
 from opgen.ir.notation import (
     Access,
-    Apply,
     Boundary,
-    Constant,
     DType,
     Index,
     Op,
     Read,
     Reducer,
     Statement,
-    Value,
     reads,
     substitute_access,
     substitute_expression,
 )
+from opgen.passes.chosen_terms import asked_for
 from opgen.passes.reducers import Names, Weights
 from opgen.passes.without_effect import without_effect
 
@@ -214,18 +212,10 @@ def _at_place(op: Op, statement: Statement, first: Statement, places: _Places) -
     free = extents_of(statement.iterators).keys() - {
         name for index in first.target.indices for name in index.value.symbols
     }
-    match statement.body:
-        case Apply(
-            primitive="select",
-            arguments=(
-                Apply(primitive="eq", arguments=(Read(access=asked), Value(value=position))),
-                value,
-                Constant(value=0),
-            ),
-        ) if asked == first.target and position == first.position:
-            pass
-        case _:
-            return None
+    asked = asked_for(statement.body)
+    if asked is None or asked[:2] != (first.target, first.position):
+        return None
+    value = asked[2]
     elsewhere = [i.value for access in reads(value) for i in access.indices]
     elsewhere += [guard.value for guard in statement.guards]
     target, term = statement.target, places.term
