@@ -114,17 +114,43 @@ def test_an_op_that_keeps() -> None:
 
 
 def test_a_gradient_that_is_given_totals_and_the_output() -> None:
+    """All that the exponential is multiplied by was divided by the sum: the output is enough."""
     assert of_kept(SOFTMAX, ("p", "s", "y")) == (
-        "s y\n"
+        "y\n"
         "## Gradient of `f` with respect to `x`.\n"
-        "op f_grad_x_of_kept(s[N], y[N,C], grad_y[N,C]) -> grad_x[N,C]\n"
-        "  tmp e[N,C], grad_e[N,C], grad_s[N]\n"
-        "  e[n,c] = select(y[n,c] == 0, 0, y[n,c] * s[n])\n"
-        "  grad_e[n,c] += grad_y[n,c] / s[n]\n"
-        "  grad_s[n] = sum(c) (-y[n,c] * (grad_y[n,c] / s[n]))\n"
+        "op f_grad_x_of_kept(y: float[N,C], grad_y: float[N,C]) -> grad_x: float[N,C]\n"
+        "  tmp grad_e: float[N,C], grad_s: float[N]\n"
+        "  grad_e[n,c] += grad_y[n,c]\n"
+        "  grad_s[n] = sum(c) (-y[n,c] * grad_y[n,c])\n"
         "  grad_e[n,c] += grad_s[n]\n"
-        "  grad_x[n,c] = e[n,c] * grad_e[n,c]\n"
+        "  grad_x[n,c] = y[n,c] * grad_e[n,c]\n"
     )
+
+
+SQUARES = SOFTMAX.replace("sum(c) e[n,c]", "sum(c) e[n,c]**2")
+
+
+def test_a_dividend_that_is_read_elsewhere_is_the_output_times_the_divisor() -> None:
+    kept, text = of_kept(SQUARES, ("p", "s", "y")).split("\n", 1)
+    assert kept == "s y"
+    assert "e[n,c] = select(y[n,c] == 0, 0, y[n,c] * s[n])\n" in text
+    assert "exp" not in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SOFTMAX.replace("  y[n,c] = e", "  z[n,c] = e[n,c] * x[n,c]\n  y[n,c] = e").replace(
+            "-> y[N,C]", "-> y[N,C], z[N,C]"
+        ),
+        SOFTMAX.replace("sum(c) e[n,c]", "sum(c) e[n,c] * e[n,C-1-c]"),
+        SOFTMAX.replace("s[n] = sum(c) e[n,c]", "s[n] = sum(c) e[n,c] * x[n,c]"),
+    ],
+    ids=["another output", "another cell", "another factor"],
+)
+def test_divisors_that_stay(text: str) -> None:
+    kept, found = of_kept(text, ("p", "s", "y")).split("\n", 1)
+    assert "s" in kept.split() and "/ s[n]" in found
 
 
 def test_an_output_says_nothing_without_its_divisor() -> None:
@@ -150,6 +176,8 @@ def test_outputs_that_do_not_tell_what_they_were_divided_from(text: str) -> None
 
 def test_dims_in_another_order() -> None:
     text = SOFTMAX.replace("y[N,C]\n", "y[C,N]\n").replace("y[n,c] =", "y[c,n] =")
+    assert "grad_x[n,c] = y[c,n] * grad_e[n,c]" in of_kept(text, ("s", "y"))
+    text = text.replace("sum(c) e[n,c]", "sum(c) e[n,c]**2")
     assert "e[n,c] = select(y[c,n] == 0, 0, y[c,n] * s[n])" in of_kept(text, ("s", "y"))
 
 
@@ -181,7 +209,15 @@ class Case:
 
 
 IMAGES = (3, 16, 31, 32)
+
+
+def _over_squares(x: Tensor) -> Tensor:
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / (e * e).sum(-1, keepdim=True)
+
+
 CASES = {
+    "over squares": Case(SQUARES, "f", ((311, 131),), _over_squares),
     "softmax": Case(SOFTMAX, "f", ((311, 131),), lambda x: torch.softmax(x, -1)),
     "softmax of channels": Case(CHANNELS, "f", (IMAGES,), lambda x: torch.softmax(x, 1)),
     "batch norm": Case(
@@ -308,7 +344,7 @@ def test_an_output_that_was_changed_is_not_read() -> None:
     assert reads(call(*inputs)) == ("p", "s", "y")  # no gradient is known yet
     gradients(call(*inputs), inputs)
     y = call(*inputs)
-    assert reads(y) == ("s", "y")
+    assert reads(y) == ("y",)
     y.mul_(3)
     (found,) = gradients(y, inputs)
     close(found, gradients(case.theirs(*inputs) * 3, inputs)[0])
@@ -358,7 +394,7 @@ def test_a_divisor_without_end() -> None:
     call = opgen.compile(text).f
     gradients(call(x), [x])
     y = call(x)
-    assert reads(y) == ("s", "y")
+    assert reads(y) == ("y",)
     (found,) = gradients(y, [x])
     assert not y[0].any()
     assert torch.equal(found[0], torch.zeros(131))

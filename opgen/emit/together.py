@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -67,6 +68,21 @@ class Together:
         for name, cells in self.written(program):
             if program.operand(name).widened and name in read - seen:
                 yield name, cells
+
+    def read_again(self, program: Program) -> Iterator[tuple[str, Poly]]:
+        """The tensors that several of them read at these axes, and none writes, and how many cells
+        of them at one of the points."""
+        kernels = self.kernels(program)
+        counts: Counter[str] = Counter()
+        for kernel in kernels:
+            own = tuple(symbol(axis.name) for axis in kernel.axes[: self.axes])
+            found = loads_of(walk(kernel.body))
+            counts.update({each.tensor for each in found if each.indices[: self.axes] == own})
+        written = {name for kernel in kernels for name in kernel.all_written}
+        for name, count in counts.items():
+            if count > 1 and name not in written and program.stored(name) is not None:
+                extents = program.operand(name).extents[self.axes :]
+                yield name, functools.reduce(operator.mul, extents, poly(1))
 
     def written(self, program: Program) -> Iterator[tuple[str, Poly]]:
         """The tensors that are written, and how many cells of them at one of the points."""

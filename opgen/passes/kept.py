@@ -12,35 +12,26 @@ An op that keeps `z` has it as an output. Of any op those temporaries are worth 
 sums or the like with fewer dims than what they are of, which take as long as all else. So are the
 positions of extremes, which only gradients look for, see `passes.kept_positions`.
 
-What an output was divided from is the output times the divisor: of `y[b,d] = p[b,d] / s[b]` with a
-sum `s` that was kept a gradient reads `y`, and computes no exponential.
+What an output was divided from is the output times the divisor, see `passes.kept_quotients`: of
+`y[b,d] = p[b,d] / s[b]` a gradient reads `y`, and computes no exponential.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import replace
 
-from opgen.ir.build import ZERO, apply
 from opgen.ir.family import Keepable
-from opgen.ir.indices import extents_of
 from opgen.ir.notation import (
-    Access,
     Apply,
-    Boundary,
-    Expr,
     Op,
-    Read,
-    Reducer,
     Statement,
-    Tensor,
-    map_expression,
     reads,
-    substitute_access,
 )
 from opgen.ir.walk import all_reads, literals, nodes
 from opgen.passes.assemble import Parts, assemble
 from opgen.passes.kept_positions import positions, telling, told, with_positions
+from opgen.passes.kept_quotients import quotients, with_outputs, without_divisor
 from opgen.passes.stages import plain
 
 _CHEAP = frozenset({"add", "sub", "mul", "neg", "max", "min", "abs", "select"})
@@ -94,15 +85,15 @@ def with_kept(op: Op, forward: Op, names: Collection[str]) -> tuple[Op, tuple[st
     same = _Same(op, forward)
     kept = {each.name: each for each in op.temporaries if each.name in names}
     kept = {name: plain(op, name) for name in kept if same.has(name)}
-    quotients = [
+    found = [
         each
-        for each in _quotients(forward)
+        for each in quotients(forward)
         if each.output.tensor in names
         and each.divisor.tensor in kept
-        and each.is_worth_it(op, same)
+        and _is_worth_it(op, each.dividend.tensor, same)
     ]
-    divided = {each.dividend.tensor for each in quotients}
-    results = [*places, *(each.output.tensor for each in quotients)]
+    divided = {each.dividend.tensor for each in found}
+    results = [*places, *(each.output.tensor for each in found)]
     outputs = {name: plain(forward, name) for name in results}
     kept = {name: each for name, each in kept.items() if name not in divided} | outputs
     statements: list[Statement] = []
@@ -110,8 +101,12 @@ def with_kept(op: Op, forward: Op, names: Collection[str]) -> tuple[Op, tuple[st
         name = statement.target.tensor
         if name not in kept and name not in divided:
             statements.append(statement)
-    statements = [_with_outputs(each, quotients) for each in statements]
-    statements = [*(each.statement for each in quotients), *statements]
+    statements = [with_outputs(each, found) for each in statements]
+    own = {each.name for each in op.temporaries} - kept.keys()
+    for each in found:
+        without = without_divisor(statements, each, own)
+        statements = [each.statement, *statements] if without is None else without
+    written = {each.target.tensor for each in statements}
     of_forward = {each.name for each in forward.inputs}
     given = [each for each in op.inputs if each.name in of_forward]
     flowing = [each for each in op.inputs if each.name not in of_forward]
@@ -121,12 +116,22 @@ def with_kept(op: Op, forward: Op, names: Collection[str]) -> tuple[Op, tuple[st
         (given or flowing)[0].name,
         (*given, *kept.values(), *flowing),
         op.outputs,
-        tuple(each for each in op.temporaries if each.name not in kept),
+        tuple(each for each in op.temporaries if each.name in written),
         tuple(statements),
     )
     derived = assemble(op, parts)
     read = tuple(each.name for each in derived.inputs if each.name in kept)
     return derived, read
+
+
+def _is_worth_it(op: Op, dividend: str, same: _Same) -> bool:
+    """Whether a derived op computes the dividend with functions that take their time."""
+    return same.has(dividend) and any(
+        isinstance(node, Apply) and node.primitive not in _CHEAP
+        for statement in op.statements
+        if statement.target.tensor == dividend
+        for node in nodes(statement.body)
+    )
 
 
 # ---------------------------------------------------------------------------- the same tensors
@@ -164,103 +169,3 @@ def _writers(op: Op, name: str) -> list[Statement]:
 
 def _literals(statement: Statement) -> tuple[str, ...]:
     return literals(statement.body)
-
-
-# ---------------------------------------------------------------------------- quotients
-@dataclass(frozen=True, slots=True)
-class _Quotient:
-    """A statement `output = dividend / divisor`, each cell of both in one place, turned around."""
-
-    output: Access
-    dividend: Access
-    divisor: Access
-    statement: Statement
-
-    def is_worth_it(self, op: Op, same: _Same) -> bool:
-        """Whether a derived op computes the dividend with functions that take their time."""
-        name = self.dividend.tensor
-        return same.has(name) and any(
-            isinstance(node, Apply) and node.primitive not in _CHEAP
-            for statement in op.statements
-            if statement.target.tensor == name
-            for node in nodes(statement.body)
-        )
-
-
-def _quotients(op: Op) -> Iterator[_Quotient]:
-    """The quotients that outputs of an op are.
-
-    Where the quotient is 0 the dividend was too, or too small beside the divisor for its gradient
-    to be seen, or the divisor has no end.
-    """
-    results = {each.name for each in op.outputs}
-    targets = [each.target.tensor for each in op.statements]
-    for statement in op.statements:
-        output = statement.target.tensor
-        match statement:
-            case Statement(
-                reducer=Reducer.ASSIGN,
-                guards=(),
-                body=Apply(
-                    primitive="div", arguments=(Read(access=dividend), Read(access=divisor))
-                ),
-            ) if output in results and targets.count(output) == 1:
-                whole = _is_whole(op, statement, statement.target)
-                if whole and _is_whole(op, statement, dividend):
-                    quotient = Read(statement.target)
-                    product = apply("mul", quotient, Read(divisor))
-                    body = apply("select", apply("eq", quotient, ZERO), ZERO, product)
-                    loops = {each.name: each for each in statement.iterators}
-                    order = tuple(loops[str(index.value)] for index in dividend.indices)
-                    turned = replace(
-                        statement, target=dividend, iterators=order, body=body, span=None
-                    )
-                    yield _Quotient(statement.target, dividend, divisor, turned)
-            case _:
-                pass
-
-
-def _with_outputs(statement: Statement, quotients: Collection[_Quotient]) -> Statement:
-    """The statement that reads an output where it divides what that was divided from."""
-
-    def change(expr: Expr) -> Expr | None:
-        match expr:
-            case Apply(primitive="div", arguments=(Read(access=above), Read(access=below))):
-                found = (_output_at(each, above, below) for each in quotients)
-                return next((Read(each) for each in found if each is not None), None)
-            case _:
-                return None
-
-    return replace(statement, body=map_expression(statement.body, change))
-
-
-def _output_at(quotient: _Quotient, above: Access, below: Access) -> Access | None:
-    """The cell of the output that is the quotient of two cells; None if it is none."""
-    dividend, divisor = quotient.dividend, quotient.divisor
-    if (above.tensor, below.tensor) != (dividend.tensor, divisor.tensor):
-        return None
-    pairs = list(zip(dividend.indices, above.indices, strict=True))
-    if any(index.boundary is not Boundary.NONE for _, index in pairs):
-        return None
-    values = {str(mine.value.symbol): theirs.value for mine, theirs in pairs}
-    if substitute_access(divisor, values) != below:
-        return None
-    return substitute_access(quotient.output, values)
-
-
-def _is_whole(op: Op, statement: Statement, access: Access) -> bool:
-    """Whether a temporary or an output has one cell for each point of a statement."""
-    tensor = op.tensor(access.tensor)
-    if not isinstance(tensor, Tensor) or access.tensor in {each.name for each in op.inputs}:
-        return False
-    if not tensor.dtype.is_generic:
-        return False  # it may have fewer bits
-    extents = extents_of(statement.iterators)
-    names = [index.value.symbol for index in access.indices]
-    sizes = zip(names, (dim.extent for dim in tensor.dims), strict=True)
-    return (
-        all(index.boundary is Boundary.NONE for index in access.indices)
-        and len(names) == len(extents)
-        and set(names) == set(extents)
-        and all(name is not None and extents[name] == size for name, size in sizes)
-    )

@@ -96,8 +96,10 @@ class Whole:
     """The way of an op that gives what may be kept beside its outputs, which may be read too."""
 
     operation: Operation
+    plain: (
+        Operation  # the op itself, which has fewer outputs, for where outputs are all that is kept
+    )
     numbers: tuple[Number, ...]
-    count: int  # of outputs that the call has
     between: tuple[str, ...]
     gradients: dict[_Wanted, Gradients] = field(default_factory=dict)
 
@@ -105,14 +107,15 @@ class Whole:
         self, tensors: Sequence[torch.Tensor | None], kept: Sequence[str]
     ) -> tuple[torch.Tensor, ...] | None:
         """See `Way`. Of an index that is outside the op itself speaks, which then runs."""
+        operation = self.operation if kept else self.plain
         try:
-            made = stages.applied(self.operation, tensors, self.numbers)
+            made = stages.applied(operation, tensors, self.numbers)
         except IndexError:
             return None
         if not kept:
-            return made[: self.count]
-        by_name = dict(zip((each.name for each in self.operation.outputs), made, strict=True))
-        return (*made[: self.count], *(by_name[name] for name in kept))
+            return made
+        by_name = dict(zip((each.name for each in operation.outputs), made, strict=True))
+        return (*made[: len(self.plain.outputs)], *(by_name[name] for name in kept))
 
 
 def _key_of(
@@ -302,9 +305,9 @@ class Keeps:
             sizes = dict(zip(given_names, map(math.prod, shapes), strict=True))
             small = tuple(name for name in names if name in positions or sizes[name] <= most)
             if small == names:
-                return Whole(keeping, numbers, count, (*names, *read))
+                return Whole(keeping, operation, numbers, (*names, *read))
             names = small
-        return Whole(operation, numbers, count, read) if telling else None
+        return Whole(operation, operation, numbers, read) if telling else None
 
     def _gradients(
         self,

@@ -1,0 +1,312 @@
+"""Outputs that were divided from a temporary: what gradients read in place of that.
+
+The gradient of a softmax `y[b,d] = p[b,d] / s[b]` reads the exponentials `p`. Each is the output
+times the divisor, which a kept sum is, so that none is computed again:
+
+    p[b,d]       = y[b,d] * s[b]
+    grad_p[b,d] += grad_y[b,d] / s[b]
+    grad_s[b]    = sum(d) -y[b,d] * (grad_y[b,d] / s[b])
+    grad_p[b,d] += grad_s[b]
+    grad_x[b,d]  = p[b,d] * grad_p[b,d]
+
+And where all that the other factor is a sum of was divided by `s`, nobody needs that either:
+
+    grad_p[b,d] += grad_y[b,d]
+    grad_s[b]    = sum(d) -y[b,d] * grad_y[b,d]
+    grad_p[b,d] += grad_s[b]
+    grad_x[b,d]  = y[b,d] * grad_p[b,d]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from opgen.algebra.poly import Poly
+from opgen.ir.build import ZERO, apply, neg
+from opgen.ir.indices import extents_of
+from opgen.ir.notation import (
+    Access,
+    Apply,
+    Boundary,
+    Constant,
+    Expr,
+    Index,
+    Op,
+    Read,
+    Reducer,
+    Statement,
+    Tensor,
+    map_expression,
+    reads,
+    substitute_access,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """A statement `output = dividend / divisor`, each cell of both in one place, turned around."""
+
+    output: Access
+    dividend: Access
+    divisor: Access
+    statement: Statement
+
+
+def quotients(op: Op) -> Iterator[Quotient]:
+    """The quotients that outputs of an op are.
+
+    Where the quotient is 0 the dividend was too, or too small beside the divisor for its gradient
+    to be seen, or the divisor has no end.
+    """
+    results = {each.name for each in op.outputs}
+    targets = [each.target.tensor for each in op.statements]
+    for statement in op.statements:
+        output = statement.target.tensor
+        match statement:
+            case Statement(
+                reducer=Reducer.ASSIGN,
+                guards=(),
+                body=Apply(
+                    primitive="div", arguments=(Read(access=dividend), Read(access=divisor))
+                ),
+            ) if output in results and targets.count(output) == 1:
+                whole = _is_whole(op, statement, statement.target)
+                if whole and _is_whole(op, statement, dividend):
+                    quotient = Read(statement.target)
+                    product = apply("mul", quotient, Read(divisor))
+                    body = apply("select", apply("eq", quotient, ZERO), ZERO, product)
+                    loops = {each.name: each for each in statement.iterators}
+                    order = tuple(loops[str(index.value)] for index in dividend.indices)
+                    turned = replace(
+                        statement, target=dividend, iterators=order, body=body, span=None
+                    )
+                    yield Quotient(statement.target, dividend, divisor, turned)
+            case _:
+                pass
+
+
+def with_outputs(statement: Statement, found: Collection[Quotient]) -> Statement:
+    """The statement that reads an output where it divides what that was divided from."""
+
+    def change(expr: Expr) -> Expr | None:
+        match expr:
+            case Apply(primitive="div", arguments=(Read(access=above), Read(access=below))):
+                cells = (_output_at(each, above, below) for each in found)
+                return next((Read(each) for each in cells if each is not None), None)
+            case _:
+                return None
+
+    return replace(statement, body=map_expression(statement.body, change))
+
+
+def _output_at(quotient: Quotient, above: Access, below: Access) -> Access | None:
+    """The cell of the output that is the quotient of two cells; None if it is none."""
+    dividend, divisor = quotient.dividend, quotient.divisor
+    if (above.tensor, below.tensor) != (dividend.tensor, divisor.tensor):
+        return None
+    pairs = list(zip(dividend.indices, above.indices, strict=True))
+    if any(index.boundary is not Boundary.NONE for _, index in pairs):
+        return None
+    values = {str(mine.value.symbol): theirs.value for mine, theirs in pairs}
+    if substitute_access(divisor, values) != below:
+        return None
+    return substitute_access(quotient.output, values)
+
+
+def _is_whole(op: Op, statement: Statement, access: Access) -> bool:
+    """Whether a temporary or an output has one cell for each point of a statement."""
+    tensor = op.tensor(access.tensor)
+    if not isinstance(tensor, Tensor) or access.tensor in {each.name for each in op.inputs}:
+        return False
+    if not tensor.dtype.is_generic:
+        return False  # it may have fewer bits
+    extents = extents_of(statement.iterators)
+    names = [index.value.symbol for index in access.indices]
+    sizes = zip(names, (dim.extent for dim in tensor.dims), strict=True)
+    return (
+        all(index.boundary is Boundary.NONE for index in access.indices)
+        and len(names) == len(extents)
+        and set(names) == set(extents)
+        and all(name is not None and extents[name] == size for name, size in sizes)
+    )
+
+
+# ---------------------------------------------------------------------------- without the divisor
+def without_divisor(
+    statements: Sequence[Statement], quotient: Quotient, temporaries: Collection[str]
+) -> list[Statement] | None:
+    """The statements with neither the dividend nor the divisor of a quotient, where the dividend is
+    only multiplied by sums of what was divided; None where it is not.
+
+    Statements of the dividend itself are not among these.
+    """
+    dividend = quotient.dividend.tensor
+    factors: set[str] = set()
+    out: list[Statement] = []
+    for statement in statements:
+        if all(access.tensor != dividend for access in reads(statement.body)):
+            out.append(statement)
+            continue
+        found = _multiplied(statement.body, quotient, temporaries)
+        if found is None:
+            return None
+        factors |= found[1]
+        out.append(replace(statement, body=found[0]))
+    if not factors:
+        return None
+    names = [index.value for index in quotient.dividend.indices]
+    axes = tuple(names.index(index.value) for index in quotient.divisor.indices)
+    scaling = _Scaling(quotient.divisor.tensor, frozenset(temporaries), out)
+    return scaling.applied(dict.fromkeys(factors, axes))
+
+
+def _multiplied(
+    body: Expr, quotient: Quotient, temporaries: Collection[str]
+) -> tuple[Expr, set[str]] | None:
+    """A body with the output in place of the dividend, and the temporaries that this multiplies at
+    the same cell; None where it stands in another place."""
+    found: set[str] = set()
+
+    def change(expr: Expr) -> Expr | None:
+        factors = list(_factors(expr))
+        mine = [
+            each
+            for each in factors
+            if isinstance(each, Read) and each.access.tensor == quotient.dividend.tensor
+        ]
+        if len(mine) != 1 or len(factors) < 2:
+            return None
+        (own,) = mine
+        others = [
+            each.access.tensor
+            for each in factors
+            if isinstance(each, Read)
+            and each.access.tensor in temporaries
+            and each.access.indices == own.access.indices
+            and each is not own
+        ]
+        output = _output_of(quotient, own.access)
+        if len(others) != 1 or output is None:
+            return None
+        found.update(others)
+        return _with_factor(expr, own, Read(output))
+
+    changed = map_expression(body, change)
+    if any(access.tensor == quotient.dividend.tensor for access in reads(changed)):
+        return None
+    return changed, found
+
+
+def _factors(expr: Expr) -> Iterator[Expr]:
+    """What an expression is a product of."""
+    match expr:
+        case Apply(primitive="mul", arguments=arguments):
+            for each in arguments:
+                yield from _factors(each)
+        case _:
+            yield expr
+
+
+def _with_factor(expr: Expr, old: Expr, new: Expr) -> Expr:
+    """A product with another factor in place of one."""
+    match expr:
+        case Apply(primitive="mul", arguments=arguments):
+            return Apply("mul", tuple(_with_factor(each, old, new) for each in arguments))
+        case _:
+            return new if expr is old else expr
+
+
+def _output_of(quotient: Quotient, cell: Access) -> Access | None:
+    """The cell of the output that a cell of the dividend was divided for."""
+    pairs = list(zip(quotient.dividend.indices, cell.indices, strict=True))
+    if any(index.boundary is not Boundary.NONE for _, index in pairs):
+        return None
+    values = {str(mine.value.symbol): theirs.value for mine, theirs in pairs}
+    return substitute_access(quotient.output, values)
+
+
+@dataclass
+class _Scaling:
+    """Multiplies temporaries by a divisor, by which all that they are sums of was divided.
+
+    Each has the axes whose index, at a cell, is that of the divisor, one for each dim of this.
+    """
+
+    divisor: str
+    temporaries: frozenset[str]
+    statements: Sequence[Statement]
+    scaled: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    handled: int = 0
+
+    def applied(self, factors: dict[str, tuple[int, ...]]) -> list[Statement] | None:
+        """The statements with these temporaries, and what they are sums of, times the divisor; the
+        factors are read once each where that is taken back. None where something is not divided."""
+        names = [access.tensor for each in self.statements for access in reads(each.body)]
+        if any(names.count(name) != 1 for name in factors):
+            return None
+        self.scaled = dict(factors)
+        out = list(self.statements)
+        done: set[str] = set()
+        while waiting := [name for name in self.scaled if name not in done]:
+            name = waiting[0]
+            done.add(name)
+            for at, statement in enumerate(out):
+                if statement.target.tensor != name:
+                    continue
+                body = self._of(statement)
+                if body is None:
+                    return None
+                out[at] = replace(statement, body=body)
+        others = sum(names.count(name) for name in self.scaled if name not in factors)
+        return out if others == self.handled else None
+
+    def _of(self, statement: Statement) -> Expr | None:
+        """The body of a statement times the divisor."""
+        target = statement.target
+        if statement.reducer not in (Reducer.ADD, Reducer.ASSIGN):
+            return None
+        axes = self.scaled[target.tensor]
+        indices = [target.indices[axis] for axis in axes]
+        if any(index.boundary not in (Boundary.NONE, Boundary.DROP) for index in indices):
+            return None
+        return self._times(statement.body, tuple(index.value for index in indices))
+
+    def _times(self, expr: Expr, cell: tuple[Poly, ...]) -> Expr | None:
+        """An expression times the divisor at a cell; None where it was not divided by that."""
+        match expr:
+            case Apply(primitive="div", arguments=(above, Read(access=below))) if below == Access(
+                self.divisor, tuple(map(Index, cell))
+            ):
+                return above
+            case Apply(primitive="neg", arguments=(inner,)):
+                found = self._times(inner, cell)
+                return None if found is None else neg(found)
+            case Apply(primitive="mul" | "div" as primitive, arguments=(left, right)):
+                found = self._times(left, cell)
+                if found is not None:
+                    return apply(primitive, found, right)
+                found = self._times(right, cell) if primitive == "mul" else None
+                return None if found is None else apply("mul", left, found)
+            case Apply(primitive="add" | "sub" as primitive, arguments=(left, right)):
+                both = self._times(left, cell), self._times(right, cell)
+                return None if None in both else Apply(primitive, tuple(filter(None, both)))
+            case Constant(value=0):
+                return expr
+            case Read(access=access) if access.tensor in self.temporaries:
+                return expr if self._is_scaled(access, cell) else None
+            case _:
+                return None
+
+    def _is_scaled(self, access: Access, cell: tuple[Poly, ...]) -> bool:
+        """Whether a temporary may be scaled by the divisor at that cell where it is read."""
+        values = [index.value for index in access.indices]
+        if any(index.boundary is not Boundary.NONE for index in access.indices):
+            return False
+        if any(value not in values for value in cell):
+            return False
+        axes = tuple(values.index(value) for value in cell)
+        if self.scaled.setdefault(access.tensor, axes) != axes:
+            return False
+        self.handled += 1
+        return True
