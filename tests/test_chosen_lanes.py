@@ -172,6 +172,38 @@ op known(x[N,W]) -> y: i64[N,V]
     assert torch.equal(ops.known(x), first * min(step, 2**31 - 1) + torch.arange(46))
 
 
+@pytest.mark.parametrize("step", [1, 53687091, 53687092, 2**31 - 1])
+def test_positions_in_loops_that_no_lane_holds(step: int) -> None:
+    text = f"""op f(x[N,V]) -> y[N,W], index: i64[N,W]
+  where V >= 41
+  let W = V - 40
+  y[n,w] = max(k in 41) x[n, w + k]
+  index[n,w] = argmax(k in 41; k*{step} + w) x[n, w + k]
+"""
+    x = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
+    y, index = opgen.compile(text).f(x)
+    first = x.unfold(1, 41, 1).argmax(-1)
+    assert torch.equal(y, x.unfold(1, 41, 1).amax(-1))
+    assert torch.equal(index, first * step + torch.arange(60))
+
+
+@pytest.mark.parametrize(
+    ("d", "e"), [(-5, 5), (2**40, -(2**40)), (2**32, 1), (2**28, 2**28), (-(2**28), 2**28)]
+)
+def test_positions_of_steps_of_any_sign(d: int, e: int) -> None:
+    text = """op f(x[N,H,V]; K = 7, L = 7, d = 1, e = 1) -> index: i64[N,G,W]
+  where K >= 1, L >= 1, H >= K, V >= L
+  let G = H - K + 1, W = V - L + 1
+  index[n,h,w] = argmax(k in K, l in L; k*d + l*e) x[n, h + k, w + l]
+"""
+    x = torch.randn(4, 20, 50, generator=torch.Generator().manual_seed(0))
+    first = x.unfold(1, 7, 1).unfold(2, 7, 1).flatten(-2).argmax(-1)
+    call = opgen.compile(text).f
+    for given in (x, x.repeat(9, 1, 1)):  # with kernels for all sizes, and for these
+        wanted = (first // 7 * d + first % 7 * e).repeat(len(given) // 4, 1, 1)
+        assert torch.equal(call(given, d=d, e=e), wanted)
+
+
 UNEVEN = """
 op by_division(x[N,W]; s: size) -> y: i64[N,V]
   where s >= 1

@@ -230,6 +230,29 @@ def test_windows_in_three_dims() -> None:
             assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("term", ["(k+1)*x[n, v + k]", "x[n, v + k]/(k+1)", "x[n, v + k] - k"])
+def test_terms_with_numbers_of_their_own(term: str) -> None:
+    text = f"""op f(x[N,W]) -> y[N,V]
+  where W >= 5
+  let V = W - 4
+  y[n,v] = max(k in 5) ({term})
+"""
+    call, k = opgen.compile(text).f, torch.arange(5.0)
+    for shape in ((30, 300), (30, 3000)):
+        x = torch.randn(shape, requires_grad=True)
+        windows = x.unfold(1, 5, 1)
+        each = {"(": windows * (k + 1), "x": windows / (k + 1)}
+        theirs = (each[term[0]] if "-" not in term else windows - k).amax(-1)
+        for _ in range(2):
+            y = call(x)
+            torch.testing.assert_close(y, theirs)
+            seed = seeds(y)
+            found, wanted = (
+                torch.autograd.grad(each, x, seed, retain_graph=True)[0] for each in (y, theirs)
+            )
+            torch.testing.assert_close(found, wanted)
+
+
 def test_images_that_are_turned() -> None:
     """Dims that are one number of cells need not be one in memory."""
     call = opgen.compile(POOL).max_pool2d
@@ -366,6 +389,7 @@ def test_which_sums_are_made_of_chosen_terms() -> None:
     assert is_made(CHOSEN)
     assert not is_made(CHOSEN.replace("g[n,c,i,j], 0)", "g[n,c,i,j], 1)"))
     assert not is_made(CHOSEN.replace("L*k + l,", "L*k + l + 1,"))
+    assert not is_made(CHOSEN.replace("g[n,c,i,j], 0)", "(k+1)*g[n,c,i,j], 0)"))
     assert not is_made(CHOSEN.replace("L*k + l,", "K*l + L*k,"))
     assert not is_made(
         CHOSEN.replace("g[N,C,H,W];", "g[N,C,H,W], m[K];").replace(

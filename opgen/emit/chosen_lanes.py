@@ -60,7 +60,7 @@ from opgen.ir.loops import (
 from opgen.ir.notation import DType, Reducer
 from opgen.ir.primitives import VECTOR_OPERATORS
 
-_FITTING: Final = 2**31
+FITTING: Final = 2**31
 """What is less fits into a lane of any type."""
 
 Body = tuple[Node, ...]
@@ -130,7 +130,7 @@ def choosing(
             number = term.position - origins.setdefault(term.accumulator, term.position)
             if lane in number.symbols:
                 return None
-            if not number.is_constant or abs(number.constant) >= _FITTING:
+            if not number.is_constant or abs(number.constant) >= FITTING:
                 numbers[number] = None
     tensors = tuple(dict.fromkeys((*loaded, *written)))
     joined: dict[str, list[Scalar]] = {}

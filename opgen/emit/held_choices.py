@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, poly, symbol_atom
-from opgen.emit.chosen_lanes import begin_extreme, beside, choosing, is_stored
+from opgen.emit.chosen_lanes import FITTING, begin_extreme, beside, choosing, is_stored
 from opgen.emit.emitter import ScopeEmitter, extreme
 from opgen.emit.expression import type_name
 from opgen.ir.chosen import EXTREMES, GREATEST
@@ -62,7 +62,7 @@ class HeldChoices:
     """Accumulators that begin in one pass over the lanes, are joined in loops, and end in another.
 
     `tensors` are consecutive in memory. `origins` are what the positions of each argmax or argmin
-    count from, and `numbers` the greatest that they count to. An extreme may be what belongs to a
+    count from, and `numbers` what they count. An extreme may be what belongs to a
     position that is found as well, which `beside` names.
     """
 
@@ -71,7 +71,7 @@ class HeldChoices:
     stores: tuple[Store, ...]
     tensors: tuple[str, ...]
     origins: tuple[tuple[str, Poly], ...]
-    numbers: tuple[Poly, ...]
+    numbers: tuple[_Numbers, ...]
     beside: tuple[tuple[str, str], ...]
 
 
@@ -103,7 +103,7 @@ def held_choices(
     written = dict.fromkeys(each.tensor for each in stores)
     tensors = dict(written)
     origins: dict[str, Poly] = {}
-    numbers: dict[Poly, None] = {}
+    numbers: dict[_Numbers, None] = {}
     joined: dict[str, list[tuple[object, ...]]] = {}
     for each, around, path in passes:
         found = choosing(each, kernel, program, arrays)
@@ -118,13 +118,12 @@ def held_choices(
             if term.position is not None:
                 least = term.position.substitute({loop.name: poly(0) for loop in around})
                 origin = origins.setdefault(term.accumulator, least)
-                greatest = _greatest(term.position - origin, around)
-                if greatest is None:
+                counted = _numbers(term.position - origin, around)
+                if counted is None or lane in counted.symbols or not counted.may_fit:
                     return None
-                numbers |= dict.fromkeys((least - origin, greatest))
-    if joined.keys() != starts.keys() or any(lane in number.symbols for number in numbers):
+                numbers[counted] = None
+    if joined.keys() != starts.keys():
         return None
-    numbers = {number: None for number in numbers if not number.is_constant}
     told = tuple(beside(starts, joined))
     if sum(len(terms) for name, terms in joined.items() if name not in dict(told)) > MOST_TERMS:
         return None
@@ -181,21 +180,60 @@ def _passes(
                 pass
 
 
-def _greatest(number: Poly, around: Sequence[For]) -> Poly | None:
-    """What a number does not exceed that grows with loops from 0; None where that is not so."""
+# ---------------------------------------------------------------------------- numbers in lanes
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """What positions are behind an origin: `first`, and for each loop a step times its values,
+    which are those up to a last one."""
+
+    first: Poly
+    loops: tuple[tuple[Poly, Poly], ...]
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """What they depend on."""
+        return frozenset[str]().union(*(each.symbols for each in self.parts))
+
+    @property
+    def parts(self) -> tuple[Poly, ...]:
+        """All that they are made of."""
+        return (self.first, *(each for pair in self.loops for each in pair))
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether they fit into a lane where what depends on the call is none."""
+        known = (self.first, *(step * last for step, last in self.loops))
+        known_size = sum(abs(each.constant) for each in known if each.is_constant)
+        sizes = (abs(each.constant) for each in self.parts if each.is_constant)
+        return max(known_size, *sizes, 0) < FITTING
+
+    def tests(self, emitter: ScopeEmitter) -> Iterator[str]:
+        """Conditions under which they fit. Nothing overflows where those before hold."""
+        if all(each.is_constant for each in self.parts):
+            return
+        for part in self.parts:
+            if not part.is_constant:
+                yield f"IS_LANE_NUMBER({emitter.text(part)})"
+        products = [self.first, *(step * last for step, last in self.loops)]
+        texts = (emitter.text(each) for each in products if each != poly(0))
+        yield f"IS_LANE_NUMBER({' + '.join(f'greatest({text}, -({text}))' for text in texts)})"
+
+
+def _numbers(number: Poly, around: Sequence[For]) -> _Numbers | None:
+    """What a number is in loops that begin at 0; None where it is of another form."""
+    loops: list[tuple[Poly, Poly]] = []
     for loop in around:
         if loop.name not in number.symbols:
             continue
         linear = number.linear_in(symbol_atom(loop.name))
-        if linear is None or any(count < 0 for count in linear[0].terms.values()):
+        last = [bound for bound in loop.upper if bound.is_constant] or list(loop.upper)
+        if linear is None or poly(0) not in loop.lower:
             return None
-        if any(loop.name in bound.symbols for bound in (*loop.lower, *loop.upper)):
-            return None
-        known = [bound for bound in loop.upper if bound.is_constant] or list(loop.upper)
-        if poly(0) not in loop.lower:
-            return None
-        number = linear[0] * known[0] + linear[1]
-    return number
+        loops.append((linear[0], last[0]))
+        number = linear[1]
+    found = _Numbers(number, tuple(loops))
+    names = {loop.name for loop in around}
+    return found if names.isdisjoint(found.symbols) else None
 
 
 # ---------------------------------------------------------------------------- how they are printed
@@ -249,12 +287,9 @@ def _tests(emitter: ScopeEmitter, found: HeldChoices) -> list[str]:
     printer = emitter.printer
     operands = map(printer.program.operand, found.tensors)
     steps = (printer.names.strides[each.name, each.rank - 1] for each in operands)
-    numbers = map(emitter.text, found.numbers)
-    return [
-        *(f"IS_ONE({step})" for step in steps),
-        *(f"IS_LANE_NUMBER({number})" for number in numbers),
-        "HAVE_MASKS",
-    ]
+    tests = [f"IS_ONE({step})" for step in steps]
+    tests += [test for numbers in found.numbers for test in numbers.tests(emitter)]
+    return [*dict.fromkeys(tests), "HAVE_MASKS"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ there: for windows of 5 by 5 25 times as much work as there are windows. The num
     grad_x[n,c, 2*i + first[n,c,i,j]//3 - 1 ?drop, 2*j + first[n,c,i,j]%3 - 1 ?drop] +=
         grad_y[n,c,i,j] if first[n,c,i,j] >= 0, first[n,c,i,j] <= 8
 
-Points are then gone through as by `passes.scatters`, images by threads of their own, so that the
-terms of a cell come in the same order as before.
+Points are then gone through as by `passes.scatters`, images by threads of their own: in every run a
+cell gets its terms in the order of points.
 
 It is worth it where windows overlap, or may: cells that lie in one window at most go as they lie in
 memory. And where an iterator of images is an index by itself; a single one is one thread's. The
@@ -41,8 +41,8 @@ from opgen.ir.notation import (
     Statement,
     Tensor,
     Value,
-    reads,
 )
+from opgen.ir.walk import access_polynomials, expression_polynomials
 from opgen.passes.scatters import is_rounded
 
 
@@ -65,7 +65,9 @@ def _of_chosen(op: Op, statement: Statement) -> Statement:
     """The statement with one point for each choice; itself where it makes none of this form."""
     extents = extents_of(statement.iterators)
     found = _choice(statement, extents)
-    if found is None or not _is_worth_it(op, statement, found, extents):
+    if found is None or not _may_be_chosen(op, statement, found):
+        return statement
+    if not _is_worth_it(statement, found, extents):
         return statement
     number = load(found.number.tensor, (index.value for index in found.number.indices))
     places: dict[str, Poly] = {}
@@ -121,26 +123,31 @@ def asked_for(body: Expr) -> tuple[Access, Poly, Expr] | None:
             return None
 
 
-def _is_worth_it(
-    op: Op, statement: Statement, choice: _Choice, extents: Mapping[str, Poly]
-) -> bool:
-    """Whether only the target depends on what is chosen, and cells may be those of several points,
-    but not of those of two images."""
+def _may_be_chosen(op: Op, statement: Statement, choice: _Choice) -> bool:
+    """Whether the number is given, and nothing but the target depends on what it chooses."""
     names = frozenset(choice.names)
     target, number = op.tensor(statement.target.tensor), op.tensor(choice.number.tensor)
     if statement.reducer is not Reducer.ADD or is_rounded(target):
         return False
-    if number not in op.inputs or not isinstance(number, Tensor) or not number.dtype.is_integer:
+    if number not in op.inputs or not isinstance(number, Tensor):
+        return False
+    if not number.dtype.is_integer or number.default is not None:
         return False
     if any(index.boundary is not Boundary.NONE for index in choice.number.indices):
         return False
     elsewhere = [guard.value for guard in statement.guards]
-    elsewhere += [i.value for each in reads(statement.body) for i in each.indices]
-    values = [index.value for index in statement.target.indices]
+    elsewhere += expression_polynomials(choice.value)
+    elsewhere += access_polynomials(choice.number)
+    values = access_polynomials(statement.target)
     if any(each.is_data_dependent for each in (*elsewhere, *values)):
         return False
-    if not all(names.isdisjoint(each.symbols) for each in elsewhere):
-        return False
+    return all(names.isdisjoint(each.symbols) for each in elsewhere)
+
+
+def _is_worth_it(statement: Statement, choice: _Choice, extents: Mapping[str, Poly]) -> bool:
+    """Whether cells may be those of several points, but not of those of two images."""
+    names = frozenset(choice.names)
+    values = list(access_polynomials(statement.target))
     overlap = any(
         not names.isdisjoint(each.symbols)
         and not names.issuperset(each.symbols & extents.keys())

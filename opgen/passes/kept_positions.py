@@ -40,6 +40,7 @@ from opgen.ir.notation import (
     substitute_access,
     substitute_expression,
 )
+from opgen.ir.walk import expression_polynomials
 from opgen.passes.chosen_terms import asked_for
 from opgen.passes.reducers import Names, Weights
 from opgen.passes.without_effect import without_effect
@@ -216,7 +217,7 @@ def _at_place(op: Op, statement: Statement, first: Statement, places: _Places) -
     if asked is None or asked[:2] != (first.target, first.position):
         return None
     value = asked[2]
-    elsewhere = [i.value for access in reads(value) for i in access.indices]
+    elsewhere = list(expression_polynomials(value))
     elsewhere += [guard.value for guard in statement.guards]
     target, term = statement.target, places.term
     if statement.reducer is not Reducer.ADD or not _is_same_cell(target, term):

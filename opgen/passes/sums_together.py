@@ -202,7 +202,10 @@ def _shares_loads(body: tuple[Node, ...]) -> bool:
 
 
 def _are_of_same_terms(one: Kernel, other: Kernel, values: dict[str, Poly]) -> bool:
-    """Whether both look for extremes among the same terms, as for a maximum and its position."""
+    """Whether both look for extremes among the same terms, as for a maximum and its position.
+
+    Loops and conditions around these are the same already: bodies were merged.
+    """
     if not (_are_extremes(one.body) and _are_extremes(other.body)):
         return False
     theirs = map_nodes(other.body, lambda value: value.substitute(values))

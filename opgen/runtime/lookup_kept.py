@@ -8,7 +8,8 @@ The gradient of an op computes the temporaries again that it reads. Three kinds 
   output be read, as that of a softmax. It is no tensor of its own: where somebody has changed it,
   gradients go as ever;
 * on the CPU, those of an op with maxima or minima through which gradients flow: where these were is
-  kept, or told by an output that the op has for it (`opgen.passes.kept_positions`).
+  kept, an integer of 64 bits for each as in PyTorch, or told by an output that the op has for it
+  (`opgen.passes.kept_positions`).
 
 What the gradient reads of it is known when one was derived: of a call before that, all is kept.
 This is so where nothing but plain tensors is in play; else gradients go as ever, from the inputs.
