@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -449,3 +450,43 @@ def test_values_that_are_admitted_have_kernels_for_every_type(
         torch.testing.assert_close(op(x, k, stride=stride, padding=0), wanted)
     assert [given["stride"] for given in asked] in ([], [2])  # not asked where it is kept on disk
     assert op.operation.admitted == {(2, 0, 3, None)}
+
+
+@pytest.mark.parametrize("size", [(3, 3), (2, 2), (4, 4), (0, 2), (1, 3)])
+def test_an_attribute_of_two_numbers_of_which_one_counts(size: tuple[int, int]) -> None:
+    """The kernel is for one of them, and takes the other."""
+    text = """op f(at: i64[N,H,W], v[N,H,W]; size: int[2], OH: size, OW: size) -> y[N,OH,OW]
+  where size[0] >= 0, size[1] >= 0
+  y[n, i*2 + k - 2 ?drop, j*2 + l*2 - 1 ?drop] += select(at[n,i,j] == k*size[1] + l, v[n,i,j], 0)
+      for k in size[0], l in size[1]
+"""
+    torch.manual_seed(0)
+    at, v = torch.randint(0, 9, (6, 5, 6)), torch.randn(6, 5, 6)
+    wanted = torch.zeros(6, 10, 12)
+    for n, i, j in itertools.product(range(6), range(5), range(6)):
+        k, l = divmod(int(at[n, i, j]), max(size[1], 1))
+        h, w = i * 2 + k - 2, j * 2 + l * 2 - 1
+        if k < size[0] and l < size[1] and 0 <= h < 10 and 0 <= w < 12:
+            wanted[n, h, w] += v[n, i, j]
+    assert torch.equal(opgen.compile(text).f(at, v, size=size, OH=10, OW=12), wanted)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 24, 23), (4, 17, 24, 24)])
+def test_copies_of_quotients_have_names_of_their_own(shape: tuple[int, ...]) -> None:
+    """The copy for `k = 2` of one quotient was once taken for the second quotient."""
+    text = """op f(x[N,C,H,W]) -> y[C,OH,OW,N]
+  where H >= 1, W >= 1
+  let OH = H + 1, OW = W + 2
+  y[c, i + k ?wrap, j + l ?wrap, n] += x[n,c,i,j]
+      for n in N, c in C, i in H, j in W, k in 5, l in 5
+"""
+    torch.manual_seed(0)
+    x = torch.randint(-9, 10, shape).float()
+    batch, channels, height, width = shape
+    wanted = torch.zeros(channels, height + 1, width + 2, batch)
+    for k, l in itertools.product(range(5), range(5)):
+        rows = (torch.arange(height) + k) % (height + 1)
+        columns = (torch.arange(width) + l) % (width + 2)
+        wanted[:, rows[:, None], columns] += x.permute(1, 2, 3, 0)
+    for format_ in (torch.contiguous_format, torch.channels_last):
+        assert torch.equal(opgen.compile(text).f(x.contiguous(memory_format=format_)), wanted)

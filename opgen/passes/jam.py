@@ -84,7 +84,7 @@ def residues(
     bodies = []
     for remainder in range(period):
         value = symbol(name) * period + remainder
-        own = with_own_definitions(kernel.body, f"_{remainder}", name)
+        own = with_own_definitions(kernel.body, f"{remainder}", name)
         body = _substituted(own, {name: value})
         body = counted(body, name) if of_loops else body
         exists = Condition(axis.extent - 1 - value)
@@ -183,12 +183,16 @@ def _with_own_accumulators(body: Body, suffix: str) -> Body:
 
 
 def with_own_definitions(body: Body, suffix: str, name: str) -> Body:
-    """The body with other names for what it defines in terms of `name`."""
+    """The body with other names for what it defines in terms of `name`.
+
+    Nothing else has such names: with a suffix alone the copy at 2 of a quotient would be named like
+    the second quotient of the body, `quotient_2`.
+    """
     moving = {name}
     for node in walk(body):
         if isinstance(node, Define) and not moving.isdisjoint(node.value.symbols):
             moving.add(node.name)
-    defined = {old: f"{old}{suffix}" for old in sorted(moving - {name})}
+    defined = {old: f"{old}.{suffix.removeprefix('_')}" for old in sorted(moving - {name})}
     values = {old: symbol(new) for old, new in defined.items()}
     return renamed(_substituted(body, values), lambda accumulator: accumulator, defined)
 

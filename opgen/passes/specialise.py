@@ -196,7 +196,8 @@ def specialise(op: Op, values: Mapping[str, int]) -> Op:
         inputs=tuple(_tensor(tensor, known) for tensor in op.inputs),
         outputs=tuple(_tensor(tensor, known) for tensor in op.outputs),
         temporaries=tuple(_tensor(tensor, known) for tensor in op.temporaries),
-        attributes=tuple(a for a in op.attributes if known.keys().isdisjoint(a.symbols)),
+        # Of one with several numbers some may be left open.
+        attributes=tuple(a for a in op.attributes if not known.keys() >= set(a.symbols)),
         sizes=tuple(name for name in op.sizes if name not in known),
         lets=tuple(replace(let, value=let.value.substitute(known)) for let in op.lets),
         constraints=tuple(
