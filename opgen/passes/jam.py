@@ -174,7 +174,8 @@ def _substituted(body: Body, values: Mapping[str, Poly]) -> Body:
 
 def copy_at(body: Body, name: str, value: Poly, suffix: str) -> Body:
     """The body at one value of an index, with accumulators and definitions of its own."""
-    own = _substituted(with_own_definitions(body, suffix, name), {name: value})
+    own = with_own_definitions(body, suffix.removeprefix("_"), name)
+    own = _substituted(own, {name: value})
     return _with_own_accumulators(own, suffix)
 
 
@@ -182,17 +183,17 @@ def _with_own_accumulators(body: Body, suffix: str) -> Body:
     return renamed(body, lambda name: name + suffix)
 
 
-def with_own_definitions(body: Body, suffix: str, name: str) -> Body:
+def with_own_definitions(body: Body, number: str, name: str) -> Body:
     """The body with other names for what it defines in terms of `name`.
 
-    Nothing else has such names: with a suffix alone the copy at 2 of a quotient would be named like
-    the second quotient of the body, `quotient_2`.
+    Nothing else has such names: that of the copy at 2 of a quotient is `quotient.2`, where that of
+    the second quotient of a body is `quotient_2`. Names in C are told apart when they are printed.
     """
     moving = {name}
     for node in walk(body):
         if isinstance(node, Define) and not moving.isdisjoint(node.value.symbols):
             moving.add(node.name)
-    defined = {old: f"{old}.{suffix.removeprefix('_')}" for old in sorted(moving - {name})}
+    defined = {old: f"{old}.{number}" for old in sorted(moving - {name})}
     values = {old: symbol(new) for old, new in defined.items()}
     return renamed(_substituted(body, values), lambda accumulator: accumulator, defined)
 

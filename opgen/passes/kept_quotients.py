@@ -153,10 +153,13 @@ def without_divisor(
             return None
         factors |= found[1]
         out.append(replace(statement, body=found[0]))
-    if not factors:
-        return None
     names = [index.value for index in quotient.dividend.indices]
-    axes = tuple(names.index(index.value) for index in quotient.divisor.indices)
+    of_divisor = quotient.divisor.indices
+    if not factors or any(index.boundary is not Boundary.NONE for index in of_divisor):
+        return None
+    if any(index.value not in names for index in of_divisor):
+        return None
+    axes = tuple(names.index(index.value) for index in of_divisor)
     scaling = _Scaling(quotient.divisor.tensor, frozenset(temporaries), out)
     return scaling.applied(dict.fromkeys(factors, axes))
 
@@ -273,7 +276,15 @@ class _Scaling:
         return self._times(statement.body, tuple(index.value for index in indices))
 
     def _times(self, expr: Expr, cell: tuple[Poly, ...]) -> Expr | None:
-        """An expression times the divisor at a cell; None where it was not divided by that."""
+        """An expression times the divisor at a cell; None where it was not divided by that: then
+        nothing is scaled for it."""
+        before = dict(self.scaled), self.handled
+        found = self._divided(expr, cell)
+        if found is None:
+            self.scaled, self.handled = before
+        return found
+
+    def _divided(self, expr: Expr, cell: tuple[Poly, ...]) -> Expr | None:
         match expr:
             case Apply(primitive="div", arguments=(above, Read(access=below))) if below == Access(
                 self.divisor, tuple(map(Index, cell))
@@ -289,8 +300,8 @@ class _Scaling:
                 found = self._times(right, cell) if primitive == "mul" else None
                 return None if found is None else apply("mul", left, found)
             case Apply(primitive="add" | "sub" as primitive, arguments=(left, right)):
-                both = self._times(left, cell), self._times(right, cell)
-                return None if None in both else Apply(primitive, tuple(filter(None, both)))
+                one, other = self._times(left, cell), self._times(right, cell)
+                return None if one is None or other is None else apply(primitive, one, other)
             case Constant(value=0):
                 return expr
             case Read(access=access) if access.tensor in self.temporaries:

@@ -94,12 +94,13 @@ class Gradients:
 
 @record
 class Whole:
-    """The way of an op that gives what may be kept beside its outputs, which may be read too."""
+    """The way of an op that gives what may be kept beside its outputs, which may be read too.
+
+    Where nothing else is kept, the `plain` op runs, which has no other outputs.
+    """
 
     operation: Operation
-    plain: (
-        Operation  # the op itself, which has fewer outputs, for where outputs are all that is kept
-    )
+    plain: Operation
     numbers: tuple[Number, ...]
     between: tuple[str, ...]
     gradients: dict[_Wanted, Gradients] = field(default_factory=dict)
@@ -291,7 +292,7 @@ class Keeps:
             return None
         given = [each for each in tensors if each is not None]
         most = max(each.numel() for each in given) // _LEAST_PART
-        # Cells of a GPU look for their terms: without a lease nothing else was tried there.
+        # Cells of a GPU look for their terms: nothing else was tried there.
         of_positions = (operation.positions, operation.telling) if given[0].is_cpu else ((), ())
         positions, telling = of_positions
         count = len(operation.outputs)
