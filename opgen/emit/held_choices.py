@@ -343,9 +343,7 @@ class _Vector:
         if not is_whole:
             emitter.write(f"if ({low} <= {high}) {{")
             inner.depth += 1
-        found = choosing(node, inner.kernel, inner.printer.program, inner.arrays)
-        assert found is not None
-        for each in found.body:
+        for each in node.body:
             assert isinstance(each, Accumulate)
             self.join_term(inner, each)
         if not is_whole:

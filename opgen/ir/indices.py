@@ -75,13 +75,20 @@ def _place(values: Sequence[Poly], extents: Sequence[Poly], begin: int) -> tuple
         return None
     number, divisor = atom.args
     for end in range(begin + 2, len(values) + 1):
-        if product(extents[begin + 1 : end]) == divisor:
-            rest = zip(values[begin + 1 : end], range(begin + 1, end), strict=True)
-            if all(
-                each == number // product(extents[at + 1 : end]) % extents[at] for each, at in rest
-            ):
-                return end, number
+        is_divisor = product(extents[begin + 1 : end]) == divisor
+        if is_divisor and tuple(values[begin:end]) == digits_of(number, extents[begin:end]):
+            return end, number
     return None
+
+
+def digits_of(number: Poly, extents: Sequence[Poly]) -> tuple[Poly, ...]:
+    """The indices of the cell at a place in dims of these extents.
+
+    Where the place is outside, the first one is.
+    """
+    counts = [product(extents[at:]) for at in range(1, len(extents) + 1)]
+    first, *others = (number // count for count in counts)
+    return (first, *(each % extent for each, extent in zip(others, extents[1:], strict=True)))
 
 
 def product(extents: Iterable[Poly]) -> Poly:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, load, symbol
-from opgen.ir.indices import digits, extents_of, product
+from opgen.ir.indices import digits, digits_of, extents_of, product
 from opgen.ir.notation import (
     Access,
     Apply,
@@ -70,13 +70,9 @@ def _of_chosen(op: Op, statement: Statement) -> Statement:
     if not _is_worth_it(statement, found, extents):
         return statement
     number = load(found.number.tensor, (index.value for index in found.number.indices))
-    places: dict[str, Poly] = {}
-    rest = number
-    for name in reversed(found.names[1:]):
-        places[name] = rest % extents[name]
-        rest = rest // extents[name]
-    places[found.names[0]] = rest
-    count = product(extents[name] for name in found.names)
+    counts = [extents[name] for name in found.names]
+    places = dict(zip(found.names, digits_of(number, counts), strict=True))
+    count = product(counts)
     inside = Condition(number), Condition(count - 1 - number)
     return replace(
         statement,

@@ -99,7 +99,7 @@ def _pieces(loop: For, row: Row, facts: Facts) -> For:
         tap = here * PIECE + at
         own = (Condition(tap - first), Condition(last - tap))
         left = tuple(each for each in own if not implies(inside, each))
-        copy = with_own_definitions(loop.body, f"{at}", loop.name)
+        copy = with_own_definitions(loop.body, str(at), loop.name)
         body += _guarded(left, _at(copy, {loop.name: tap}))
     return replace(
         loop,

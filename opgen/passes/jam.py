@@ -84,7 +84,7 @@ def residues(
     bodies = []
     for remainder in range(period):
         value = symbol(name) * period + remainder
-        own = with_own_definitions(kernel.body, f"{remainder}", name)
+        own = with_own_definitions(kernel.body, str(remainder), name)
         body = _substituted(own, {name: value})
         body = counted(body, name) if of_loops else body
         exists = Condition(axis.extent - 1 - value)

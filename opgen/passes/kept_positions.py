@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, load, poly, symbol
-from opgen.ir.indices import covers_plainly, extents_of, product
+from opgen.ir.indices import covers_plainly, digits_of, extents_of
 from opgen.ir.notation import (
     Access,
     Boundary,
@@ -42,10 +42,8 @@ from opgen.ir.notation import (
 )
 from opgen.ir.walk import expression_polynomials
 from opgen.passes.chosen_terms import asked_for
-from opgen.passes.reducers import Names, Weights
+from opgen.passes.reducers import ARGUMENT_OF, Names, Weights
 from opgen.passes.without_effect import without_effect
-
-_ARGUMENTS = {Reducer.MAX: Reducer.ARGMAX, Reducer.MIN: Reducer.ARGMIN}
 
 
 def with_positions(op: Op) -> Op:
@@ -97,7 +95,7 @@ def _extremes(op: Op) -> list[Statement]:
     return [
         each
         for each in op.statements
-        if each.reducer in _ARGUMENTS
+        if each.reducer in ARGUMENT_OF
         and targets.count(each.target.tensor) == 1
         and each.target.tensor not in alone
         and _has_terms(op, each)
@@ -139,7 +137,7 @@ def _of_extreme(op: Op, extreme: Statement) -> Iterator[_Places]:
         return
     for each in op.statements:
         name = each.target.tensor
-        if each.reducer is not _ARGUMENTS[extreme.reducer] or targets.count(name) != 1:
+        if each.reducer is not ARGUMENT_OF[extreme.reducer] or targets.count(name) != 1:
             continue
         same = _renamed(each, extreme)
         # A narrower one may not hold all places.
@@ -228,14 +226,11 @@ def _at_place(op: Op, statement: Statement, first: Statement, places: _Places) -
         return None
     place = load(places.output.tensor, (index.value for index in places.output.indices))
     extents = op.extents(target.tensor)
-    indices = list(target.indices)
-    for axis in range(begin, end):
-        digit = place // product(extents[axis + 1 : end])
-        digit = digit % extents[axis] if axis > begin else digit
-        indices[axis] = Index(digit, Boundary.DROP)
+    found = (Index(each, Boundary.DROP) for each in digits_of(place, extents[begin:end]))
+    indices = (*target.indices[:begin], *found, *target.indices[end:])
     return replace(
         statement,
-        target=replace(target, indices=tuple(indices)),
+        target=replace(target, indices=indices),
         iterators=tuple(each for each in statement.iterators if each.name not in free),
         guards=(*statement.guards, Condition(place)),
         body=value,

@@ -105,13 +105,18 @@ def _output_at(quotient: Quotient, above: Access, below: Access) -> Access | Non
     dividend, divisor = quotient.dividend, quotient.divisor
     if (above.tensor, below.tensor) != (dividend.tensor, divisor.tensor):
         return None
-    pairs = list(zip(dividend.indices, above.indices, strict=True))
-    if any(index.boundary is not Boundary.NONE for _, index in pairs):
-        return None
-    values = {str(mine.value.symbol): theirs.value for mine, theirs in pairs}
-    if substitute_access(divisor, values) != below:
+    values = _at_cell(quotient, above)
+    if values is None or substitute_access(divisor, values) != below:
         return None
     return substitute_access(quotient.output, values)
+
+
+def _at_cell(quotient: Quotient, cell: Access) -> dict[str, Poly] | None:
+    """The iterators of a quotient at a cell of the dividend; None if that may be outside."""
+    if any(index.boundary is not Boundary.NONE for index in cell.indices):
+        return None
+    pairs = zip(quotient.dividend.indices, cell.indices, strict=True)
+    return {str(mine.value.symbol): theirs.value for mine, theirs in pairs}
 
 
 def _is_whole(op: Op, statement: Statement, access: Access) -> bool:
@@ -189,11 +194,11 @@ def _multiplied(
             and each.access.indices == own.access.indices
             and each is not own
         ]
-        output = _output_of(quotient, own.access)
-        if len(others) != 1 or output is None:
+        values = _at_cell(quotient, own.access)
+        if len(others) != 1 or values is None:
             return None
         found.update(others)
-        return _with_factor(expr, own, Read(output))
+        return _with_factor(expr, own, Read(substitute_access(quotient.output, values)))
 
     changed = map_expression(body, change)
     if any(access.tensor == quotient.dividend.tensor for access in reads(changed)):
@@ -218,15 +223,6 @@ def _with_factor(expr: Expr, old: Expr, new: Expr) -> Expr:
             return Apply("mul", tuple(_with_factor(each, old, new) for each in arguments))
         case _:
             return new if expr is old else expr
-
-
-def _output_of(quotient: Quotient, cell: Access) -> Access | None:
-    """The cell of the output that a cell of the dividend was divided for."""
-    pairs = list(zip(quotient.dividend.indices, cell.indices, strict=True))
-    if any(index.boundary is not Boundary.NONE for _, index in pairs):
-        return None
-    values = {str(mine.value.symbol): theirs.value for mine, theirs in pairs}
-    return substitute_access(quotient.output, values)
 
 
 @dataclass

@@ -139,7 +139,7 @@ class Weights:
         )
         finder = replace(
             self._by_cell(statement, tensor.name),
-            reducer=_ARGUMENT_OF[statement.reducer],
+            reducer=ARGUMENT_OF[statement.reducer],
             position=where,
         )
         found = Apply("eq", (Read(read_of(target, tensor.name)), of_polynomial(where)))
@@ -199,7 +199,7 @@ class Weights:
         cell = tuple(Index(symbol(iterator.name)) for iterator in cells)
         finder = Statement(
             Access(winner.name, cell),
-            _ARGUMENT_OF[statement.reducer],
+            ARGUMENT_OF[statement.reducer],
             (*cells, which),
             (),
             Read(Access(best.name, (*cell, Index(symbol(which.name))))),
@@ -264,4 +264,4 @@ class Weights:
         )
 
 
-_ARGUMENT_OF: Final = {Reducer.MAX: Reducer.ARGMAX, Reducer.MIN: Reducer.ARGMIN}
+ARGUMENT_OF: Final = {Reducer.MAX: Reducer.ARGMAX, Reducer.MIN: Reducer.ARGMIN}

@@ -80,7 +80,7 @@ def _unrolled(body: tuple[Node, ...], most: int, moving: int) -> tuple[Node, ...
                 out.append(replace(node, body=inner))
             else:
                 for value in values:
-                    out += _at(node, inner, poly(value), f"{value}")
+                    out += _at(node, inner, poly(value), str(value))
         elif isinstance(node, If):
             out.append(replace(node, body=_unrolled(node.body, most, moving)))
         else:

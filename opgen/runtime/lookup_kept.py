@@ -293,8 +293,9 @@ class Keeps:
         given = [each for each in tensors if each is not None]
         most = max(each.numel() for each in given) // _LEAST_PART
         # Cells of a GPU look for their terms: nothing else was tried there.
-        of_positions = (operation.positions, operation.telling) if given[0].is_cpu else ((), ())
-        positions, telling = of_positions
+        on_cpu = given[0].is_cpu
+        positions = operation.positions if on_cpu else ()
+        telling = operation.telling if on_cpu else ()
         count = len(operation.outputs)
         names = (*operation.totals, *positions)
         read = tuple(operation.outputs[at].name for at in operation.flowing) + telling
