@@ -18,7 +18,7 @@ import binding_cases as cases
 import opgen
 from binding_cases import OPS, Op, real, spec
 from catalogue import SPECS
-from opgen.runtime import checks, lookup, lookup_library, registration
+from opgen.runtime import build, checks, lookup, lookup_library, registration
 from opgen.runtime.lookup_table import MAX_ENTRIES, SLOTS
 from opgen.testing.transforms import loss
 
@@ -247,6 +247,32 @@ def test_ops_that_meet_no_compiler_cost_later_ones_nothing(
         patch.setenv("OPGEN_CC", "/no/such/compiler")
         assert not called("without_compiler")
     assert called("with_compiler")
+
+
+def test_a_compiler_that_fails_costs_later_ops_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another one is asked for the library that it did not make; itself it is asked but once."""
+    broken, asked = tmp_path / "cc", tmp_path / "asked"
+    broken.write_text(f'#!/bin/sh\ncase "$*" in *op.c*) echo >> {asked};; esac\nexit 1\n')
+    broken.chmod(0o755)
+    early, late = (
+        opgen.compile(f"op {name}(x[N]) -> y[N]\n  y[n] = 2*x[n]\n") for name in ("early", "late")
+    )
+    monkeypatch.setattr(lookup_library, "_slots", 2000 * SLOTS)  # no test needs as many
+    lookup_library.build_meanwhile()  # not by the broken one
+    assert lookup_library.is_available()
+    with monkeypatch.context() as patch:
+        patch.setenv("OPGEN_CC", str(broken))
+        for wanted in (2, 3):  # the library and kernels, then kernels alone
+            with pytest.raises(build.BuildError):
+                early.early(torch.ones(3))
+            assert len(asked.read_text()) == wanted
+    x = torch.ones(3)
+    for call in (early.early, late.late, late.late):
+        close(call(x), 2 * x)
+    twin = registration.twin(late._late.registered_name)
+    assert twin is not None and lookup_library.is_answered(twin.call(x))
 
 
 def test_more_values_of_attributes_than_there_are_ops_for() -> None:

@@ -105,13 +105,17 @@ def _libtorch(name: str = "libtorch_cpu") -> ctypes.CDLL:
 def _library(block: int) -> _Library | None:
     """The library for a block of ops; None where it cannot be had.
 
-    It is asked for again where no compiler was found, since there may be one later.
+    It is asked for again where it was not compiled: there may be a compiler later, or another one.
     """
     with LOCK:
         try:
             return _connected(block)
-        except build.NoCompilerError:
+        except build.BuildError:
             return None
+
+
+_refused: set[tuple[int | str, ...]] = set()
+"""Blocks, and the compilers and options that failed to make a library of them."""
 
 
 _FAILURES = (OSError, AttributeError, build.BuildError)
@@ -146,6 +150,20 @@ def _built(block: int, dtypes: Mapping[torch.dtype, int]) -> ctypes.CDLL:
     return build.library(source(block, __name__, dtypes[torch.uint8]))
 
 
+def _built_unless_refused(block: int, dtypes: Mapping[torch.dtype, int]) -> ctypes.CDLL:
+    """The library; the same compiler, which takes its time to fail, is asked but once."""
+    asked: tuple[int | str, ...] = (block, *build.find_compiler(), *build.flags())
+    if asked in _refused:
+        raise build.BuildError("this compiler failed before")
+    try:
+        return _built(block, dtypes)
+    except build.NoCompilerError:
+        raise
+    except build.BuildError:
+        _refused.add(asked)
+        raise
+
+
 def _dtypes() -> dict[torch.dtype, int]:
     """The numbers of LibTorch for element types."""
     return {dtype: dtype_number(dtype) for dtype in checks.DTYPES}
@@ -153,14 +171,14 @@ def _dtypes() -> dict[torch.dtype, int]:
 
 @functools.cache
 def _connected(block: int) -> _Library | None:
-    """The same, remembered; NoCompilerError, which is not, where no compiler was found."""
+    """The same, remembered; BuildError, which is not, where it cannot be compiled."""
     for builder in _builders:
         builder.join()
     try:
         libtorch, dtypes = _libtorch(), _dtypes()
         addresses = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in FUNCTIONS]
         library = _built(block, dtypes)
-    except build.NoCompilerError:
+    except build.BuildError:
         raise  # so that it is not remembered
     except _FAILURES:
         return None
