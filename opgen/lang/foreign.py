@@ -208,6 +208,32 @@ def brackets_in_a_row(context: Context) -> Hint | None:
     return "one pair of brackets holds all indices, x[n,k]", (whole, ", ")
 
 
+def call_of_nothing(context: Context) -> Hint | None:
+    """`rand()`, as of libraries that draw numbers or make tensors."""
+    function = context.owner()
+    if context.token.type != "RPAR" or context.last != "LPAR" or function is None:
+        return None
+    if function.type != "NAME" or function in syntax.REDUCERS:
+        return None
+    advice = (
+        "a function has an argument, as exp(x[n]); what changes without one, such as random "
+        "numbers, is an input of the op"
+    )
+    return advice, None
+
+
+def condition_after_for(context: Context) -> Hint | None:
+    """`sum(k) x[k] for k <= n` for `sum(k if k <= n) x[k]`."""
+    is_range = len(context.before) > 1 and context.before[-2].type == "FOR"
+    if context.token.type != "COMPARISON" or not is_range:
+        return None
+    return (
+        "`for` gives a range, `for k in K`; a condition follows `if`, that of a reduction in its "
+        "brackets: sum(k if k <= n)",
+        None,
+    )
+
+
 def call_indexed(context: Context) -> Hint | None:
     """`f(x)[i]`, as if an op were a function."""
     if context.token.type != "LSQB" or context.last != "RPAR":

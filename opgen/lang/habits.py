@@ -233,6 +233,8 @@ _HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
     foreign.brackets_in_a_row,
     foreign.unpacked,
     foreign.number_for_table,
+    foreign.call_of_nothing,
+    foreign.condition_after_for,
     foreign.call_indexed,
     _clause_word,
     _equals_for_comparison,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import Final, assert_never
 
@@ -10,7 +11,7 @@ from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
 from opgen.algebra.prove import implies
-from opgen.errors import Span
+from opgen.errors import Edit, Span
 from opgen.ir.indices import extents_of, is_plainly_inside
 from opgen.ir.notation import (
     Access,
@@ -23,7 +24,7 @@ from opgen.ir.notation import (
     Read,
     Value,
 )
-from opgen.lang.environment import Fault
+from opgen.lang.environment import Environment, Fault
 from opgen.lang.lower import Lowered
 from opgen.lang.obligations import Obligations, loads, truths
 from opgen.lang.repairs import required
@@ -160,39 +161,54 @@ def _out_of_range(
         facts,
         lambda bounds: all(implies(facts.with_conditions(*bounds), c) for c in failing),
     )
-    if bound is not None:
-        advice, edit = bound
-        return Fault(
-            "out-of-range", headline, span, *label, notes=notes, advice=advice, replacement=edit
-        )
-    if role is _Role.INDEX:
-        clamped = f"max(min({index.value}, {extent - 1}), 0)"
-        advice = f"add a condition after `if`, or clamp by hand: {clamped}"
-        return Fault("out-of-range", headline, span, *label, notes=notes, advice=advice)
-    from_end = extent + index.value
+    advice, edit = (
+        bound
+        or _miscounted(index, extent, span, facts, environment)
+        or _outside(access, index, extent, span, role)
+    )
+    return Fault(
+        "out-of-range", headline, span, *label, notes=notes, advice=advice, replacement=edit
+    )
+
+
+def _miscounted(
+    index: Index, extent: Poly, span: Span, facts: Facts, environment: Environment
+) -> tuple[str, Edit | None] | None:
+    """What to write for an index of which no cell outside is meant."""
+    value = index.value
+    if value == extent and value.symbol is not None:
+        iterator = f"{extent}".lower()
+        advice = f"cells are named by an iterator, which runs from 0 up to {extent}"
+        if not iterator.isidentifier() or environment.is_known(iterator):
+            return advice, None
+        return f"{advice}: write {iterator}", (span, iterator)
+    falls = any(
+        (value.step_in(name) or 0) < 0 for name in value.symbols if not environment.is_known(name)
+    )
+    before = value - 1
+    if falls and all(
+        implies(facts, each) for each in _bounds(replace(index, value=before), extent)
+    ):
+        return f"the last cell has the index {extent - 1}: write {before}", (span, f"{before}")
+    from_end = extent + value
     is_place = not from_end.is_constant or from_end.constant >= 0
-    if index.value.is_constant and index.value.constant < 0 and is_place:
-        return Fault(
-            "out-of-range",
-            headline,
-            span,
-            *label,
-            notes=notes,
-            advice=f"indices count from 0: write {from_end} to count from the end",
-            replacement=(span, f"{from_end}"),
-        )
-    above = index.value.is_constant and index.value.constant > 0
+    if value.is_constant and value.constant < 0 and is_place:
+        advice = f"indices count from 0: write {from_end} to count from the end"
+        return advice, (span, f"{from_end}")
+    above = value.is_constant and value.constant > 0
     if above and extent.is_constant and extent.constant >= 1:
         last = extent - 1
-        return Fault(
-            "out-of-range",
-            headline,
-            span,
-            *label,
-            notes=notes,
-            advice=f"indices count from 0: the last one of this dim is {last}",
-            replacement=(span, f"{last}"),
-        )
+        return f"indices count from 0: the last one of this dim is {last}", (span, f"{last}")
+    return None
+
+
+def _outside(
+    access: Access, index: Index, extent: Poly, span: Span, role: _Role
+) -> tuple[str, Edit | None]:
+    """How to say what happens outside."""
+    if role is _Role.INDEX:
+        clamped = f"max(min({index.value}, {extent - 1}), 0)"
+        return f"add a condition after `if`, or clamp by hand: {clamped}", None
     suffix = "?drop" if role is _Role.WRITE else "?0"
     advice = f"say what happens outside: {index.value} {suffix}"
     if role is not _Role.WRITE:
@@ -201,15 +217,7 @@ def _out_of_range(
     if beside is not None:
         suffix = _mode(beside)
         advice = f"a mode is that of one index: write {index.value} {suffix}, as beside it"
-    return Fault(
-        "out-of-range",
-        headline,
-        span,
-        *label,
-        notes=notes,
-        advice=advice,
-        replacement=(Span(span.end, span.end), f" {suffix}"),
-    )
+    return advice, (Span(span.end, span.end), f" {suffix}")
 
 
 def _mode(index: Index) -> str:

@@ -66,17 +66,25 @@ def unknown_extent(domain: syntax.Domain, name: str, span: Span, environment: En
     assert domain.extent is not None
     close = closest(name, environment.integers()) if len(name) > 2 else None
     without = Span(domain.name.span.end, environment.enclosed(domain.extent.span).end)
-    condition = f", or add a condition: `if {domain.name.text} < {name}`"
+    condition = _as_condition(domain, environment)
+    if close:
+        advice = f"did you mean '{close}'?"
+    elif name in environment.tensors:
+        advice = "leave the range out where the dim tells it"
+    elif name.islower():  # as iterators are, of which a triangle takes one
+        words = condition[1].partition(" ")[2]
+        advice = f"what differs from cell to cell is a condition: `{words}`"
+    else:
+        advice = "leave the range out where the dim tells it, or add a condition: "
+        advice += f"`if {domain.name.text} < {name}`"
+    edits = [(without, ""), condition]
     return Fault(
         "unknown-name",
         f"'{name}' is no size or attribute, and a range is made of those",
         span,
-        advice=f"did you mean '{close}'?"
-        if close
-        else "leave the range out where the dim tells it"
-        + ("" if name in environment.tensors else condition),
+        advice=advice,
         replacement=(span, close) if close else None,
-        alternatives=[(without, ""), _as_condition(domain, environment)],
+        alternatives=edits[::-1] if name.islower() else edits,
     )
 
 
