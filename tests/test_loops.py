@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -13,11 +14,31 @@ from hypothesis import strategies as st
 import notation_strategies
 from catalogue import CATALOGUE, Entry
 from notation_strategies import Call
+from opgen.algebra.poly import symbol
 from opgen.errors import Source
 from opgen.ir import cells, loops
 from opgen.ir.binding import Array, bind
-from opgen.ir.loop_parts import uses
-from opgen.ir.loops import For, Kernel, Node, Program, walk
+from opgen.ir.loop_parts import accumulators_of, held, loads_of, results_of, uses
+from opgen.ir.loops import (
+    Always,
+    Choose,
+    Either,
+    For,
+    Inside,
+    Integer,
+    Kernel,
+    Load,
+    Node,
+    Nonzero,
+    Program,
+    Result,
+    Store,
+    walk,
+)
+from opgen.ir.loops import (
+    Call as Function,
+)
+from opgen.ir.map_loops import map_read, polynomials
 from opgen.ir.notation import Op, Reducer
 from opgen.ir.reference import evaluate
 from opgen.ir.show_loops import show_program
@@ -321,3 +342,39 @@ def test_local_names_hide_nothing(data: st.DataObject) -> None:
     program = program_of(op)
     outside = dict.fromkeys(program.integers)
     assert all(_names_are_defined_once(kernel, outside) for kernel in program.kernels)
+
+
+# ---------------------------------------------------------------------------- what kernels hold
+HOLDING = """op f(x[N,D], i: int[N], z[D]; t = 1.0) -> y[N,D]
+  s[n] = sum(d if d > n) select(x[n,d] > t, x[n,d-1 ?0], 2*z[d ?0])
+  y[n,d] = select(s[n] > 0 and x[n,d] < z[i[n] ?clamp], exp(x[n,d]), t)
+"""
+
+
+def test_scalars_and_tests_of_a_node_in_order() -> None:
+    """Each before its parts; what a test holds, too."""
+    first, second = Load("a", (symbol("p"),)), Load("b", (symbol("q"),))
+    test = Either(Nonzero(first), Inside(symbol("p"), symbol("N")), Always())
+    chosen = Choose(test, Function("exp", (second, Integer(symbol("q")))), Result("total"))
+    wanted = [
+        *(chosen, test, Nonzero(first), first, Inside(symbol("p"), symbol("N")), Always()),
+        *(chosen.then, second, Integer(symbol("q")), chosen.otherwise),
+    ]
+    assert list(held(Store("y", (symbol("p"),), chosen))) == wanted
+    assert loads_of([Store("y", (symbol("p"),), chosen)]) == [first, second]
+
+
+def test_to_look_at_kernels_leaves_no_garbage() -> None:
+    """Kernels are looked at thousands of times; what Python has to find afterwards takes longer."""
+    program = program_of(op_of(HOLDING))
+    gc.collect()
+    gc.disable()
+    try:
+        for kernel in program.kernels:
+            uses(kernel)
+            nodes = tuple(walk(kernel.body))
+            loads_of(nodes), results_of(nodes), accumulators_of(*nodes), polynomials(*nodes)
+            assert map_read(kernel.body, lambda value: value) == kernel.body
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

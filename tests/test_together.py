@@ -79,6 +79,21 @@ def test_kernels_of_specs() -> None:
     }
 
 
+def test_what_is_read_again_has_an_order() -> None:
+    """That of its first loads, in every process: texts are the same."""
+    inputs = ", ".join(f"{name}[N,D]" for name in "abcdefgh")
+    terms = " * ".join(f"{name}[n,d]" for name in "hcafbged")
+    (op,) = check_source(
+        Source(
+            f"op f({inputs}) -> y[N,D]\n  t[n] = sum(d) {terms}\n  y[n,d] = t[n] * {terms}\n",
+            "<test>",
+        )
+    )
+    program = rows(schedule(op, gather(op)), facts_of(op))
+    (group,) = together(program)
+    assert [name for name, _ in group.read_again(program)] == list("hcafbged")
+
+
 def test_what_others_see_stays_in_memory() -> None:
     """The sums of rows are written once, and read by a kernel of another shape as well."""
     spec = (

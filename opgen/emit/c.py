@@ -17,7 +17,7 @@ from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
 from opgen.emit.types import Type, Types
 from opgen.emit.vectors import row_extreme, row_position
-from opgen.ir.loop_parts import visit
+from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Accumulate,
     AtomicAdd,
@@ -26,10 +26,8 @@ from opgen.ir.loops import (
     Fitting,
     For,
     Kernel,
-    Load,
     Planes,
     Program,
-    Scalar,
     Short,
     Store,
     walk,
@@ -188,10 +186,6 @@ def _walked(kernel: Kernel) -> frozenset[str]:
         if indices and not moving.isdisjoint(indices[-1].symbols):
             found.add(tensor)
 
-    def on_scalar(value: Scalar) -> None:
-        if isinstance(value, Load):
-            access(value.tensor, value.indices)
-
     for node in walk(kernel.body):
         match node:
             case Define(name=name, value=value) if not moving.isdisjoint(value.symbols):
@@ -200,5 +194,6 @@ def _walked(kernel: Kernel) -> frozenset[str]:
                 access(tensor, indices)
             case _:
                 pass
-        visit(node, on_scalar, lambda test: None, lambda value: None)
+        for load in loads_of((node,)):
+            access(load.tensor, load.indices)
     return frozenset(found)

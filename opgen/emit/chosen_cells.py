@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from opgen.algebra.poly import Poly
-from opgen.ir.loop_parts import visit
-from opgen.ir.loops import Call, Choose, Kernel, Lanes, Load, Nonzero, Program, Scalar, Test, walk
+from opgen.ir.loop_parts import held
+from opgen.ir.loops import Call, Choose, Kernel, Lanes, Load, Nonzero, Program, Scalar, walk
 
 
 def chosen_cells(node: Lanes, kernel: Kernel, program: Program) -> Iterator[Load]:
@@ -15,17 +15,14 @@ def chosen_cells(node: Lanes, kernel: Kernel, program: Program) -> Iterator[Load
     That is so where each index is an axis of the kernel, which runs over the dim.
     """
     found: list[Load] = []
-
-    def on_scalar(value: Scalar) -> None:
-        if isinstance(value, Choose):
-            found.extend((*_loads(value.then), *_loads(value.otherwise)))
-
-    def on_test(test: Test) -> None:
-        if isinstance(test, Nonzero):
-            found.extend(_loads(test.value))
-
-    for each in walk(node.body):
-        visit(each, on_scalar, on_test, lambda value: None)
+    for value in (value for each in walk(node.body) for value in held(each)):
+        match value:
+            case Choose(then=then, otherwise=otherwise):
+                found.extend((*_loads(then), *_loads(otherwise)))
+            case Nonzero(value=number):
+                found.extend(_loads(number))
+            case _:
+                pass
     extents = {axis.name: axis.extent for axis in kernel.axes}
     for load in found:
         operand = program.stored(load.tensor)

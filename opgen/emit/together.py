@@ -77,7 +77,8 @@ class Together:
         for kernel in kernels:
             own = tuple(symbol(axis.name) for axis in kernel.axes[: self.axes])
             found = loads_of(walk(kernel.body))
-            counts.update({each.tensor for each in found if each.indices[: self.axes] == own})
+            read = (each.tensor for each in found if each.indices[: self.axes] == own)
+            counts.update(dict.fromkeys(read, 1))
         written = {name for kernel in kernels for name in kernel.all_written}
         for name, count in counts.items():
             if count > 1 and name not in written and program.stored(name) is not None:

@@ -82,6 +82,33 @@ def node_polys(node: Node) -> tuple[Poly, ...]:
             assert_never(unexpected)
 
 
+def held(node: Node) -> Iterator[Scalar | Test]:
+    """All scalars and tests that a node holds, each before its parts; not those of its children.
+
+    Kernels are asked for them thousands of times: a loop leaves nothing behind, where functions
+    that call each other would be garbage for Python to find.
+    """
+    waiting: list[Scalar | Test] = [*reversed(node_tests(node)), *reversed(node_scalars(node))]
+    while waiting:
+        value = waiting.pop()
+        yield value
+        match value:
+            case Call(arguments=arguments):
+                waiting.extend(reversed(arguments))
+            case All(tests=tests) | Any(tests=tests):
+                waiting.extend(reversed(tests))
+            case Nonzero(value=number):
+                waiting.append(number)
+            case Choose(test=test, then=chosen, otherwise=other):
+                waiting += (other, chosen, test)
+            case Either(condition=condition, then=then, otherwise=otherwise):
+                waiting += (otherwise, then, condition)
+            case Number() | Argument() | Result() | Integer() | Load() | Always() | Inside():
+                pass
+            case unexpected:
+                assert_never(unexpected)
+
+
 def visit(
     node: Node,
     on_scalar: Callable[[Scalar], None],
@@ -93,78 +120,42 @@ def visit(
 
     `on_number` is called instead of `on_poly` for polynomials that are used as numbers.
     """
-
-    def scalar(value: Scalar) -> None:
-        on_scalar(value)
+    for value in held(node):
         match value:
             case Integer(value=number):
+                on_scalar(value)
                 (on_number or on_poly)(number)
             case Load(indices=indices):
+                on_scalar(value)
                 for index in indices:
                     on_poly(index)
-            case Call(arguments=arguments):
-                for argument in arguments:
-                    scalar(argument)
-            case Choose(test=condition, then=then, otherwise=otherwise):
-                test(condition)
-                scalar(then)
-                scalar(otherwise)
-            case Number() | Argument() | Result():
-                pass
-            case unexpected:
-                assert_never(unexpected)
-
-    def test(value: Test) -> None:
-        on_test(value)
-        match value:
-            case Always():
-                pass
+            case Number() | Argument() | Result() | Call() | Choose():
+                on_scalar(value)
             case Inside(index=index, extent=extent):
+                on_test(value)
                 on_poly(index)
                 on_poly(extent)
-            case Nonzero(value=number):
-                scalar(number)
-            case All(tests=tests) | Any(tests=tests):
-                for each in tests:
-                    test(each)
-            case Either(condition=condition, then=then, otherwise=otherwise):
-                test(condition)
-                test(then)
-                test(otherwise)
+            case Always() | Nonzero() | All() | Any() | Either():
+                on_test(value)
             case unexpected:
                 assert_never(unexpected)
-
-    for number in node_scalars(node):
-        scalar(number)
-    for condition in node_tests(node):
-        test(condition)
-    for value in node_polys(node):
-        on_poly(value)
+    for polynomial in node_polys(node):
+        on_poly(polynomial)
 
 
 def loads_of(nodes: Iterable[Node]) -> list[Load]:
     """Every load that nodes hold, in order, repeats included; not those of their children."""
-    found: list[Load] = []
-
-    def on_scalar(value: Scalar) -> None:
-        if isinstance(value, Load):
-            found.append(value)
-
-    for node in nodes:
-        visit(node, on_scalar, lambda test: None, lambda value: None)
-    return found
+    return [value for node in nodes for value in held(node) if isinstance(value, Load)]
 
 
 def results_of(nodes: tuple[Node, ...]) -> tuple[str, ...]:
     """The accumulators whose values scalars in the nodes, or in their children, read."""
-    found: dict[str, None] = {}
-
-    def on_scalar(value: Scalar) -> None:
-        if isinstance(value, Result):
-            found[value.accumulator] = None
-
-    for node in walk(nodes):
-        visit(node, on_scalar, lambda test: None, lambda value: None)
+    found = dict.fromkeys(
+        value.accumulator
+        for node in walk(nodes)
+        for value in held(node)
+        if isinstance(value, Result)
+    )
     return tuple(found)
 
 
@@ -202,13 +193,8 @@ def moving(value: Scalar, name: str) -> Iterator[Scalar]:
 def accumulators_of(*nodes: Node) -> frozenset[str]:
     """The accumulators that nodes, and those in them, start, join or read."""
     found: set[str] = set()
-
-    def on_scalar(value: Scalar) -> None:
-        if isinstance(value, Result):
-            found.add(value.accumulator)
-
     for node in walk(nodes):
-        visit(node, on_scalar, lambda test: None, lambda value: None)
+        found.update(value.accumulator for value in held(node) if isinstance(value, Result))
         if isinstance(node, Start | Accumulate):
             found.add(node.accumulator)
     return frozenset(found)

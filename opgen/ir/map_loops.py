@@ -104,52 +104,69 @@ def map_read(
     nodes: tuple[Node, ...], change: Callable[[Load | Result], Scalar]
 ) -> tuple[Node, ...]:
     """The nodes with everything replaced that scalars read: elements, and accumulators."""
+    return tuple(_map_read_of_node(node, change) for node in nodes)
 
-    def scalar(value: Scalar) -> Scalar:
-        match value:
-            case Load() | Result():
-                return change(value)
-            case Call(primitive=primitive, arguments=arguments):
-                return Call(primitive, tuple(map(scalar, arguments)))
-            case Choose(test=condition, then=then, otherwise=otherwise):
-                return Choose(test(condition), scalar(then), scalar(otherwise))
-            case Number() | Argument() | Integer():
-                return value
-            case unexpected:
-                assert_never(unexpected)
 
-    def test(value: Test) -> Test:
-        match value:
-            case Always() | Inside():
-                return value
-            case Nonzero(value=number):
-                return Nonzero(scalar(number))
-            case All(tests=tests):
-                return All(tuple(map(test, tests)))
-            case Any(tests=tests):
-                return Any(tuple(map(test, tests)))
-            case Either(condition=condition, then=then, otherwise=otherwise):
-                return Either(test(condition), test(then), test(otherwise))
-            case unexpected:
-                assert_never(unexpected)
+_ChangeRead = Callable[[Load | Result], Scalar]
 
-    def node(each: Node) -> Node:
-        match each:
-            case For(body=body) | Lanes(body=body):
-                return replace(each, body=tuple(map(node, body)))
-            case If(body=body, test=condition):
-                return replace(each, body=tuple(map(node, body)), test=test(condition))
-            case Start(value=None) | Define():
-                return each
-            case Accumulate(value=value, present=present):
-                return replace(each, value=scalar(value), present=test(present))
-            case Start(value=value) | Store(value=value) | AtomicAdd(value=value):
-                assert value is not None
-                return replace(each, value=scalar(value))
-            case unexpected:
-                assert_never(unexpected)
 
-    return tuple(map(node, nodes))
+def _map_read_of_node(node: Node, change: _ChangeRead) -> Node:
+    match node:
+        case For(body=body) | Lanes(body=body):
+            return replace(node, body=map_read(body, change))
+        case If(body=body, test=test):
+            return replace(node, body=map_read(body, change), test=_map_read_of_test(test, change))
+        case Start(value=None) | Define():
+            return node
+        case Accumulate(value=value, present=present):
+            return replace(
+                node,
+                value=_map_read_of_scalar(value, change),
+                present=_map_read_of_test(present, change),
+            )
+        case Start(value=value) | Store(value=value) | AtomicAdd(value=value):
+            assert value is not None
+            return replace(node, value=_map_read_of_scalar(value, change))
+        case unexpected:
+            assert_never(unexpected)
+
+
+def _map_read_of_scalar(value: Scalar, change: _ChangeRead) -> Scalar:
+    match value:
+        case Load() | Result():
+            return change(value)
+        case Call(primitive=primitive, arguments=arguments):
+            return Call(primitive, tuple(_map_read_of_scalar(each, change) for each in arguments))
+        case Choose(test=test, then=then, otherwise=otherwise):
+            return Choose(
+                _map_read_of_test(test, change),
+                _map_read_of_scalar(then, change),
+                _map_read_of_scalar(otherwise, change),
+            )
+        case Number() | Argument() | Integer():
+            return value
+        case unexpected:
+            assert_never(unexpected)
+
+
+def _map_read_of_test(test: Test, change: _ChangeRead) -> Test:
+    match test:
+        case Always() | Inside():
+            return test
+        case Nonzero(value=number):
+            return Nonzero(_map_read_of_scalar(number, change))
+        case All(tests=tests):
+            return All(tuple(_map_read_of_test(each, change) for each in tests))
+        case Any(tests=tests):
+            return Any(tuple(_map_read_of_test(each, change) for each in tests))
+        case Either(condition=condition, then=then, otherwise=otherwise):
+            return Either(
+                _map_read_of_test(condition, change),
+                _map_read_of_test(then, change),
+                _map_read_of_test(otherwise, change),
+            )
+        case unexpected:
+            assert_never(unexpected)
 
 
 def renamed(

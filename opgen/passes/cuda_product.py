@@ -20,7 +20,7 @@ from opgen.algebra.prove import is_positive
 from opgen.ir.context import facts_of
 from opgen.ir.contraction import Contraction, Factor
 from opgen.ir.convolution import Role
-from opgen.ir.loop_parts import visit
+from opgen.ir.loop_parts import held
 from opgen.ir.loops import (
     Accumulate,
     All,
@@ -170,15 +170,11 @@ def _is_element(load: Load, program: Program) -> bool:
 
 def _checks_indices(kernel: Kernel) -> bool:
     """Whether an index may be found outside at run time."""
-    found: list[Test] = []
-
-    def on_test(test: Test) -> None:
-        if isinstance(test, Inside) and test.fault is not None:
-            found.append(test)
-
-    for node in walk(kernel.body):
-        visit(node, lambda scalar: None, on_test, lambda value: None)
-    return bool(found)
+    return any(
+        isinstance(value, Inside) and value.fault is not None
+        for node in walk(kernel.body)
+        for value in held(node)
+    )
 
 
 def _parts(kernel: Kernel) -> tuple[Start, tuple[Node, ...], tuple[Node, ...]] | None:

@@ -14,8 +14,8 @@ from typing import Final
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import Poly, maximum, minimum, poly, symbol
-from opgen.ir.loop_parts import loads_of, visit
-from opgen.ir.loops import Axis, Define, For, If, Kernel, Load, Node, Scalar, Store, walk
+from opgen.ir.loop_parts import loads_of
+from opgen.ir.loops import Axis, Define, For, If, Kernel, Node, Store, walk
 from opgen.ir.map_loops import map_nodes, polynomials, renamed
 from opgen.passes.moving_loops import counted, divisors, step
 
@@ -151,14 +151,11 @@ def _filling(value: Poly, name: str, short: Mapping[str, Axis]) -> tuple[Axis, .
 
 def _moving(kernel: Kernel, bodies: Sequence[Body], name: str) -> Iterator[Axis]:
     """Short axes that are added to the row's index in what is read."""
-    found: list[Poly] = []
-
-    def on_scalar(value: Scalar) -> None:
-        if isinstance(value, Load) and value.indices and name in value.indices[-1].symbols:
-            found.append(value.indices[-1])
-
-    for node in walk(bodies[0]):
-        visit(node, on_scalar, lambda test: None, lambda value: None)
+    found = [
+        load.indices[-1]
+        for load in loads_of(walk(bodies[0]))
+        if load.indices and name in load.indices[-1].symbols
+    ]
     for axis in kernel.axes:
         if axis.name == name or not axis.extent.is_constant:
             continue
