@@ -102,6 +102,29 @@ def test_inference_mode(op: Op) -> None:
         close(result, op.reference(*op.tensors))
 
 
+@pytest.mark.parametrize("rows", [4, 512])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_nothing_is_recorded_in_inference_mode(rows: int, dtype: torch.dtype | None) -> None:
+    """Even where gradients are enabled within it, as by PyTorch's ops; large calls keep something.
+
+    What is changed in place there would be unknown to gradients, which would be wrong.
+    """
+    softmax = opgen.load(SPECS / "softmax.op").softmax
+    x = torch.randn(rows, 100, requires_grad=True)
+    for _ in range(3):
+        with (
+            torch.inference_mode(),
+            torch.enable_grad(),
+            torch.autocast("cpu", dtype=dtype, enabled=dtype is not None),
+        ):
+            y = softmax(softmax(x))
+            assert torch.softmax(x, -1).requires_grad == y.requires_grad is False
+            y.mul_(3)
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            y.sum().backward()
+    assert softmax(x).requires_grad
+
+
 def test_nothing_is_recorded_without_need() -> None:
     op = cases.op("conv2d")
     assert op.ours(*op.tensors).grad_fn is None

@@ -60,6 +60,17 @@ is_jit_tracing = cast(Callable[[], bool], find("torch._C", "_is_tracing"))
 autocast_is_active = cast(Callable[[], bool], find("torch._C", "_is_any_autocast_enabled"))
 any_requires_grad = cast(Callable[..., bool], find("torch._C", "_any_requires_grad"))
 
+
+def are_recorded(*tensors: torch.Tensor | None) -> bool:
+    """Whether a call with these tensors is recorded for gradients.
+
+    In inference mode none is, even where gradients are enabled within it: autograd would not see
+    what is changed in place, nor could anything be saved for it.
+    """
+    wanted = torch.is_grad_enabled() and any_requires_grad(*tensors)
+    return wanted and not torch.is_inference_mode_enabled()
+
+
 forward_ad = cast(Any, find("torch.autograd", "forward_ad"))
 find("torch.autograd", "forward_ad._current_level")
 

@@ -64,7 +64,7 @@ def derived_caller(ways: Ways, is_public: bool) -> Callable[[Sequence[Any], Sequ
     """
     overload, record, twin_of, answer = ways.overload, ways.record, ways.twin, ask_python()
     library = ways.library
-    is_grad_enabled, any_requires_grad = torch.is_grad_enabled, compat.any_requires_grad
+    are_recorded = compat.are_recorded
     is_compiling = torch.compiler.is_compiling
 
     def call(tensors: Sequence[Any], numbers: Sequence[Number]) -> Any:
@@ -73,7 +73,7 @@ def derived_caller(ways: Ways, is_public: bool) -> Callable[[Sequence[Any], Sequ
         for tensor in tensors:
             if type(tensor) not in _PLAIN:
                 return overload(*tensors, *numbers)
-        if is_grad_enabled() and any_requires_grad(*tensors):
+        if are_recorded(*tensors):
             if compat.autocast_is_active() or compat.is_jit_tracing():
                 return overload(*tensors, *numbers)
             return record(None, tuple(numbers), *tensors)
@@ -112,6 +112,7 @@ def public_caller(operation: Operation, ways: Ways) -> Callable[..., Any]:
         torch.compiler.is_compiling,
         compat,
         torch.is_grad_enabled,
+        torch.is_inference_mode_enabled,
         torch.Tensor,
         torch.nn.Parameter,
         is_suspended,
@@ -123,8 +124,8 @@ def public_caller(operation: Operation, ways: Ways) -> Callable[..., Any]:
 
 
 _CALLER = """
-def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
-         Parameter, suspended, autocasts, cast, unrounded, on_gpu):
+def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, infers,
+         Tensor, Parameter, suspended, autocasts, cast, unrounded, on_gpu):
     in_full, overload, record, find_twin = ways.in_full, ways.overload, ways.record, ways.twin
     transforms, modes = compat.transforms_are_active, compat.dispatch_modes
     function_modes, forward_ad = compat.function_modes_are_active, compat.forward_ad
@@ -153,7 +154,7 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
         if autocast():
             ways.check({parameters})  # numbers that no call had yet
             result = aside(numbers, {parameters})
-        elif ways.keeps and is_grad_enabled() and {wanted} and not tracing():
+        elif ways.keeps and is_grad_enabled() and {wanted} and not infers() and not tracing():
             ways.check({parameters})
             result = record(None, numbers, {tensors})
         else:
@@ -176,7 +177,7 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, Tensor,
             twin = twins.get(({integers}))
             if twin is None:
                 return first(({integers}), ({numbers}), {parameters})
-            if is_grad_enabled() and {wanted}:
+            if is_grad_enabled() and {wanted} and not infers():
                 if autocast() or tracing():
                     return aside(({numbers}), {parameters})
                 return record(twin, ({numbers}), {tensors})

@@ -72,7 +72,7 @@ class _Casts:
         """See `caller`."""
         if lookup_library.is_suspended() or lookup_library.build_meanwhile():
             return None
-        if torch.is_grad_enabled() and compat.any_requires_grad(*tensors):
+        if compat.are_recorded(*tensors):
             return None
         if not all(map(_can_be_entered, tensors)):
             return None

@@ -213,7 +213,7 @@ def caller(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
     It is asked where autocast is on.
     """
     generic = [at for at, each in enumerate(operation.inputs) if each.dtype in GENERIC]
-    is_grad_enabled, any_requires_grad = torch.is_grad_enabled, compat.any_requires_grad
+    are_recorded = compat.are_recorded
     is_single = len(operation.outputs) == 1
     has_gradient = is_single and operation.outputs[0].dtype in GENERIC
     record = _recorded(operation)
@@ -236,7 +236,7 @@ def caller(operation: Operation) -> Callable[[Numbers, Tensors], Any]:
                 return None
         if not is_large:
             return None
-        if is_grad_enabled() and any_requires_grad(*tensors):
+        if are_recorded(*tensors):
             return record(numbers, tensors) if has_gradient else None
         given = list(tensors)
         for at in generic:
