@@ -12,8 +12,9 @@ An op that keeps `z` has it as an output. Of any op those temporaries are worth 
 sums or the like with fewer dims than what they are of, which take as long as all else. So are the
 positions of extremes, which only gradients look for, see `passes.kept_positions`.
 
-What an output was divided from is the output times the divisor, see `passes.kept_quotients`: of
-`y[b,d] = p[b,d] / s[b]` a gradient reads `y`, and computes no exponential.
+Where all that a temporary is multiplied by was divided by a sum, gradients read the quotient if an
+output is that, see `passes.kept_quotients`: of `y[b,d] = p[b,d] / s[b]` they read `y`, and compute
+no exponential.
 """
 
 from __future__ import annotations
@@ -22,16 +23,11 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from opgen.ir.family import Keepable
-from opgen.ir.notation import (
-    Apply,
-    Op,
-    Statement,
-    reads,
-)
+from opgen.ir.notation import Apply, Op, Statement, reads
 from opgen.ir.walk import all_reads, literals, nodes
 from opgen.passes.assemble import Parts, assemble
 from opgen.passes.kept_positions import positions, telling, told, with_positions
-from opgen.passes.kept_quotients import quotients, with_outputs, without_divisor
+from opgen.passes.kept_quotients import quotients, without_quotient
 from opgen.passes.stages import plain
 
 _CHEAP = frozenset({"add", "sub", "mul", "neg", "max", "min", "abs", "select"})
@@ -92,20 +88,15 @@ def with_kept(op: Op, forward: Op, names: Collection[str]) -> tuple[Op, tuple[st
         and each.divisor.tensor in kept
         and _is_worth_it(op, each.dividend.tensor, same)
     ]
-    divided = {each.dividend.tensor for each in found}
-    results = [*places, *(each.output.tensor for each in found)]
-    outputs = {name: plain(forward, name) for name in results}
-    kept = {name: each for name, each in kept.items() if name not in divided} | outputs
-    statements: list[Statement] = []
-    for statement in op.statements:
-        name = statement.target.tensor
-        if name not in kept and name not in divided:
-            statements.append(statement)
-    statements = [with_outputs(each, found) for each in statements]
+    statements = [each for each in op.statements if each.target.tensor not in kept]
     own = {each.name for each in op.temporaries} - kept.keys()
     for each in found:
-        without = without_divisor(statements, each, own)
-        statements = [each.statement, *statements] if without is None else without
+        without = without_quotient(statements, each, own)
+        if without is not None:
+            statements = without
+            places = (*places, each.output.tensor)
+            kept.pop(each.dividend.tensor, None)
+    kept |= {name: plain(forward, name) for name in places}
     written = {each.target.tensor for each in statements}
     of_forward = {each.name for each in forward.inputs}
     given = [each for each in op.inputs if each.name in of_forward]

@@ -1,20 +1,23 @@
 """Outputs that were divided from a temporary: what gradients read in place of that.
 
-The gradient of a softmax `y[b,d] = p[b,d] / s[b]` reads the exponentials `p`. Each is the output
-times the divisor, which a kept sum is, so that none is computed again:
+The gradient of a softmax `y[b,d] = p[b,d] / s[b]` multiplies by the exponentials `p`, which it
+would have to compute again:
 
-    p[b,d]       = y[b,d] * s[b]
     grad_p[b,d] += grad_y[b,d] / s[b]
-    grad_s[b]    = sum(d) -y[b,d] * (grad_y[b,d] / s[b])
+    grad_s[b]    = sum(d) -p[b,d] / s[b] * (grad_y[b,d] / s[b])
     grad_p[b,d] += grad_s[b]
     grad_x[b,d]  = p[b,d] * grad_p[b,d]
 
-And where all that the other factor is a sum of was divided by `s`, nobody needs that either:
+All that the other factor is a sum of was divided by `s`. So nobody needs that, and `y` tells all:
 
     grad_p[b,d] += grad_y[b,d]
     grad_s[b]    = sum(d) -y[b,d] * grad_y[b,d]
     grad_p[b,d] += grad_s[b]
     grad_x[b,d]  = y[b,d] * grad_p[b,d]
+
+The output times the divisor does not stand for `p` anywhere else. It is rounded twice: where `p` is
+compared with a number that it may be, as in `max(p, 1)`, the gradient would go another way. And a
+quotient may be 0, or have lost most of its bits, where the dividend is neither.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from opgen.algebra.poly import Poly
-from opgen.ir.build import ZERO, apply, neg
+from opgen.ir.build import apply, neg
 from opgen.ir.indices import extents_of
 from opgen.ir.notation import (
     Access,
@@ -45,20 +48,15 @@ from opgen.ir.notation import (
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """A statement `output = dividend / divisor`, each cell of both in one place, turned around."""
+    """A statement `output = dividend / divisor`, each cell of both first ones in one place."""
 
     output: Access
     dividend: Access
     divisor: Access
-    statement: Statement
 
 
 def quotients(op: Op) -> Iterator[Quotient]:
-    """The quotients that outputs of an op are.
-
-    Where the quotient is 0 the dividend was too, or too small beside the divisor for its gradient
-    to be seen, or the divisor has no end.
-    """
+    """The quotients that outputs of an op are."""
     results = {each.name for each in op.outputs}
     targets = [each.target.tensor for each in op.statements]
     for statement in op.statements:
@@ -73,27 +71,31 @@ def quotients(op: Op) -> Iterator[Quotient]:
             ) if output in results and targets.count(output) == 1:
                 whole = _is_whole(op, statement, statement.target)
                 if whole and _is_whole(op, statement, dividend):
-                    quotient = Read(statement.target)
-                    product = apply("mul", quotient, Read(divisor))
-                    body = apply("select", apply("eq", quotient, ZERO), ZERO, product)
-                    loops = {each.name: each for each in statement.iterators}
-                    order = tuple(loops[str(index.value)] for index in dividend.indices)
-                    turned = replace(
-                        statement, target=dividend, iterators=order, body=body, span=None
-                    )
-                    yield Quotient(statement.target, dividend, divisor, turned)
+                    yield Quotient(statement.target, dividend, divisor)
             case _:
                 pass
 
 
-def with_outputs(statement: Statement, found: Collection[Quotient]) -> Statement:
+def without_quotient(
+    statements: Sequence[Statement], quotient: Quotient, temporaries: Collection[str]
+) -> list[Statement] | None:
+    """The statements with neither the dividend nor the divisor of a quotient, but what it is; None
+    where the dividend does more than to multiply sums of what was divided."""
+    dividend = quotient.dividend.tensor
+    others = [each for each in statements if each.target.tensor != dividend]
+    return _without_divisor(
+        [_with_output(each, quotient) for each in others], quotient, temporaries
+    )
+
+
+def _with_output(statement: Statement, quotient: Quotient) -> Statement:
     """The statement that reads an output where it divides what that was divided from."""
 
     def change(expr: Expr) -> Expr | None:
         match expr:
             case Apply(primitive="div", arguments=(Read(access=above), Read(access=below))):
-                cells = (_output_at(each, above, below) for each in found)
-                return next((Read(each) for each in cells if each is not None), None)
+                cell = _output_at(quotient, above, below)
+                return None if cell is None else Read(cell)
             case _:
                 return None
 
@@ -138,14 +140,10 @@ def _is_whole(op: Op, statement: Statement, access: Access) -> bool:
 
 
 # ---------------------------------------------------------------------------- without the divisor
-def without_divisor(
+def _without_divisor(
     statements: Sequence[Statement], quotient: Quotient, temporaries: Collection[str]
 ) -> list[Statement] | None:
-    """The statements with neither the dividend nor the divisor of a quotient, where the dividend is
-    only multiplied by sums of what was divided; None where it is not.
-
-    Statements of the dividend itself are not among these.
-    """
+    """The statements without those two; see `without_quotient`."""
     dividend = quotient.dividend.tensor
     factors: set[str] = set()
     out: list[Statement] = []
@@ -153,6 +151,9 @@ def without_divisor(
         if all(access.tensor != dividend for access in reads(statement.body)):
             out.append(statement)
             continue
+        is_sum = statement.reducer in (Reducer.ADD, Reducer.ASSIGN)
+        if not is_sum or not _multiplies(statement.body, dividend):
+            return None
         found = _multiplied(statement.body, quotient, temporaries)
         if found is None:
             return None
@@ -167,6 +168,25 @@ def without_divisor(
     axes = tuple(names.index(index.value) for index in of_divisor)
     scaling = _Scaling(quotient.divisor.tensor, frozenset(temporaries), out)
     return scaling.applied(dict.fromkeys(factors, axes))
+
+
+def _multiplies(body: Expr, name: str) -> bool:
+    """Whether a tensor only multiplies what a body is made of: nothing is decided by it, and it is
+    no argument of a function."""
+    if all(access.tensor != name for access in reads(body)):
+        return True
+    match body:
+        case Read():
+            return True
+        case Apply(primitive="mul" | "add" | "sub" | "neg", arguments=arguments):
+            return all(_multiplies(each, name) for each in arguments)
+        case Apply(primitive="div", arguments=(above, below)):
+            return _multiplies(above, name) and all(a.tensor != name for a in reads(below))
+        case Apply(primitive="select", arguments=(test, *branches)):
+            decides = any(access.tensor == name for access in reads(test))
+            return not decides and all(_multiplies(each, name) for each in branches)
+        case _:
+            return False
 
 
 def _multiplied(
