@@ -153,6 +153,20 @@ def test_nan_in_max() -> None:
     assert gradient.tolist() == [[0, 1, 0, 0], [0, 1, 0, 0]]
 
 
+@pytest.mark.parametrize("name", ["minimum", "maximum"])
+def test_gradients_of_two_pass_beside_nan(name: str) -> None:
+    """To both, as in PyTorch; of what is equal, which PyTorch shares out, to the first."""
+    nan, short = math.nan, name[:3]
+    op = opgen.compile(f"op f(a: float[N], b[N]) -> y[N]\n  y[n] = {short}(a[n], b[n])\n").f
+    a = torch.tensor([nan, 1, nan, 1, 2, -1], requires_grad=True)
+    b = torch.tensor([1, nan, nan, 2, 1, -1.0], requires_grad=True)
+    mine, theirs = op(a, b), getattr(torch, name)(a, b)
+    torch.testing.assert_close(mine, theirs, equal_nan=True)
+    wanted = [each.tolist() for each in torch.autograd.grad(theirs.sum(), (a, b))]
+    wanted[0][-1], wanted[1][-1] = 1, 0
+    assert [each.tolist() for each in torch.autograd.grad(mine.sum(), (a, b))] == wanted
+
+
 def test_empty_reductions_with_non_empty_output() -> None:
     op = opgen.compile(
         "op f(x: float[N,K]) -> total[N], product[N], top[N], low[N], average[N], index: i64[N]\n"

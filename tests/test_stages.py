@@ -233,7 +233,7 @@ def test_a_gradient_of_what_was_kept() -> None:
         "## Gradient of `f` with respect to `k`.\n"
         "op f_grad_k_of_kept(x[N,C,H,W], b[O], z[N,O,H,W], grad_y[N,O,H,W]) -> grad_k[O,C,3,3]\n"
         "  tmp grad_z[N,O,H,W]\n"
-        "  grad_z[n,o,h,w] = select(z[n,o,h,w] + b[o] >= 0, grad_y[n,o,h,w], 0)\n"
+        "  grad_z[n,o,h,w] = select(z[n,o,h,w] + b[o] < 0, 0, grad_y[n,o,h,w])\n"
         "  grad_k[o,c,i,j] = sum(n,h,w) x[n,c, h + i - 1 ?0, j + w - 1 ?0] * grad_z[n,o,h,w]\n"
     )
 

@@ -132,6 +132,11 @@ class Primitive:
 
 
 # ---------------------------------------------------------------------------- longer partials
+def _less(*conditions: Expr) -> tuple[Expr, ...]:
+    """For each condition 0 where it holds, 1 elsewhere."""
+    return tuple(select(each, ZERO, ONE) for each in conditions)
+
+
 def _partials_of_pow(a: Expr, b: Expr) -> tuple[Expr, Expr]:
     # Both have a removable 0 * inf at a == 0: the first where b == 0, the second where b >= 0.
     at_zero = apply("eq", a, ZERO)
@@ -307,11 +312,11 @@ _ROWS: Final = (
     _prefix("not", "not", _P.NOT, "!", lambda a: int(not a), None, kind=Kind.BOOLEAN),
     _select_row(),
     # piecewise linear and piecewise constant; `a + b` is reached by NaN only
-    _helped("min", 2, functions.minimum, lambda a, b: mask(apply("le", a, b)),
+    # Not `select(a <= b, 1, 0)`: at NaN the gradient passes, to both.
+    _helped("min", 2, functions.minimum, lambda a, b: _less(apply("gt", a, b), apply("le", a, b)),
             "a <= b ? a : a > b ? b : a + b"),
-    _helped("max", 2, functions.maximum, lambda a, b: mask(apply("ge", a, b)),
+    _helped("max", 2, functions.maximum, lambda a, b: _less(apply("lt", a, b), apply("ge", a, b)),
             "a >= b ? a : a < b ? b : a + b"),
-    # Not `select(a > 0, 1, 0)`: the gradient passes at NaN.
     _helped("relu", 1, functions.relu, lambda a: (select(apply("le", a, ZERO), ZERO, ONE),),
             "a < 0 ? 0 : a"),
     _exact("abs", _FABS, abs, lambda a: (apply("sign", a),)),

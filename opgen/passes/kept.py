@@ -3,7 +3,7 @@
 Before, the gradient of a convolution with a ReLU:
 
     z[n,o,h,w] = sum(c, i, j) x[n,c, h+i-1 ?0, w+j-1 ?0] * k[o,c,i,j]
-    grad_z[n,o,h,w] = select(z[n,o,h,w] + b[o] >= 0, grad_y[n,o,h,w], 0)
+    grad_z[n,o,h,w] = select(z[n,o,h,w] + b[o] < 0, 0, grad_y[n,o,h,w])
     ...
 
 After: the same without its first statement, and `z` is an input.
