@@ -106,6 +106,47 @@ def test_other_types_stay() -> None:
         assert with_factored_sums(op) == op
 
 
+DECIDING = {
+    "a condition": "y[n,c] = select(d[n,c] >= 1, 3*x[n,c], x[n,c])",
+    "the larger": "y[n,c] = max(d[n,c], 1)",
+    "a function": "y[n,c] = floor(d[n,c]) * x[n,c]",
+    "through another": "e[n,c] = 2*d[n,c] - 1\n  y[n,c] = select(e[n,c] == 1, 3*x[n,c], x[n,c])",
+    "an extreme": "e[n] = max(c) d[n,c]\n  y[n,c] = e[n] * x[n,c]",
+}
+
+
+@pytest.mark.parametrize("lines", DECIDING.values(), ids=DECIDING)
+def test_what_something_is_decided_by_stays(lines: str) -> None:
+    """`x * (1 / s)` is not 1 where `x / s` is: gradients would go another way."""
+    head = "op f(x: float[N,C], s[N]) -> y[N,C]\n  d[n,c] = x[n,c] / s[n]\n"
+    op = read_one(f"{head}  {lines}\n")
+    assert with_factored_sums(op) == op
+    assert (
+        with_factored_sums(read_one(f"{head}  y[n,c] = d[n,c] * 2\n")).statements[0]
+        != (op.statements[0])
+    )
+
+
+@pytest.mark.parametrize("shape", [(60, 30), (400, 131)])
+def test_quotients_that_are_exactly_one(shape: tuple[int, int]) -> None:
+    """Of the largest number in each row; small calls, and large ones, which keep it."""
+    text = """op f(x: float[N,C]) -> y[N,C]
+  m[n] = max(c) x[n,c]
+  d[n,c] = x[n,c] / m[n]
+  y[n,c] = select(d[n,c] >= 1, 3*x[n,c], x[n,c])
+"""
+    torch.manual_seed(0)
+    x = torch.randn(shape, requires_grad=True)
+    call = opgen.compile(text).f
+    largest = x.detach().amax(1, keepdim=True)
+    wanted = torch.where(x.detach() / largest >= 1, 3.0, 1.0)
+    assert (wanted == 3).sum() >= shape[0]
+    for _ in range(2):
+        y = call(x)
+        assert torch.equal(y, wanted * x)
+        assert torch.equal(torch.autograd.grad(y.sum(), x)[0], wanted)
+
+
 def test_an_op_of_a_spec_computes_what_is_written() -> None:
     op = read_one(f"{HEAD}  y[n] = sum(c,h) x[n,c,h] / s[n]\n")
     assert for_cpu(op) == op

@@ -24,8 +24,10 @@ is a divisor:
 These are other roundings than those of the terms as they stand, no more of them; but what is
 multiplied first may be too small or too large for a float where the terms are not: factors of
 1e-25, or a divisor of 1e-39. So it is for what opgen derived: an op of a spec computes what is
-written there. It is for the CPU; a GPU waits for memory meanwhile, and another kernel costs a
-launch.
+written there. And it is for what nothing is decided by: a derived op computes temporaries of its
+op again, and `x[n,c] / peak[n] >= 1` must hold where it held before, which it does not of
+`x[n,c] * (1 / peak[n])`. It is for the CPU; a GPU waits for memory meanwhile, and another kernel
+costs a launch.
 
 Before: an op. After: an op with the same values but for rounding.
 """
@@ -136,7 +138,10 @@ class _Factored:
 
     def statements(self) -> Iterable[Statement]:
         """All statements, each behind those that it reads."""
-        parts = [self.parts(each) for each in self.op.statements]
+        exact = _deciding(self.op)
+        parts = [
+            None if each.target.tensor in exact else self.parts(each) for each in self.op.statements
+        ]
         worth = [each for each in parts if each is not None and _is_worth_it(each)]
         wanted = dict.fromkeys(self.sum_of(each, each.inner) for each in worth)
         for statement, found in zip(self.op.statements, parts, strict=True):
@@ -273,6 +278,44 @@ class _Factored:
         rest = [each for each in factors if each not in fewer]
         body = _product((*rest, _Factor(Read(self.held[key]), False, names)))
         yield replace(statement, body=neg(body) if parts.negative else body)
+
+
+_LINEAR: Final = frozenset({"add", "sub", "mul", "div", "neg"})
+
+
+def _deciding(op: Op) -> frozenset[str]:
+    """The tensors that conditions, functions and extremes are of, and what those are made of."""
+    found: set[str] = set()
+    for statement in op.statements:
+        if statement.reducer in (Reducer.ADD, Reducer.ASSIGN):
+            found.update(_decided_by(statement.body))
+        else:
+            found.update(access.tensor for access in reads(statement.body))
+    waiting = list(found)
+    while waiting:
+        name = waiting.pop()
+        for statement in op.statements:
+            if statement.target.tensor == name:
+                more = {access.tensor for access in reads(statement.body)} - found
+                found |= more
+                waiting += more
+    return frozenset(found)
+
+
+def _decided_by(expr: Expr) -> Iterable[str]:
+    """The tensors that parts of an expression read which are no sums of products."""
+    match expr:
+        case Apply(primitive="select", arguments=(test, *branches)):
+            yield from (access.tensor for access in reads(test))
+            for each in branches:
+                yield from _decided_by(each)
+        case Apply(primitive=primitive, arguments=arguments) if primitive in _LINEAR:
+            for each in arguments:
+                yield from _decided_by(each)
+        case Apply():
+            yield from (access.tensor for access in reads(expr))
+        case _:
+            pass
 
 
 def _is_worth_it(parts: _Parts) -> bool:
