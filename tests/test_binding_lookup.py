@@ -256,17 +256,19 @@ def test_a_compiler_that_fails_costs_later_ops_nothing(
     broken, asked = tmp_path / "cc", tmp_path / "asked"
     broken.write_text(f'#!/bin/sh\ncase "$*" in *op.c*) echo >> {asked};; esac\nexit 1\n')
     broken.chmod(0o755)
-    early, late = (
-        opgen.compile(f"op {name}(x[N]) -> y[N]\n  y[n] = 2*x[n]\n") for name in ("early", "late")
+    names = ("early", "soon", "late")
+    early, soon, late = (
+        opgen.compile(f"op {each}(x[N]) -> y[N]\n  y[n] = 2*x[n]\n") for each in names
     )
     monkeypatch.setattr(lookup_library, "_slots", 2000 * SLOTS)  # no test needs as many
     lookup_library.build_meanwhile()  # not by the broken one
     assert lookup_library.is_available()
     with monkeypatch.context() as patch:
         patch.setenv("OPGEN_CC", str(broken))
-        for wanted in (2, 3):  # the library and kernels, then kernels alone
+        for call, wanted in ((early.early, 2), (early.early, 3), (soon.soon, 4)):
+            # The library and kernels, then kernels alone, those of another op as well.
             with pytest.raises(build.BuildError):
-                early.early(torch.ones(3))
+                call(torch.ones(3))
             assert len(asked.read_text()) == wanted
     x = torch.ones(3)
     for call in (early.early, late.late, late.late):

@@ -132,7 +132,7 @@ class Primitive:
 
 
 # ---------------------------------------------------------------------------- longer partials
-def _less(*conditions: Expr) -> tuple[Expr, ...]:
+def _unless(*conditions: Expr) -> tuple[Expr, ...]:
     """For each condition 0 where it holds, 1 elsewhere."""
     return tuple(select(each, ZERO, ONE) for each in conditions)
 
@@ -313,9 +313,9 @@ _ROWS: Final = (
     _select_row(),
     # piecewise linear and piecewise constant; `a + b` is reached by NaN only
     # Not `select(a <= b, 1, 0)`: at NaN the gradient passes, to both.
-    _helped("min", 2, functions.minimum, lambda a, b: _less(apply("gt", a, b), apply("le", a, b)),
+    _helped("min", 2, functions.minimum, lambda a, b: _unless(apply("gt", a, b), apply("le", a, b)),
             "a <= b ? a : a > b ? b : a + b"),
-    _helped("max", 2, functions.maximum, lambda a, b: _less(apply("lt", a, b), apply("ge", a, b)),
+    _helped("max", 2, functions.maximum, lambda a, b: _unless(apply("lt", a, b), apply("ge", a, b)),
             "a >= b ? a : a < b ? b : a + b"),
     _helped("relu", 1, functions.relu, lambda a: (select(apply("le", a, ZERO), ZERO, ONE),),
             "a < 0 ? 0 : a"),

@@ -284,7 +284,10 @@ _LINEAR: Final = frozenset({"add", "sub", "mul", "div", "neg"})
 
 
 def _deciding(op: Op) -> frozenset[str]:
-    """The tensors that conditions, functions and extremes are of, and what those are made of."""
+    """The tensors that conditions, functions and extremes are of, and all that these are made of.
+
+    Integers in indices and guards come from such, and their writers are among these.
+    """
     found: set[str] = set()
     for statement in op.statements:
         if statement.reducer in (Reducer.ADD, Reducer.ASSIGN):

@@ -16,6 +16,7 @@ from typing import Final
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Poly, symbol
+from opgen.ir import primitives
 from opgen.ir.context import facts_of
 from opgen.ir.loops import (
     Always,
@@ -38,6 +39,7 @@ from opgen.ir.loops import (
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
     Access,
+    Apply,
     AttributeType,
     DType,
     Index,
@@ -198,13 +200,16 @@ def _with_workspaces(
 ) -> tuple[Op, tuple[GatheredStatement, ...], tuple[Workspace, ...]]:
     """Let kernels that share an output of a narrow type add up in a wide temporary.
 
-    Otherwise every kernel would round what the one before it left.
+    Otherwise every kernel would round what the one before it left. An output of a type of its own
+    that later statements read has one too: what they read is not converted yet.
     """
     kernels = [run.tensor for run in _runs(gathered) for _ in range(2 if run.is_scattered else 1)]
+    read = frozenset[str]().union(*(_tensors_read(part.statement) for part in gathered))
     shared = [
         tensor
         for tensor in op.outputs
-        if kernels.count(tensor.name) > 1 and tensor.dtype not in _WIDE
+        if (kernels.count(tensor.name) > 1 and tensor.dtype not in _WIDE)
+        or (tensor.name in read and _is_converted(op, tensor))
     ]
     if not shared:
         return op, gathered, ()
@@ -222,12 +227,26 @@ def _with_workspaces(
     gathered_copies = dict(zip(copies, gather(wide), strict=True))
     out: list[GatheredStatement] = []
     for at, part in enumerate(gathered):
-        open_names = {old: new for old, new in names.items() if last[old] >= at}
-        out.append(replace(part, statement=rename_tensors(part.statement, open_names)))
+        out.append(replace(part, statement=rename_tensors(part.statement, names)))
         target = part.statement.target.tensor
         if target in names and last[target] == at:
             out.append(gathered_copies[target])
     return wide, tuple(out), tuple(Workspace(new, old) for old, new in names.items())
+
+
+def _is_converted(op: Op, tensor: Tensor) -> bool:
+    """Whether the numbers of an output may be others once they are stored in its declared type.
+
+    What is true or false is the same in all. Undeclared ones take the type of the inputs.
+    """
+    if tensor.dtype.is_generic or tensor.dtype in (DType.F64, DType.I64):
+        return False
+    return not all(
+        isinstance(each.body, Apply)
+        and primitives.PRIMITIVES[each.body.primitive].kind is primitives.Kind.BOOLEAN
+        for each in op.statements
+        if each.target.tensor == tensor.name
+    )
 
 
 def _copy_statement(tensor: Tensor, source: str) -> Statement:

@@ -137,7 +137,7 @@ def build_meanwhile() -> bool:
 
 def _build() -> None:
     with contextlib.suppress(*_FAILURES):  # who needs the library meets the same failure
-        _built(0, _dtypes())
+        _built_unless_refused(0, _dtypes())
 
 
 def _built(block: int, dtypes: Mapping[torch.dtype, int]) -> ctypes.CDLL:
@@ -177,7 +177,7 @@ def _connected(block: int) -> _Library | None:
     try:
         libtorch, dtypes = _libtorch(), _dtypes()
         addresses = [ctypes.cast(getattr(libtorch, each), ctypes.c_void_p) for each in FUNCTIONS]
-        library = _built(block, dtypes)
+        library = _built_unless_refused(block, dtypes)
     except build.BuildError:
         raise  # so that it is not remembered
     except _FAILURES:
