@@ -177,7 +177,7 @@ def make(ways, answer, choices, is_compiling, compat, is_grad_enabled, infers,
             twin = twins.get(({integers}))
             if twin is None:
                 return first(({integers}), ({numbers}), {parameters})
-            if is_grad_enabled() and {wanted} and not infers():
+            if is_grad_enabled() and {wanted} and not infers():  # as `compat.are_recorded`
                 if autocast() or tracing():
                     return aside(({numbers}), {parameters})
                 return record(twin, ({numbers}), {tensors})
