@@ -241,6 +241,9 @@ def _is_converted(op: Op, tensor: Tensor) -> bool:
     """
     if tensor.dtype.is_generic or tensor.dtype in (DType.F64, DType.I64):
         return False
+    types = {each.dtype for each in (*op.inputs, *op.outputs)}
+    if tensor.dtype is DType.F32 and not any(e.is_generic or e is DType.F64 for e in types):
+        return False  # nothing is computed in more bits
     return not all(
         isinstance(each.body, Apply)
         and primitives.PRIMITIVES[each.body.primitive].kind is primitives.Kind.BOOLEAN
