@@ -57,7 +57,16 @@ from opgen.passes.stages import products_of
 from opgen.passes.stages import stages as stages_of
 from opgen.passes.unclamp import unclamped
 from opgen.passes.unrounded import unrounded
-from opgen.paths import WholeError, begin, checked, is_derived, of_kept, op_of, stage_step
+from opgen.paths import (
+    WholeError,
+    begin,
+    checked,
+    is_derived,
+    of_kept,
+    op_of,
+    origin_of,
+    stage_step,
+)
 from opgen.programs import (
     along_rows,
     for_cpu,
@@ -429,11 +438,13 @@ def stages_source(
 def halves_source(
     text: str, name: str, path: tuple[str, ...], apart: tuple[int, ...], own: tuple[int, ...]
 ) -> str:
-    """The same for calls in bfloat16. The names of `WIDE` are those whose results have 32 bits."""
+    """The same for calls in bfloat16. The names of `WIDE` are those whose results have 32 bits, of
+    `AGAIN` those that the op which this one is derived from rounds to 16."""
     module, found = _staged(text, name, path, apart, own, are_halves=True)
     names = tuple((stage.op.name, stage.statement) for stage in found)
     wide = tuple(stage.op.name for stage in found if stage.is_wide)
-    return f"{module}\nSTAGES = {names}\nWIDE = {wide}\n"
+    again = tuple(stage.op.name for stage in found if stage.is_rounded_again)
+    return f"{module}\nSTAGES = {names}\nWIDE = {wide}\nAGAIN = {again}\n"
 
 
 def _staged(
@@ -447,7 +458,8 @@ def _staged(
 ) -> tuple[str, tuple[OpStage, ...]]:
     """A module of stages, and these."""
     ops = checked(text, name)
-    found = stages_of(op_of(text, name, path), apart, are_halves=are_halves)
+    op, origin = op_of(text, name, path), origin_of(text, name, path)
+    found = stages_of(op, apart, are_halves=are_halves, origin=origin)
     units = tuple(
         _stage_unit(stage, own, (*path, stage_step(number, apart, are_halves)), text, ops)
         for number, stage in enumerate(found)

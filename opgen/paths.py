@@ -61,7 +61,7 @@ def op_of(text: str, name: str, path: tuple[str, ...]) -> Op:
     op = ops[first]
     for at, step in enumerate(path[1:], start=1):
         if step.startswith(STAGE):
-            op = _stage(op, step)
+            op = _stage(op, step, origin_of(text, name, (first, *path[1:at])))
         elif step.startswith(KEEPING):
             op = keeping(op, step.removeprefix(KEEPING).split(JOINT))
         elif step.startswith(KEPT):
@@ -77,6 +77,17 @@ def op_of(text: str, name: str, path: tuple[str, ...]) -> Op:
     return found
 
 
+def origin_of(text: str, name: str, path: tuple[str, ...]) -> Op | None:
+    """The op of the spec that the op at the end of a path is derived from, with its leading dims;
+    None if it is not derived."""
+    if not is_derived(path):
+        return None
+    try:
+        return op_of(text, name, path[:1])
+    except WholeError:
+        return None  # it has no op in these dims
+
+
 def of_kept(
     text: str, name: str, path: tuple[str, ...], names: Sequence[str]
 ) -> tuple[Op, tuple[str, ...]]:
@@ -89,8 +100,8 @@ def stage_step(number: int, apart: tuple[int, ...], are_halves: bool = False) ->
     return f"{STAGE}{number}:{','.join(map(str, apart))}{_HALVES if are_halves else ''}"
 
 
-def _stage(op: Op, step: str) -> Op:
-    """The op at the end of such a step."""
+def _stage(op: Op, step: str, origin: Op | None) -> Op:
+    """The op at the end of such a step, from an op that is derived from `origin` if that is one."""
     number, _, apart = step.removeprefix(STAGE).removesuffix(_HALVES).partition(":")
-    found = stages(op, tuple(map(int, apart.split(","))), are_halves=step.endswith(_HALVES))
-    return found[int(number)].op
+    positions, are_halves = tuple(map(int, apart.split(","))), step.endswith(_HALVES)
+    return stages(op, positions, are_halves=are_halves, origin=origin)[int(number)].op

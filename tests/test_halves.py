@@ -340,6 +340,76 @@ def test_gradients_of_gradients() -> None:
     assert float((mine.double() - wanted).abs().max()) <= 2**-5 * float(wanted.abs().max())
 
 
+# ---------------------------------------------------------------------------- computed again
+DECIDED = """op f(x[N,D], k[E,D], b[N,E], c[E]) -> y[N,E]
+  tmp z[N,E]
+  z[n,e] = sum(d) x[n,d] * k[e,d]
+  y[n,e] = select(z[n,e] + b[n,e] >= 1, c[e]*z[n,e], z[n,e])
+"""
+
+
+def on_the_edge() -> tuple[list[Tensor], Tensor]:
+    """Inputs of it, of which products that are rounded make exactly 1, and by how much `z` is
+    multiplied."""
+    torch.manual_seed(0)
+    x, k = (torch.rand(192, 64) / 4).bfloat16(), (torch.rand(200, 64) / 4).bfloat16()
+    z = F.linear(x, k)
+    b = 1 - z
+    is_exact = (z.double() + b.double()) == 1
+    assert is_exact.float().mean() > 0.9
+    wide = x.double() @ k.double().T + b.double()
+    assert (wide < 1)[is_exact].float().mean() > 0.3, "32 bits decide otherwise"
+    factor = torch.where(z.double() + b.double() >= 1, 3.0, 1.0).double()
+    c = torch.full((200,), 3.0).bfloat16()
+    return [each.requires_grad_() for each in (x, k, b, c)], factor
+
+
+@pytest.mark.parametrize("how", ["kept", "create_graph", "vjp"])
+def test_gradients_decide_by_products_as_they_were_rounded(how: str) -> None:
+    """Those that compute them again do so, too, whatever else they do with them."""
+    (call, found), (inputs, factor) = made(DECIDED), on_the_edge()
+    flowing = torch.ones(factor.shape).bfloat16()
+    if how == "vjp":
+        _, pull = torch.func.vjp(call, *inputs)
+        gradient_x, gradient_k, *_ = pull(flowing)
+    else:
+        y = call(*inputs)
+        derived = torch.autograd.grad(y, inputs[:2], flowing, create_graph=how == "create_graph")
+        gradient_x, gradient_k = derived
+    assert any(plans(found)), "it goes in stages"
+    x, k, *_ = (each.detach().double() for each in inputs)
+    check(gradient_x.detach(), factor @ k, 1)
+    check(gradient_k.detach(), factor.T @ x, 1)
+
+
+def test_what_a_gradient_computes_again_has_as_many_bits() -> None:
+    """By itself the gradient would have `z` in 32, since it is beside two other tensors."""
+    _, derived = gradient(DECIDED, ("f", "x"))
+    apart = products_of(derived)
+    (alone, *_), (first, *_) = (
+        stages(derived, apart, are_halves=True, origin=origin)
+        for origin in (None, checked(DECIDED))
+    )
+    assert alone.op.outputs[0].name == first.op.outputs[0].name == "z"
+    assert (alone.is_wide, alone.is_rounded_again) == (True, False)
+    assert (first.is_wide, first.is_rounded_again) == (False, True)
+
+
+def test_gradients_of_calls_without_stages_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of so few products has them in 32 bits; its gradient has twice as many."""
+    text = DECIDED.replace("D", "L")  # whose gradients no call went through before
+    (call, found), (inputs, _) = made(text), on_the_edge()
+    x, k, b, _ = (each.detach().double() for each in inputs)
+    work = x.shape[0] * k.shape[0] * k.shape[1]
+    monkeypatch.setattr(calls, "LEAST_WORK", work + 1)
+    y = call(*inputs)
+    assert not any(plans(found))
+    flowing = torch.ones(y.shape).bfloat16()
+    (gradient_k,) = torch.autograd.grad(y, inputs[1], flowing, create_graph=True)
+    factor = torch.where((x.float() @ k.float().T).double() + b >= 1, 3.0, 1.0).double()
+    check(gradient_k.detach(), factor.T @ x, 1)
+
+
 # ---------------------------------------------------------------------------- calls that go as ever
 def test_float16_has_too_short_a_range() -> None:
     """A sum between statements may be larger than its largest number."""

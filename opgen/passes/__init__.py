@@ -8,8 +8,8 @@ over whole programs; which ones are in turn applied to a kernel is up to `rows`,
 
 These find something out and change nothing:
 
-    of ops       certify, convolution, deviations, fingerprint, halves, independence, joined_dims,
-                 product, without_effect
+    of ops       alike, certify, convolution, deviations, fingerprint, halves, independence,
+                 joined_dims, product, without_effect
     of kernels   apart, block_tensors, frames, lane_bounds, lane_choice, moves, plane_cells
 
 and these are parts that passes are made of:

@@ -23,8 +23,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from opgen.ir.family import Keepable
-from opgen.ir.notation import Apply, Op, Statement, reads
-from opgen.ir.walk import all_reads, literals, nodes
+from opgen.ir.notation import Apply, Op, reads
+from opgen.ir.walk import nodes
+from opgen.passes.alike import alike
 from opgen.passes.assemble import Parts, assemble
 from opgen.passes.kept_positions import positions, telling, told, with_positions
 from opgen.passes.kept_quotients import quotients, without_quotient
@@ -78,9 +79,9 @@ def with_kept(op: Op, forward: Op, names: Collection[str]) -> tuple[Op, tuple[st
     """
     op, places = told(op, forward, names)
     forward = with_positions(forward)
-    same = _Same(op, forward)
+    same = alike(op, forward)
     kept = {each.name: each for each in op.temporaries if each.name in names}
-    kept = {name: plain(op, name) for name in kept if same.has(name)}
+    kept = {name: plain(op, name) for name in kept if name in same}
     found = [
         each
         for each in quotients(forward)
@@ -115,48 +116,11 @@ def with_kept(op: Op, forward: Op, names: Collection[str]) -> tuple[Op, tuple[st
     return derived, read
 
 
-def _is_worth_it(op: Op, dividend: str, same: _Same) -> bool:
+def _is_worth_it(op: Op, dividend: str, same: Collection[str]) -> bool:
     """Whether a derived op computes the dividend with functions that take their time."""
-    return same.has(dividend) and any(
+    return dividend in same and any(
         isinstance(node, Apply) and node.primitive not in _CHEAP
         for statement in op.statements
         if statement.target.tensor == dividend
         for node in nodes(statement.body)
     )
-
-
-# ---------------------------------------------------------------------------- the same tensors
-class _Same:
-    """Which tensors two ops compute by the same statements from the same inputs."""
-
-    def __init__(self, one: Op, other: Op) -> None:
-        self._one, self._other = one, other
-        self._given = {each.name for each in one.inputs} & {each.name for each in other.inputs}
-        self._given |= {each.name for each in one.tables} & {each.name for each in other.tables}
-        self._known: dict[str, bool] = {}
-
-    def has(self, name: str) -> bool:
-        """Whether both have the tensor."""
-        if name not in self._known:
-            own, theirs = _writers(self._one, name), _writers(self._other, name)
-            self._known[name] = (
-                bool(own)
-                and own == theirs
-                and list(map(_literals, own)) == list(map(_literals, theirs))
-                and self._one.extents(name) == self._other.extents(name)
-                and all(
-                    access.tensor in self._given or access.tensor == name or self.has(access.tensor)
-                    for each in own
-                    for access in all_reads(each)
-                )
-            )
-        return self._known[name]
-
-
-def _writers(op: Op, name: str) -> list[Statement]:
-    found = [each for each in op.statements if each.target.tensor == name]
-    return [replace(each, is_exclusive=False) for each in found]
-
-
-def _literals(statement: Statement) -> tuple[str, ...]:
-    return literals(statement.body)

@@ -17,7 +17,9 @@ other. A product that adds to a tensor which others write to as well becomes a t
 which a statement adds.
 
 Calls in bfloat16 have stages of their own, between which some tensors keep the 32 bits that they
-have within an op, see `opgen.passes.halves`.
+have within an op, see `opgen.passes.halves`. A derivative that computes a tensor of its op again
+gives it the bits that it has in the stages of that op: `max(z[n,o] + b[o], 0)` passes a gradient
+where it was positive, whatever else is done with `z`.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from opgen.ir.notation import (
     Tensor,
 )
 from opgen.ir.walk import all_reads
+from opgen.passes.alike import alike
 from opgen.passes.assemble import Parts, assemble
 from opgen.passes.convolution import convolution
 from opgen.passes.halves import wide_between
@@ -47,12 +50,14 @@ from opgen.passes.own_targets import with_own_targets
 class Stage:
     """One of several ops, and the position of the statement in the whole if it is one apart.
 
-    A product whose result `is_wide` is to be computed in 32 bits, of factors with 16.
+    A product whose result `is_wide` is to be computed in 32 bits, of factors with 16. One that
+    `is_rounded_again` has 16, since the op that this one is derived from computes it so.
     """
 
     op: Op
     statement: int | None
     is_wide: bool = False
+    is_rounded_again: bool = False
 
 
 _INTEGERS = (DType.INT, DType.I64)
@@ -77,14 +82,22 @@ def products_of(op: Op) -> tuple[int, ...]:
     return tuple(found)
 
 
-def stages(op: Op, apart: Collection[int], *, are_halves: bool = False) -> tuple[Stage, ...]:
+def stages(
+    op: Op, apart: Collection[int], *, are_halves: bool = False, origin: Op | None = None
+) -> tuple[Stage, ...]:
     """The ops that compute an op, in order; each of the statements `apart` is one.
 
     Their inputs and outputs have the names of the tensors that they are. If `are_halves` they are
-    those for calls in bfloat16.
+    those for calls in bfloat16; `origin` is then the op that this one is derived from, if it is.
     """
-    op, products = with_own_targets(op, apart)
+    whole = op
+    op, products = with_own_targets(whole, apart)
     wide = wide_between(op, products) if are_halves else frozenset()
+    again: frozenset[str] = frozenset()
+    if are_halves and origin is not None:
+        there, products_there = with_own_targets(origin, _apart_there(whole, apart, origin))
+        again, wide_there = alike(op, there), wide_between(there, products_there)
+        wide, again = wide - again | wide_there & again, again - wide_there
     units = _units(op, products)
     made: list[tuple[list[Statement], int | None]] = []
     known = {tensor.name for tensor in op.inputs} | {table.name for table in op.tables}
@@ -101,7 +114,22 @@ def stages(op: Op, apart: Collection[int], *, are_halves: bool = False) -> tuple
                 units.remove(unit)
         if together:
             made.append((together, None))
-    return tuple(_staged(op, made, wide))
+    return tuple(_staged(op, made, wide, again))
+
+
+def _apart_there(op: Op, apart: Collection[int], origin: Op) -> list[int]:
+    """The products that the op which an op is derived from has apart, if it has those apart that
+    this one has, and none that this one has within other stages."""
+    within = {
+        replace(each, is_exclusive=False)
+        for at, each in enumerate(op.statements)
+        if at not in apart
+    }
+    return [
+        at
+        for at in products_of(origin)
+        if replace(origin.statements[at], is_exclusive=False) not in within
+    ]
 
 
 # ---------------------------------------------------------------------------- statements
@@ -150,7 +178,10 @@ def _units(op: Op, products: Mapping[str, int]) -> list[_Unit]:
 
 
 def _staged(
-    op: Op, made: Sequence[tuple[Sequence[Statement], int | None]], wide: Collection[str]
+    op: Op,
+    made: Sequence[tuple[Sequence[Statement], int | None]],
+    wide: frozenset[str],
+    again: frozenset[str],
 ) -> Iterator[Stage]:
     """An op for each group of statements; products have all their tensors in one type."""
     results = {tensor.name for tensor in op.outputs}
@@ -162,7 +193,8 @@ def _staged(
             declared = wide if product is None else ()
             name = f"{op.name}_stage_{at + 1}"
             staged = _assembled(op, name, statements, outputs, declared)
-            yield Stage(staged, product, product is not None and outputs[0] in wide)
+            apart = frozenset(outputs[:1] if product is not None else ())
+            yield Stage(staged, product, bool(apart & wide), bool(apart & again))
 
 
 def _assembled(

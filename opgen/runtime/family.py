@@ -22,9 +22,9 @@ _Parts = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], bool]
 """The path to an op, the positions of statements that are apart, and whether the call is one in
 bfloat16, see `stages_source`."""
 
-_Stage = tuple[Operation, int | None, bool]
-"""A part of an op, the position of the statement if it is one that is apart, and whether the result
-of that has 32 bits."""
+_Stage = tuple[Operation, int | None, bool, bool]
+"""A part of an op, the position of the statement if it is one that is apart, whether the result of
+that has 32 bits, and whether it is one of 16 that the op before has, too."""
 
 
 @dataclass(eq=False)
@@ -131,8 +131,9 @@ class Family:
                 module = self._module(maker, *about)
                 if module is not None:
                     ops, wide = module.FAMILY.operations, getattr(module, "WIDE", ())
+                    again = getattr(module, "AGAIN", ())
                     self._stages[key] = tuple(
-                        (ops[name], at, name in wide) for name, at in module.STAGES
+                        (ops[name], at, name in wide, name in again) for name, at in module.STAGES
                     )
             return self._stages[key]
 

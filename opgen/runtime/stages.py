@@ -235,7 +235,7 @@ def _planned(call: Call) -> Stages | None:
         are_halves = call.types.shared == _HALVES
         for stage in operation.family.stages(operation, *known, are_halves):
             plan.add(*stage)
-        if not plan.apart or plan.work < least:
+        if not plan.apart or plan.work < least or not plan.is_rounded_as_before(least):
             return None
         found = tuple(sorted(plan.apart)), tuple(sorted(plan.own))
         if found == known:
@@ -248,7 +248,8 @@ class _Plan:
     """Follows a call through its stages, with tensors that hold nothing."""
 
     def __init__(self, call: Call) -> None:
-        self.call, self.work = call, 0
+        self.call, self.work, self.work_again = call, 0, 0
+        self.is_again = False
         self.apart: list[int] = []
         self.own: list[int] = []
         operation = call.operation
@@ -266,8 +267,11 @@ class _Plan:
         self.made: list[Stage] = []
         self.calls: list[Call] = []
 
-    def add(self, operation: Operation, statement: int | None, is_wide: bool) -> None:
-        """Add a stage; `statement` is the position of the product that it is."""
+    def add(
+        self, operation: Operation, statement: int | None, is_wide: bool, is_again: bool
+    ) -> None:
+        """Add a stage; `statement` is the position of the product that it is, and of a product that
+        the op which this one is derived from rounds to 16 bits `is_again` holds."""
         numbers = tuple(flatten(self.known[each.name] for each in operation.attributes))
         sources = tuple(each.name for each in operation.inputs)
         given, on_gpu = [self.found[name] for name in sources], cuda.computes(self.call.device)
@@ -287,8 +291,10 @@ class _Plan:
             is_own = work >= max(1, _least_work(call.device)) and not _is_slow_to_find(call)
             if plan is not None or is_own:
                 self.work += work
+                self.work_again += work * is_again
                 self.apart.append(statement)
                 self.own += [statement] if plan is None else []
+        self.is_again = self.is_again or is_again
         results = tuple(each.name for each in operation.outputs)
         made = evaluation.empty_outputs(call)
         if gives is not None:
@@ -299,6 +305,11 @@ class _Plan:
         if isinstance(plan, Multiplication) is not on_gpu:
             plan = None
         self.made.append(Stage(operation, numbers, sources, results, (), plan, takes, gives))
+
+    def is_rounded_as_before(self, least: int) -> bool:
+        """Whether a gradient has its products again as the call before had them: if that had too
+        few for stages, which is for these alone to say, they were in kernels with 32 bits."""
+        return not self.is_again or self.work_again >= least
 
     def stages(self) -> Stages | None:
         """All of them; None where they would give outputs with other strides than the op."""
