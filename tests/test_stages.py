@@ -54,6 +54,11 @@ ATTENTION = """op f(q[B,N,D], k[B,M,D], v[B,M,E]) -> y[B,N,E]
   s[b,n] = sum(m) e[b,n,m]
   y[b,n,i] = (sum(m) e[b,n,m] * v[b,m,i]) / s[b,n]
 """
+GATED = """op f(x: float[N,D], k[E,D], u[N,E]) -> y[N,E]
+  tmp z[N,E]
+  z[n,e] = sum(d) x[n,d] * k[e,d]
+  y[n,e] = silu(z[n,e]) * u[n,e]
+"""
 SAME_TENSOR_TWICE = """op f(x[N,C], k[C,C]) -> y[N,C]
   tmp z[N,C]
   z[n,c] = sum(d) x[n,d] * k[d,c]
@@ -107,6 +112,7 @@ CASES = {
     "linear": Case(LINEAR, ((3, 11, 48), (33, 48), (33,)), linear),
     "two layers": Case(TWO_LAYERS, ((37, 40), (24, 40), (36, 24)), lambda x, a, b: x @ a.T @ b.T),
     "attention": Case(ATTENTION, ((3, 25, 16), (3, 28, 16), (3, 28, 24)), attention),
+    "gated": Case(GATED, ((37, 40), (24, 40), (37, 24)), lambda x, k, u: F.silu(x @ k.T) * u),
     "same tensor twice": Case(SAME_TENSOR_TWICE, ((26, 32), (32, 32)), same_tensor_twice),
 }
 EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -223,6 +229,19 @@ def gradient(text: str, path: tuple[str, ...]) -> tuple[Op, Op]:
     """An op, and its gradient with respect to some inputs."""
     ops = check_source(Source(text, "<test>"))
     return ops[0], next(member.op for member in derive(ops, 1) if member.path == path)
+
+
+def test_a_gradient_that_is_the_op_itself_reads_what_was_kept() -> None:
+    """That of `u` is the op with what flows back in its place; it has the product by then."""
+    (call, found), inputs = made(GATED), CASES["gated"].inputs(torch.float32)
+    for _ in range(2):
+        mine = gradients(call(*inputs), inputs)
+    for one, other in zip(mine, gradients(CASES["gated"].theirs(*inputs), inputs), strict=True):
+        close(one, other)
+    (known,) = (each for each in plans(found) if each is not None)
+    steps = [step for way in known.gradients.values() for step in way.steps]
+    assert steps
+    assert all("z" in {each.name for each in step.derived.inputs} for step in steps)
 
 
 def test_a_gradient_of_what_was_kept() -> None:

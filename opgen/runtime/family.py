@@ -150,12 +150,12 @@ class Family:
             return self._keeping[key]
 
     def of_kept(
-        self, operation: Operation, names: tuple[str, ...]
+        self, path: tuple[str, ...], names: tuple[str, ...]
     ) -> tuple[Operation, tuple[str, ...]] | None:
-        """A gradient that reads some of these temporaries of the op before it, as
-        `opgen.compiler.kept_source` makes it, and which; None where it reads none of them, and
-        without opgen."""
-        key = operation.path, names
+        """The gradient at the end of a path as an op that reads some of these temporaries of the op
+        before it, as `opgen.compiler.kept_source` makes it, and which; None where it reads none of
+        them, and without opgen."""
+        key = path, names
         with LOCK:
             if key not in self._of_kept:
                 self._of_kept[key] = None

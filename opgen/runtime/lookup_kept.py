@@ -332,13 +332,16 @@ class Keeps:
         every: set[str] = set()
         on_cpu = on_gpu is None
         for step in lookup_autograd.plan(*given, is_last=True, on_gpu=on_gpu, on_cpu=on_cpu):
-            made = operation.family.of_kept(step.derived, names)
-            if made is None:
+            path = step.derived.path
+            is_other = path[:-1] != operation.path  # that of `u` in `y = z*u` is the op itself
+            if is_other:
+                path = (*operation.path, operation.inputs[step.at].name)
+            made = operation.family.of_kept(path, names)
+            places = None if made is None else self._places(step, made, is_other)
+            if made is None or places is None:
                 steps.append(step)
                 continue
             derived, read = made
-            inputs = (each.name for each in step.derived.inputs)
-            places = dict(zip(inputs, step.sources, strict=True))
             places |= {name: count + names.index(name) for name in read}
             values = tuple(flatten(known[each.name] for each in derived.attributes))
             sources = tuple(places[each.name] for each in derived.inputs)
@@ -346,3 +349,21 @@ class Keeps:
             steps.append(lookup_autograd.step_of(*about, derived, values, sources))
             every.update(read)
         return Gradients(tuple(steps), tuple(name for name in names if name in every))
+
+    def _places(
+        self, step: Step, made: tuple[Operation, tuple[str, ...]], is_other: bool
+    ) -> dict[str, int] | None:
+        """Where the tensors are that a gradient which reads temporaries is given, but for these.
+
+        None if that is not known, where the step would ask an op that is none of this one's own.
+        """
+        if not is_other:
+            names = (each.name for each in step.derived.inputs)
+            return dict(zip(names, step.sources, strict=True))
+        derived, read = made
+        places = {each.name: at for at, each in enumerate(self.operation.inputs)}
+        flowing = [e.name for e in derived.inputs if e.name not in places and e.name not in read]
+        sources = [source for source in step.sources if source < 0]
+        if len(flowing) != 1 or len(sources) != 1:
+            return None
+        return places | {flowing[0]: sources[0]}
