@@ -213,3 +213,41 @@ def test_an_index_inside_a_condition_or_a_position_is_checked() -> None:
     ):
         with pytest.raises(IndexError, match=r"index 9 .* of 'id', which has extent 3"):
             call()
+
+
+MIRRORED = """
+op reflected(x[W], at: int[N]) -> y[N]
+  where W >= 1
+  y[n] = x[at[n] ?reflect]
+
+op mirrored(x[W], at: int[N]) -> y[N]
+  where W >= 1
+  y[n] = x[at[n] ?symmetric]
+
+op placed(x[N], at: int[N]; W: size) -> y[W]
+  where W >= 1
+  y[at[n] ?symmetric] += x[n]
+"""
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+def test_an_index_from_data_is_mirrored_once(width: int) -> None:
+    """What one mirror throws past the other one is outside, on either side."""
+    ops, x = opgen.compile(MIRRORED), torch.arange(1.0, width + 1)
+    for index in range(-3 * width - 2, 4 * width + 2):
+        at, one = torch.tensor([index]), torch.ones(1)
+        folded = {
+            "reflected": -index if index < 0 else min(index, 2 * width - 2 - index),
+            "mirrored": -index - 1 if index < 0 else min(index, 2 * width - 1 - index),
+        }
+        for name, cell in folded.items():
+            if 0 <= cell < width:
+                assert getattr(ops, name)(x, at).tolist() == [cell + 1]
+            else:
+                with pytest.raises(IndexError, match="is outside of dimension 0 of 'x'"):
+                    getattr(ops, name)(x, at)
+        if 0 <= folded["mirrored"] < width:
+            assert ops.placed(one, at, W=width).nonzero().tolist() == [[folded["mirrored"]]]
+        else:
+            with pytest.raises(IndexError, match="is outside of dimension 0 of 'y'"):
+                ops.placed(one, at, W=width)

@@ -141,17 +141,22 @@ def fold(index: Index, extent: Poly) -> Poly:
     """The index of the cell that an index stands for, inside the dimension where the mode says so.
 
     With m the distance from the lower mirror, both mirrors at once are min(m, mirror of m). Indices
-    that a mode leaves out stay outside.
+    that a mode leaves out stay outside. Those that data decide may lie beyond what a mirror shows,
+    which is for the call to find out: what the lower one throws past the upper one stays there.
     """
-    value = index.value
+    value, is_checked = index.value, index.value.is_data_dependent
     match index.boundary:
         case Boundary.NONE | Boundary.ZERO | Boundary.FILL | Boundary.DROP:
             return value
         case Boundary.CLAMP:
             return minimum(maximum(value, 0), extent - 1)
+        case Boundary.REFLECT if is_checked:
+            return maximum(minimum(value, 2 * extent - 2 - value), -value)
         case Boundary.REFLECT:
             distance = maximum(value, -value)
             return minimum(distance, 2 * extent - 2 - distance)
+        case Boundary.SYMMETRIC if is_checked:
+            return maximum(minimum(value, 2 * extent - 1 - value), -value - 1)
         case Boundary.SYMMETRIC:
             distance = maximum(value, -value - 1)
             return minimum(distance, 2 * extent - 1 - distance)
