@@ -410,6 +410,51 @@ def test_gradients_of_calls_without_stages_have_none(monkeypatch: pytest.MonkeyP
     check(gradient_k.detach(), factor.T @ x, 1)
 
 
+TWO_PRODUCTS = """op f(x[N,D], k[G,D], w[E,G], t[N,E], p[N,E]) -> y[N,E]
+  tmp a[N,G], h[N,G], z[N,E]
+  a[n,g] = sum(d) x[n,d] * k[g,d]
+  h[n,g] = MIDDLE
+  z[n,e] = sum(g) h[n,g] * w[e,g]
+  y[n,e] = select(z[n,e] - t[n,e] > 0, p[n,e]*z[n,e], z[n,e])
+"""
+
+
+@pytest.mark.parametrize("how", ["kept", "create_graph", "vjp"])
+@pytest.mark.parametrize(
+    ("middle", "sizes"),
+    [
+        ("a[n,g]", (48, 64, 64, 128)),  # of the gradient only the second product is large
+        ("a[n,g]", (96, 64, 64, 64)),  # gradients read the one for the other
+        ("tanh(a[n,g])", (48, 128, 64, 64)),  # the second product stays in a kernel
+        ("max(a[n,g], 0)", (96, 64, 64, 64)),
+    ],
+)
+def test_gradients_of_two_products_decide_as_their_call(
+    middle: str, sizes: tuple[int, ...], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "LEAST_WORK", 2**18)
+    call, found = made(TWO_PRODUCTS.replace("MIDDLE", middle))
+    rows, terms, inner, columns = sizes
+    torch.manual_seed(0)
+    x, k = (torch.randn(rows, terms) / 2).bfloat16(), (torch.randn(inner, terms) / 8).bfloat16()
+    w = (torch.randn(columns, inner) / 8).bfloat16()
+    a = F.linear(x, k)
+    t = F.linear({"a": a, "t": a.tanh(), "m": a.relu()}[middle[0]], w)
+    given = [*(each.requires_grad_() for each in (x, k, w)), t]
+    one, two = (torch.full_like(t, number).requires_grad_() for number in (1, 2))
+    y = call(*given, two)
+    is_more = y != call(*given, one)
+    assert any(plans(found)), "it goes in stages"
+    flowing = torch.ones_like(y)
+    if how == "vjp":
+        *_, gradient_p = torch.func.vjp(call, *given, two)[1](flowing)
+    else:
+        is_kept = how == "kept"
+        derived = torch.autograd.grad(y, [x, k, w, two], flowing, create_graph=not is_kept)
+        gradient_p = derived[-1]
+    assert torch.equal(gradient_p != 0, is_more)
+
+
 # ---------------------------------------------------------------------------- calls that go as ever
 def test_float16_has_too_short_a_range() -> None:
     """A sum between statements may be larger than its largest number."""

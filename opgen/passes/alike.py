@@ -8,13 +8,16 @@ A gradient computes again what it needs of the op that it is of. Of the gradient
     grad_k[o,d] = sum(n) x[n,d] * grad_z[n,o]
 
 `z` is alike. Names tell which tensors may be the same, since derivatives leave them as they are.
+What a gradient is given of the temporaries of its op is the same by itself (`passes.kept`), and a
+tensor that is another one, cell by cell, may stand for that: derivatives read the latter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from opgen.ir.notation import Op, Statement
+from opgen.ir.notation import Boundary, Expr, Op, Read, Reducer, Statement, map_expression
 from opgen.ir.walk import all_reads, literals
 
 
@@ -29,14 +32,17 @@ class _Alike:
 
     def __init__(self, one: Op, other: Op) -> None:
         self._one, self._other = one, other
-        self._given = {each.name for each in one.inputs} & {each.name for each in other.inputs}
+        made = {each.name for each in (*other.inputs, *other.temporaries, *other.outputs)}
+        self._given = {each.name for each in one.inputs} & made
         self._given |= {each.name for each in one.tables} & {each.name for each in other.tables}
         self._known: dict[str, bool] = {}
+        self._copies = _copies(one), _copies(other)
 
     def has(self, name: str) -> bool:
         """Whether both have the tensor."""
         if name not in self._known:
-            own, theirs = _writers(self._one, name), _writers(self._other, name)
+            mine, others = self._copies
+            own, theirs = _writers(self._one, name, mine), _writers(self._other, name, others)
             self._known[name] = (
                 bool(own)
                 and own == theirs
@@ -51,9 +57,35 @@ class _Alike:
         return self._known[name]
 
 
-def _writers(op: Op, name: str) -> list[Statement]:
+def _writers(op: Op, name: str, copies: Mapping[str, str]) -> list[Statement]:
+    """The statements that write a tensor, reading what is copied in place of copies."""
+
+    def change(expr: Expr) -> Expr | None:
+        if isinstance(expr, Read) and expr.access.tensor in copies:
+            return Read(replace(expr.access, tensor=copies[expr.access.tensor]))
+        return None
+
     found = [each for each in op.statements if each.target.tensor == name]
-    return [replace(each, is_exclusive=False) for each in found]
+    return [
+        replace(each, is_exclusive=False, body=map_expression(each.body, change)) for each in found
+    ]
+
+
+def _copies(op: Op) -> dict[str, str]:
+    """The temporaries of reals that are another tensor, cell by cell, and which."""
+    generic = {each.name for each in (*op.inputs, *op.temporaries) if each.dtype.is_generic}
+    found: dict[str, str] = {}
+    for temporary in op.temporaries:
+        match [each for each in op.statements if each.target.tensor == temporary.name]:
+            case [Statement(reducer=Reducer.ASSIGN, guards=(), body=Read(access)) as statement]:
+                indices = statement.target.indices
+                is_whole = op.extents(access.tensor) == op.extents(temporary.name)
+                is_plain = all(each.boundary is Boundary.NONE for each in indices)
+                if access.indices == indices and is_plain and is_whole and access.tensor in generic:
+                    found[temporary.name] = found.get(access.tensor, access.tensor)
+            case _:
+                pass
+    return found
 
 
 def _literals(statement: Statement) -> tuple[str, ...]:

@@ -188,10 +188,10 @@ def _up_to(most: int, size: int) -> int | None:
 def _most() -> int:
     """How many kernels may be made; RuntimeError if the variable is no number."""
     chosen = os.environ.get("OPGEN_SPECIAL_KERNELS")
-    if chosen is None:
+    if not chosen:
         return MOST
     if not chosen.isdecimal():
-        raise RuntimeError(f"$OPGEN_SPECIAL_KERNELS must be a number, got {chosen!r}")
+        raise RuntimeError(f"$OPGEN_SPECIAL_KERNELS must be a number from 0 on, got {chosen!r}")
     return int(chosen)
 
 
