@@ -69,9 +69,9 @@ def test_both_gradients_of_a_known_call_are_one(
     own = ops.unfold_conv if name == "unfold_conv" else getattr(ops, f"{name}2d")
     torchs = F.conv_transpose2d if name == "conv_transpose" else F.conv2d
     torch.manual_seed(0)
-    x = torch.randn(2, 64, 5, 6).to(memory_format=format_).requires_grad_()
+    x = torch.randn(2, 64, 6, 9).to(memory_format=format_).requires_grad_()
     weight = torch.randn(64, 64, 3, 3).to(memory_format=format_).requires_grad_()
-    cotangent = torch.randn(2, 64, 5, 6).to(memory_format=format_)
+    cotangent = torch.randn(2, 64, 6, 9).to(memory_format=format_)
     for known in (False, True, True):
         asked.clear()
         got = torch.autograd.grad(own(x, weight, padding=1), (x, weight), cotangent)
@@ -159,7 +159,7 @@ def test_both_gradients_are_computed_apart_beside_infinity() -> None:
 
 
 def test_what_differs_in_anything_is_another_call() -> None:
-    x, weight = torch.randn(2, 64, 5, 6), torch.randn(64, 64, 3, 3)
+    x, weight = torch.randn(2, 64, 6, 9), torch.randn(64, 64, 3, 3)
     key, numbers = library_call.key_of, (1, 1, 1, 1, 1, 1, 1)
     others = [
         key((x, weight, torch.zeros(64)), numbers),

@@ -358,7 +358,9 @@ def test_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "many")
     op = fresh("filtered_5")
-    with pytest.raises(RuntimeError, match="OPGEN_SPECIAL_KERNELS must be a number, got 'many'"):
+    with pytest.raises(
+        RuntimeError, match="SPECIAL_KERNELS must be a number from 0 on, got 'many'"
+    ):
         call(op, 1, 0, 3)
 
 

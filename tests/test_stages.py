@@ -244,6 +244,28 @@ def test_a_gradient_that_is_the_op_itself_reads_what_was_kept() -> None:
     assert all("z" in {each.name for each in step.derived.inputs} for step in steps)
 
 
+@pytest.mark.parametrize("wanted", [(1,), (2,), (1, 2), (0, 1, 2)])
+def test_gradients_that_are_one_op_read_what_each_needs(
+    wanted: tuple[int, ...], tmp_path: Path
+) -> None:
+    """In a module that was built those of `a` and `b` are one op up to its names."""
+    (tmp_path / "both.op").write_text(
+        "op f(x[N,D], a[E,D], b[E,D]) -> y[N,E]\n  tmp z[N,E], w[N,E]\n"
+        "  z[n,e] = sum(d) x[n,d] * a[e,d]\n  w[n,e] = sum(d) x[n,d] * b[e,d]\n"
+        "  y[n,e] = z[n,e] * w[n,e]\n"
+    )
+    built = compiler.build(tmp_path / "both.op", tmp_path)
+    call = generated.load(built.read_text(), "both.op").f
+    torch.manual_seed(0)
+    tensors = [torch.randn(size) for size in ((26, 32), (24, 32), (24, 32))]
+    given = [tensors[at].requires_grad_() for at in wanted]
+    x, a, b = tensors
+    for _ in range(2):
+        mine = gradients(call(*tensors), given)
+        for one, other in zip(mine, gradients((x @ a.T) * (x @ b.T), given), strict=True):
+            close(one, other)
+
+
 def test_a_gradient_of_what_was_kept() -> None:
     op, derived = gradient(CONVOLUTION, ("f", "k"))
     found, kept = with_kept(derived, op, ("z",))

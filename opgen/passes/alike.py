@@ -78,10 +78,15 @@ def _copies(op: Op) -> dict[str, str]:
     for temporary in op.temporaries:
         match [each for each in op.statements if each.target.tensor == temporary.name]:
             case [Statement(reducer=Reducer.ASSIGN, guards=(), body=Read(access)) as statement]:
-                indices = statement.target.indices
-                is_whole = op.extents(access.tensor) == op.extents(temporary.name)
+                indices, cells = statement.target.indices, op.extents(temporary.name)
+                names = [index.value.symbol for index in indices]
+                extents = {each.name: each.extent for each in statement.iterators}
+                is_whole = len(set(names)) == len(names) == len(extents) and list(cells) == [
+                    extents.get(name or "") for name in names
+                ]
                 is_plain = all(each.boundary is Boundary.NONE for each in indices)
-                if access.indices == indices and is_plain and is_whole and access.tensor in generic:
+                is_whole = is_whole and is_plain and op.extents(access.tensor) == cells
+                if access.indices == indices and is_whole and access.tensor in generic:
                     found[temporary.name] = found.get(access.tensor, access.tensor)
             case _:
                 pass

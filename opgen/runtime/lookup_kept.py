@@ -332,10 +332,11 @@ class Keeps:
         every: set[str] = set()
         on_cpu = on_gpu is None
         for step in lookup_autograd.plan(*given, is_last=True, on_gpu=on_gpu, on_cpu=on_cpu):
-            path = step.derived.path
-            is_other = path[:-1] != operation.path  # that of `u` in `y = z*u` is the op itself
-            if is_other:
+            path, is_other = step.derived.path, False
+            if not step.together:
+                # That of `u` in `y = z*u` is the op itself; in a module two of `y = z*w` are one.
                 path = (*operation.path, operation.inputs[step.at].name)
+                is_other = path != step.derived.path
             made = operation.family.of_kept(path, names)
             places = None if made is None else self._places(step, made, is_other)
             if made is None or places is None:
