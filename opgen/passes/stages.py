@@ -51,8 +51,7 @@ class Stage:
     """One of several ops, and the position of the statement in the whole if it is one apart.
 
     A product whose result `is_wide` is to be computed in 32 bits, of factors with 16. One that
-    `is_rounded_again` has 16, since the op that this one is derived from computes it so, and no
-    other products.
+    `is_rounded_again` has 16, since the op that this one is derived from computes it so.
     """
 
     op: Op
