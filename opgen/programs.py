@@ -8,7 +8,7 @@ those for a GPU, `passes.blocks` and `passes.padded` of those for kernels of kno
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from opgen.ir.context import facts_of
 from opgen.ir.loops import Program
@@ -48,6 +48,7 @@ from opgen.passes.schedule import schedule
 from opgen.passes.separate import rejoined, separated
 from opgen.passes.shared_rows import with_shared_rows
 from opgen.passes.specialise import given_sizes, specialise, windows_of
+from opgen.passes.strip_sums import with_strip_sums
 from opgen.passes.sums_of_parts import with_sums_of_parts
 from opgen.passes.sums_together import with_sums_together
 from opgen.passes.unclamp import unclamped
@@ -63,6 +64,7 @@ def for_cpu(op: Op, is_derived: bool = False) -> Op:
     if is_derived:
         op = with_factored_sums(op)
     op = with_partial_sums(with_invariants(with_whole_dims(with_margins(op))))
+    op = with_strip_sums(op)
     return with_scatters(with_chosen_terms(op))
 
 
@@ -115,11 +117,13 @@ def for_values(
     values: Mapping[str, int],
     rewrite: Callable[[Op, Program], Program],
     prepare: Callable[[Op], Op] = lambda op: op,
+    own: Collection[str] = (),
 ) -> Program:
-    """The program for particular values, or the general one if it has not all operands of it."""
+    """The program for particular values, or the general one if it has not all operands of it but
+    its `own` temporaries."""
     special = prepare(specialise(op, values))
     found = rewrite(special, scheduled(special))
-    known = {operand.name for operand in program.operands}
+    known = {*own, *(operand.name for operand in program.operands)}
     if any(operand.name not in known for operand in found.operands):
         return program
     return found
@@ -140,8 +144,10 @@ def special_along_rows(
         return wide, program, of_images(orders)
     sizes = window_sizes(op, public)
     values = {n: v for n, v in values.items() if n not in sizes or v <= LARGEST_WINDOW}
-    laid_out = relayout(op, orders)
-    special = for_values(laid_out, program, values, _each_along_rows)
+    whole = relayout(op, orders)
+    laid_out = with_strip_sums(whole, of_images(orders))
+    own = [each.name for each in laid_out.temporaries[len(whole.temporaries) :]]
+    special = for_values(laid_out, program, values, _each_along_rows, own=own)
     if special is program:
         return program, program, {}
     known = specialise(laid_out, values)

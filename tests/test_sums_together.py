@@ -52,7 +52,7 @@ def test_which_sums(lines: str, expected: bool) -> None:
 def test_sums_down_columns() -> None:
     head = "op f(x: float[N,D], z[N,D]) -> y[D], t[D]\n"
     lines = "  y[d] = sum(n) x[n,d]\n  t[d] = sum(n) x[n,d]*z[n,d]\n"
-    assert {"y", "t"} in kernels_of(head + lines)
+    assert {"y_strips", "t_strips"} in kernels_of(head + lines)
 
 
 def test_what_stands_between() -> None:
@@ -79,15 +79,15 @@ def test_many_sums_are_not_one() -> None:
 def test_a_condition_for_both() -> None:
     """Where one of two kernels runs, the other one of each pair does not: or they stay apart."""
     text = special_source(NORMS, "norm.op", ("layer_norm", "x,weight,bias"), {}, 0)
-    assert "grad_weight_short" in text
-    assert "grad_bias_short" not in text
+    assert "grad_weight_strips_short" in text
+    assert "grad_bias_strips_short" not in text
 
 
 def test_a_pair_without_its_other_half_stays() -> None:
     """Else there would be calls in which nobody writes a tensor."""
     head = "op f(x: float[N,D], z[N,D]) -> y[D], t[D]\n"
     lines = "  y[d] = sum(n) x[n,d]\n  t[d] = sum(n) x[n,d]*z[n,d]\n"
-    op = for_cpu(check_source(Source(head + lines, "<test>"))[0])
+    (op,) = check_source(Source(head + lines, "<test>"))
     (kernel,) = along_rows(op, scheduled(op)).kernels
     plain = _each_along_rows(op, scheduled(op))
     first, second = (replace(each, row=kernel.row) for each in plain.kernels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly
@@ -83,10 +83,14 @@ def c_source(
 ) -> str:
     """The C source; it is compiled behind `opgen.runtime.prelude` and the bindings of a call.
 
-    A special program may be `called_as` a more general one, with all arguments of that. `orders`
-    are the axes of those tensors whose dims stand in another order in the special one.
+    A special program may be `called_as` a more general one, with all arguments of that, and takes
+    memory of its own for what that one has not. `orders` are the axes of those tensors whose dims
+    stand in another order in the special one.
     """
     called_as = called_as or program
+    given = {operand.name for operand in called_as.operands}
+    own = tuple(operand for operand in program.operands if operand.name not in given)
+    called_as = replace(called_as, operands=(*called_as.operands, *own))
     types = Types(program)
     helpers: dict[tuple[str, Type], None] = {}
     functions = tuple(print_function(kernel, program, types, helpers) for kernel in program.kernels)
@@ -101,7 +105,7 @@ def c_source(
             tuple(
                 map(functools.partial(_task, called_as, orders or {}), program.kernels, functions)
             ),
-            print_entry(program, called_as, orders or {}, functions),
+            print_entry(program, called_as, orders or {}, functions, own),
         ),
     )
 

@@ -18,13 +18,13 @@ from opgen.emit.entry_helpers import Orders, copied_inputs
 from opgen.emit.entry_scope import EntryScope
 from opgen.emit.expression import type_name
 from opgen.emit.function import Function
-from opgen.emit.joint import Joint, print_joint
+from opgen.emit.joint import ALIGNED, Joint, print_joint
 from opgen.emit.lane_pairs import hold_pairs
 from opgen.emit.names import CNames
 from opgen.emit.streams import stored_beside, stores_lines
 from opgen.emit.together import Together, together
 from opgen.emit.zeros import makes_zeros
-from opgen.ir.loops import Kernel, Program
+from opgen.ir.loops import Kernel, Operand, Program
 from opgen.ir.primitives import Level
 from opgen.ir.work import points, work
 
@@ -58,13 +58,20 @@ def _may_stream(kernel: Kernel, function: Function) -> bool:
 
 
 def print_entry(
-    program: Program, called_as: Program, orders: Orders, functions: Sequence[Function]
+    program: Program,
+    called_as: Program,
+    orders: Orders,
+    functions: Sequence[Function],
+    own: Sequence[Operand] = (),
 ) -> Entry:
-    """Run the kernels in order, each over all of its points."""
+    """Run the kernels in order, each over all of its points.
+
+    The last operands of `called_as` are `own` temporaries, which no call passes.
+    """
     scope = CNames({function.name for function in functions} | {"arguments", "call", "n"})
     counts = [(points(kernel), work(kernel, program.integers)) for kernel in program.kernels]
     groups = {group.first: group for group in together(program)}
-    writer = _Writer(program, called_as, orders, scope)
+    writer = _Writer(program, called_as, orders, scope, own=tuple(each.name for each in own))
     for kernel in program.kernels:
         found = coarse(kernel, program)
         if found is not None:
@@ -74,6 +81,7 @@ def print_entry(
         each for group in groups.values() for each in (group.count(program), group.work(program))
     ]
     writer.declare_integers([*values, *writer.sizes()])
+    memory = writer.take_memory()
     writer.announce_outputs(
         {
             kernel.written
@@ -85,7 +93,7 @@ def print_entry(
     copies = writer.copy_inputs()
     writer.look_at_inputs()
     joint = writer.run_all(functions, counts, groups)
-    writer.lines += [f"free({copy});" for copy in copies]
+    writer.lines += [f"free({each});" for each in (*copies, *memory)]
     return Entry(entry_name(program), tuple(writer.lines), joint)
 
 
@@ -112,6 +120,8 @@ class _Writer(EntryScope):
     coarse: dict[str, tuple[str, ...]] = field(default_factory=dict)  # tensors, by kernels
     unready: dict[str, str] = field(default_factory=dict)  # what makes memory ready if need be
     arguments: str = "arguments"  # what `call` points to
+    own: tuple[str, ...] = ()  # temporaries that no call passes
+    changed: tuple[str, str] | None = None  # tensors and integers of a call that may be changed
 
     def written(self) -> Iterator[tuple[str, Poly]]:
         """The tensors that kernels write, with the number of their cells."""
@@ -191,22 +201,56 @@ class _Writer(EntryScope):
             texts.append(f"{cells} * sizeof({type_name(operand)})")
         return " + ".join(texts)
 
+    def change_call(self) -> tuple[str, str]:
+        """Let the lines from here on have a copy of the call; its tensors, and its integers."""
+        if self.changed is not None:
+            return self.changed
+        operands = self.called_as.operands
+        ranks = [operand.rank for operand in operands if operand.name not in self.own]
+        integers = len(self.called_as.integers) + sum(ranks)
+        all_integers = integers + sum(operand.rank for operand in operands[len(ranks) :])
+        tensors, own, changed = map(self.scope.fresh, ("own_tensors", "own_integers", "own_call"))
+        self.lines += [
+            f"void *{tensors}[{len(operands)}];",
+            f"int64_t {own}[{all_integers}];",
+            f"memcpy({tensors}, call->tensors, {len(ranks)} * sizeof *{tensors});",
+            f"memcpy({own}, n, {integers} * sizeof *{own});",
+            f"struct call {changed} = {{{tensors}, {own}, numbers, fault, 0}};",
+            f"call = &{changed}, n = {own};",
+        ]
+        self.arguments, self.changed = changed, (tensors, own)
+        return self.changed
+
+    def take_memory(self) -> list[str]:
+        """Memory for temporaries that no call passes, in consecutive order; its names."""
+        if not self.own:
+            return []
+        tensors, integers = self.change_call()
+        operands = [operand.name for operand in self.called_as.operands]
+        memory = []
+        for tensor in self.own:
+            name = self.scope.fresh(f"{tensor}_memory")
+            step = "1"
+            for place, extent in reversed(
+                list(zip(self.places(tensor), self.extents(tensor), strict=True))
+            ):
+                self.lines += broken(f"{integers}[{place}] = {step};")
+                step = f"{integers}[{place}] * ({extent})"
+            size = f"greatest({step}, 1) * sizeof({type_name(self.program.operand(tensor))})"
+            room = f"({size} + {ALIGNED - 1}) / {ALIGNED} * {ALIGNED}"
+            self.lines += broken(f"void *const {name} = aligned_alloc({ALIGNED}, {room});")
+            self.lines += [f"if (!{name}) abort();"]
+            self.lines += [f"{tensors}[{operands.index(tensor)}] = {name};"]
+            memory.append(name)
+        return memory
+
     def copy_inputs(self) -> list[str]:
         """Copies of small inputs whose first dim is read as a row; their names."""
         copied = copied_inputs(self.program, self.orders)
         if not copied:
             return []
         operands = [operand.name for operand in self.called_as.operands]
-        integers = len(self.called_as.integers)
-        integers += sum(operand.rank for operand in self.called_as.operands)
-        tensors, own, changed = map(self.scope.fresh, ("own_tensors", "own_integers", "own_call"))
-        self.lines += [
-            f"void *{tensors}[{len(operands)}];",
-            f"int64_t {own}[{integers}];",
-            f"memcpy({tensors}, call->tensors, sizeof {tensors});",
-            f"memcpy({own}, n, sizeof {own});",
-            f"struct call {changed} = {{{tensors}, {own}, numbers, fault, 0}};",
-        ]
+        tensors, own = self.change_call()
         largest = " + ".join(self.printer.poly(cells).text for _, cells in self.written())
         names = []
         known = self.program.integers
@@ -221,8 +265,6 @@ class _Writer(EntryScope):
             arguments += f", {sizes}, {places}, {most}"
             self.lines += broken(f"void *const {copy} = consecutive({arguments});")
             names.append(copy)
-        self.lines.append(f"call = &{changed}, n = {own};")
-        self.arguments = changed
         return names
 
     def look_at_inputs(self) -> None:

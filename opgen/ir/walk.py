@@ -66,3 +66,9 @@ def all_reads(statement: Statement) -> Iterator[Access]:
 def symbols_of(values: Iterable[Poly]) -> list[str]:
     """The symbols of polynomials, in order of the first that has each."""
     return list(dict.fromkeys(name for value in values for name in sorted(value.symbols)))
+
+
+def is_checked(statement: Statement) -> bool:
+    """Whether an index of a read is checked at run time: messages show it as the spec has it."""
+    indices = (index for access in all_reads(statement) for index in access.indices)
+    return any(index.value.is_data_dependent for index in indices)

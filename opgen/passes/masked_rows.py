@@ -157,7 +157,7 @@ def _is_of_vector(node: Node, lane: str, program: Program) -> bool:
             return reducer is Reducer.ADD and present == Always() and _moves(value, lane, program)
         case Store(tensor=tensor, indices=indices, value=value):
             return (
-                program.operand(tensor).is_generic
+                program.operand(tensor).dtype.is_generic
                 and goes_along(indices, lane)
                 and _moves(value, lane, program)
             )

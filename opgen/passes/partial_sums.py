@@ -35,7 +35,7 @@ from opgen.ir.notation import (
     Tensor,
     substitute_expression,
 )
-from opgen.ir.walk import all_reads
+from opgen.ir.walk import is_checked
 
 _JOINED: Final = frozenset({Reducer.ADD, Reducer.MAX, Reducer.MIN})
 """How terms may be joined in parts."""
@@ -77,12 +77,6 @@ def _is_single(op: Op, statement: Statement) -> bool:
     )
 
 
-def _is_checked(statement: Statement) -> bool:
-    """Whether an index is checked at run time: messages show it as the spec has it."""
-    indices = (index for access in all_reads(statement) for index in access.indices)
-    return any(index.value.is_data_dependent for index in indices)
-
-
 @dataclass
 class _Parts:
     """The temporaries that were made so far, and the names that are taken."""
@@ -97,7 +91,7 @@ class _Parts:
         iterators = statement.iterators
         kept = iterators[: -2 if len(iterators) >= _MANY else -1]
         if not kept:
-            return (statement,) if _is_checked(statement) else self.strided(statement, target)
+            return (statement,) if is_checked(statement) else self.strided(statement, target)
         rows = self.temporary(target, "rows", kept)
         out = [replace(statement, target=rows)]
         if len(kept) > 1:

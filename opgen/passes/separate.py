@@ -12,23 +12,36 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from opgen.ir.loops import Program
-from opgen.ir.notation import Op, Statement, reads
+from opgen.ir.notation import Op, Statement, Tensor, reads
 
 
 def separated(op: Op) -> tuple[Op, ...]:
-    """The op for each of its outputs; just the op itself where they depend on each other."""
-    written = {tensor.name for tensor in op.outputs}
-    used = frozenset[str]().union(*map(_tensors_read, op.statements))
-    if len(written) < 2 or op.temporaries or not written.isdisjoint(used):
+    """The op for each of its outputs; just the op itself where they have anything in common, be it
+    a temporary, or one is read for another."""
+    needed = [_needed(op, tensor) for tensor in op.outputs]
+    if len(needed) < 2 or len(frozenset[str]().union(*needed)) < sum(map(len, needed)):
         return (op,)
     return tuple(
         replace(
             op,
             outputs=(tensor,),
-            statements=tuple(s for s in op.statements if s.target.tensor == tensor.name),
+            temporaries=tuple(each for each in op.temporaries if each.name in names),
+            statements=tuple(s for s in op.statements if s.target.tensor in names),
         )
-        for tensor in op.outputs
+        for tensor, names in zip(op.outputs, needed, strict=True)
     )
+
+
+def _needed(op: Op, output: Tensor) -> frozenset[str]:
+    """An output, and all other tensors that statements write from which it is computed."""
+    written = {statement.target.tensor for statement in op.statements}
+    found = frozenset((output.name,))
+    while True:
+        own = (statement for statement in op.statements if statement.target.tensor in found)
+        more = found.union(*map(_tensors_read, own)) & written | found
+        if more == found:
+            return found
+        found = more
 
 
 def _tensors_read(statement: Statement) -> frozenset[str]:

@@ -246,6 +246,10 @@ def _masked_lanes(shared: str, wide: str) -> Iterable[str]:
     yield f"    __builtin_ia32_store{instruction}_mask("
     yield f"        ({element} *)place, (masked_lanes)stored, LANE_MASK);"
     yield "}"
+    yield "FUNCTION void lanes_to_wide_within(wide *place, wide_lanes values, int first, int last)"
+    yield "{"
+    yield "    __builtin_ia32_storeups512_mask((float *)place, (float_lanes)values, LANE_MASK);"
+    yield "}"
     yield "FUNCTION wide_lanes lanes_only(wide_lanes values, int first, int last)"
     yield "{"
     yield "    return (wide_lanes)__builtin_ia32_movaps512_mask("
@@ -292,6 +296,7 @@ _ALL_LANES = (
     "#define lanes_within(place, first, last) lanes_from_T(place)",
     "#define lanes_from_wide_within(place, first, last) lanes_from_wide(place)",
     "#define lanes_to_T_within(place, values, first, last) lanes_to_T(place, values)",
+    "#define lanes_to_wide_within(place, values, first, last) lanes_to_wide(place, values)",
     "#define lanes_only(values, first, last) (values)",
     "#define EXTREME_OF_VECTORS(...)",
 )
