@@ -63,6 +63,16 @@ op narrow(x: float[N,D]) -> y: bf16[D]
 op integers(x: i32[N,D]) -> y: i64[D]
   y[d] = sum(n) x[n,d]
 
+op signs(x: i32[N,D]) -> y: bool[D]
+  y[d] = sum(n) x[n,d]
+
+op shorter(x: f64[N,D]) -> y: f32[D]
+  y[d] = sum(n) x[n,d]
+
+op halves(x[N,D], z[N,D]; k: int) -> y[D]
+  y[d] = sum(n if d < k) x[n,d]
+  y[d] = sum(n if d >= k) z[n,d]
+
 op weighted(x[N,K,D], k[K,N]) -> y[D]
   y[d] = sum(n,j) k[j,n] * x[n,j,d]
 """
@@ -223,6 +233,23 @@ def test_integers_wrap_as_they_did(ops: ModuleType) -> None:
     assert torch.equal(call(ops, "integers", x), x.long().sum(0))
 
 
+def test_strips_that_cancel_are_not_stored_as_the_sum_is(ops: ModuleType) -> None:
+    """A strip's sum has the type that sums have, whatever the type of the output."""
+    signs = torch.zeros(100, 40, dtype=torch.int32)
+    signs[0], signs[70, ::2] = 1, -1
+    assert torch.equal(call(ops, "signs", signs), torch.arange(40) % 2 == 1)
+    x = torch.zeros(100, 40, dtype=torch.float64)
+    x[0], x[1], x[70] = 2.0**30, 1.0, -(2.0**30)
+    assert torch.equal(call(ops, "shorter", x), torch.ones(40))
+
+
+@pytest.mark.parametrize("k", [-1, 0, 7, 40, 41])
+def test_statements_that_write_different_cells(k: int, ops: ModuleType) -> None:
+    x, z = numbers(70, 40), numbers(70, 40) + 1
+    wanted = torch.where(torch.arange(40) < k, x.sum(0), z.sum(0))
+    assert_near(ops.halves(x, z, k=k), wanted, torch.float64)
+
+
 @pytest.mark.parametrize("shape", [(70, 5, 40), (3, 40, 9)])
 def test_rows_within_rows(shape: tuple[int, ...], ops: ModuleType) -> None:
     x, k = numbers(*shape), numbers(shape[1], shape[0])
@@ -253,6 +280,14 @@ def test_what_a_sum_of_images_becomes() -> None:
     assert [str(each.extent) for each in of_strips.iterators[-2:]] == ["8", "64"]
     assert [each.name for each in last.iterators] == ["c", *names[:3]]
     assert with_strip_sums(laid_out, {"y"}) is laid_out
+
+
+def test_guards_of_cells_stay_with_them() -> None:
+    text = "op f(x[N,D], z[N,D]) -> y[D]\n"
+    text += "  y[d] = sum(n if d < 5) x[n,d]\n  y[d] = sum(n if d >= 5 and n > d) z[n,d]\n"
+    shown = show(with_strip_sums(read(Source(text))[-1]))
+    assert "y[d] += y_strips[n_strip,d] for n_strip if d <= 4" in shown
+    assert "y[d] += y_strips_[n_strip_,d] for n_strip_ if d >= 5" in shown
 
 
 @pytest.mark.parametrize(

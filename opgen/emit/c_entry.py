@@ -135,6 +135,8 @@ class _Writer(EntryScope):
     def sizes(self) -> Iterator[Poly]:
         """What the lines speak of beside the work of the kernels."""
         yield from (size for _, size in self.written())
+        for name in self.own:
+            yield from self.program.operand(name).extents
         if any(
             stores_lines(kernel, self.program) or self.beside(kernel)
             for kernel in self.program.kernels
