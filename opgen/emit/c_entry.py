@@ -232,17 +232,14 @@ class _Writer(EntryScope):
         memory = []
         for tensor in self.own:
             name = self.scope.fresh(f"{tensor}_memory")
-            step = "1"
-            for place, extent in reversed(
-                list(zip(self.places(tensor), self.extents(tensor), strict=True))
-            ):
-                self.lines += broken(f"{integers}[{place}] = {step};")
-                step = f"{integers}[{place}] * ({extent})"
-            size = f"greatest({step}, 1) * sizeof({type_name(self.program.operand(tensor))})"
+            cells = self.write_consecutive(integers, tensor)
+            size = f"greatest({cells}, 1) * sizeof({type_name(self.program.operand(tensor))})"
             room = f"({size} + {ALIGNED - 1}) / {ALIGNED} * {ALIGNED}"
             self.lines += broken(f"void *const {name} = aligned_alloc({ALIGNED}, {room});")
-            self.lines += [f"if (!{name}) abort();"]
-            self.lines += [f"{tensors}[{operands.index(tensor)}] = {name};"]
+            self.lines += [
+                f"if (!{name}) abort();",
+                f"{tensors}[{operands.index(tensor)}] = {name};",
+            ]
             memory.append(name)
         return memory
 

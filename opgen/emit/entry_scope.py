@@ -12,6 +12,7 @@ from opgen.emit.expression import Names, Printer
 from opgen.emit.names import CNames
 from opgen.emit.types import Types
 from opgen.ir.loops import Program
+from opgen.ir.primitives import Level
 
 
 @dataclass
@@ -66,6 +67,15 @@ class EntryScope:
         if parts:
             declared = ",\n    ".join(wrapped(parts, 76))
             self.lines += f"const int64_t {declared};".split("\n")
+
+    def write_consecutive(self, integers: str, tensor: str) -> str:
+        """Write the strides of a tensor in consecutive order among these integers; its cells."""
+        cells = "1"
+        extents = self.program.operand(tensor).extents
+        for place, extent in reversed(list(zip(self.places(tensor), extents, strict=True))):
+            self.lines += broken(f"{integers}[{place}] = {cells};")
+            cells = f"{integers}[{place}] * {self.printer.poly(extent).at(Level.UNARY)}"
+        return cells
 
     def declare_array(self, declared: str, values: Iterable[str]) -> None:
         """Write an array with these values."""

@@ -121,11 +121,7 @@ class _Writer(EntryScope):
             f"memcpy({numbers}, n, sizeof {numbers});",
         ]
         for tensor, _ in own:
-            step_text = "1"
-            extents = self.program.operand(tensor).extents
-            for place, extent in reversed(list(zip(self.places(tensor), extents, strict=True))):
-                self.lines += broken(f"{numbers}[{place}] = {step_text};")
-                step_text = f"{numbers}[{place}] * {self.printer.poly(extent).at(Level.UNARY)}"
+            self.write_consecutive(numbers, tensor)
         self.lines += [
             f"struct call {changed} = *call;",
             f"{changed}.tensors = {tensors}, {changed}.integers = {numbers};",

@@ -16,9 +16,9 @@ took 1.4 times as long as without. Those of images are a piece of a few lines:
     b_strips[n,s,u,c] = sum(i in 8, j in 64) x[n,8*s + i,64*u + j,c]    where that is inside
     b[c] = sum(n,s,u) b_strips[n,s,u,c]
 
-Strips are of constant length, so that loops over them are written out: with 16 strips, however many
-rows, sums took up to 1.3 times as long. Longer ones are as good for large tensors, but of 64 rows
-the gradient of a layer norm has too few points.
+Strips are of constant length: with 16 of them, however many rows, sums took up to 1.3 times as
+long. Longer ones are as good for large tensors, but of 64 rows the gradient of a layer norm has too
+few points.
 
 This is for the CPU: a GPU has threads for the terms of a cell. Images in channels-last format have
 their channels last once dims are in the order of memory; kernels for these have memory of their own
@@ -53,8 +53,8 @@ _ROWS: Final = (32,)
 _SEQUENCES: Final = (4, 16)
 _IMAGES: Final = (8, 64)
 """How long strips of rows are, of neighbouring sequences, and of an image, or of a volume's plane:
-of its lines, and along these. A strip of an image is one sum: with no more terms than that it has
-all its digits."""
+of its lines, and along these. The lines are written out, so that a strip of an image is one sum,
+which `passes.sums_of_parts` makes no parts of: 512 terms are as many as a part has there."""
 
 _ROUNDED: Final = (DType.F16, DType.BF16)
 """Types that would round the sum of each strip."""
