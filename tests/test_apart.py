@@ -14,10 +14,11 @@ from torch import Tensor
 import opgen
 from catalogue import SPECS
 from opgen.algebra.poly import poly, symbol
-from opgen.compiler import check_source, read_source, special_source
+from opgen.compiler import check_source, read_source
 from opgen.ir.cells import to_array
 from opgen.ir.context import facts_of
 from opgen.ir.loops import Load, Program, Store, walk
+from opgen.on_demand import special_source
 from opgen.passes.apart import are_apart
 from opgen.passes.blocks import with_blocks
 from opgen.passes.differentiate import derivative

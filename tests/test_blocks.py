@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import opgen
 from catalogue import SPECS
 from opgen.algebra.poly import poly, symbol
-from opgen.compiler import check_source, read_source, special_source
+from opgen.compiler import check_source, read_source
 from opgen.emit import lane_pairs
 from opgen.emit.c import c_source
 from opgen.errors import Source
@@ -24,6 +24,7 @@ from opgen.ir.loops import Accumulate, Blocks, For, Lanes, Load, Program, walk
 from opgen.ir.map_loops import map_loads
 from opgen.ir.notation import Op
 from opgen.ir.show_loops import show_program
+from opgen.on_demand import special_source
 from opgen.passes.blocks import with_blocks
 from opgen.passes.differentiate import adjoint
 from opgen.passes.gather import gather

@@ -13,7 +13,6 @@ from torch import Tensor
 import opgen
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import symbol
-from opgen.compiler import special_source
 from opgen.ir.liveness import is_read_behind
 from opgen.ir.loops import (
     Accumulate,
@@ -31,6 +30,7 @@ from opgen.ir.loops import (
     Store,
 )
 from opgen.ir.notation import Reducer
+from opgen.on_demand import special_source
 from opgen.passes.narrow_positions import with_narrow_positions
 from opgen.paths import op_of
 from opgen.programs import special_along_rows

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import opgen
 from catalogue import SPECS
-from opgen import compiler
+from opgen import compiler, on_demand
 from opgen.algebra.poly import poly
 from opgen.emit.cuda import cuda_source
 from opgen.errors import Source
@@ -106,7 +106,7 @@ op columns(x[B,N,K,M], g[B,N,K,M]) -> y[K,M], z[K,M]
 def columns() -> Operation:
     """Made without what is kept on disk."""
     (op,) = read(Source(COLUMNS))
-    return compiler.operation(op)
+    return on_demand.operation(op)
 
 
 def integers(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -168,7 +168,7 @@ def test_what_is_shared_moves_once() -> None:
     assert moved <= 1.15 * 2 * x.nbytes
     (op,) = read(Source(COLUMNS))
     with mock.patch.object(cuda_siblings, "together", return_value=None):
-        apart = compiler.operation(op)
+        apart = on_demand.operation(op)
     with emulated(trace=True) as launches:
         apart.call(x, g)
     assert sum(movement(report).second_cache for report in launches.reports) > 1.3 * moved
@@ -185,7 +185,7 @@ def test_a_sum_that_nobody_stores_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(serial, "_merged", broken)
     with emulated(), pytest.raises(KernelError, match="8 of 8 elements of z are written by no"):
-        compiler.operation(op).call(x, x)
+        on_demand.operation(op).call(x, x)
 
 
 # ---------------------------------------------------------------------------- machine code

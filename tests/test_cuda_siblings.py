@@ -15,7 +15,7 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen import compiler
+from opgen import compiler, on_demand
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import symbol
 from opgen.emit.cuda import cuda_source
@@ -270,7 +270,7 @@ op several(x[C,N,W], g[C,N,W]) -> y[C], z[C], d[C,N,W]
 def several() -> Operation:
     """An op of several outputs, made without what is kept on disk."""
     (op,) = read(Source(SEVERAL))
-    return compiler.operation(op)
+    return on_demand.operation(op)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_a_cell_that_nobody_stores_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     (op,) = read(Source(SEVERAL))
     ones = torch.ones(2, 3, 8)
     with emulated(), pytest.raises(KernelError, match="6 of 48 elements of d are written by no"):
-        compiler.operation(op).call(ones, ones)
+        on_demand.operation(op).call(ones, ones)
 
 
 # ---------------------------------------------------------------------------- what is moved

@@ -10,7 +10,7 @@ import torch
 
 import opgen
 from catalogue import CATALOGUE, SPECS
-from opgen.compiler import unrounded_cuda
+from opgen.on_demand import unrounded_cuda
 from opgen.runtime import (
     autocast,
     checks,

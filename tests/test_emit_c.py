@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import notation_strategies
 import opgen
-from opgen import compiler, resources
+from opgen import on_demand, resources
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import (
     Poly,
@@ -410,7 +410,7 @@ def test_templates_receive_one_object(template: str) -> None:
 # ---------------------------------------------------------------------------- random ops
 def outputs_of(op: Op, call: notation_strategies.Call) -> list[torch.Tensor]:
     """The outputs of an op through its C kernels."""
-    operation = compiler.operation(op)
+    operation = on_demand.operation(op)
     tensors = [
         torch.from_numpy(np.asarray(call.tensors[tensor.name]).copy())
         if tensor.name in call.tensors
@@ -457,7 +457,7 @@ def test_cuda_computes_what_the_notation_says(data: st.DataObject) -> None:
 
 def test_a_wrong_cuda_kernel_is_reported() -> None:
     op = op_of("op f(x[N], w[N]) -> y[N]\n  y[n] = x[n] - w[n]")
-    operation = compiler.operation(op)
+    operation = on_demand.operation(op)
     x, w = torch.randn(9), torch.randn(9)
     wrong = operation.cuda.source.replace("]) - from_T", "]) + from_T")
     assert wrong != operation.cuda.source

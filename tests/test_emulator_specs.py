@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from catalogue import CATALOGUE, SPECS
-from opgen import compiler
+from opgen import on_demand
 from opgen.errors import Source
 from opgen.ir.family import Member
 from opgen.ir.notation import Op
@@ -57,7 +57,7 @@ class Spec:
         op = self.ops[path[0]]
         for step in path[1:]:
             op = derivative(op, step, self.ops).op
-        return op, compiler.operation(op, path, self.text, self.name, self.ops)
+        return op, on_demand.operation(op, path, self.text, self.name, self.ops)
 
 
 def spec_of(text: str, name: str = "<spec>") -> Spec:

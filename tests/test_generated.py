@@ -118,7 +118,7 @@ def test_nobody_collects_while_a_text_is_made(
             raise ValueError(name)
         return text
 
-    monkeypatch.setattr("opgen.compiler.module_source", made)
+    monkeypatch.setattr("opgen.on_demand.module_source", made)
     before = gc.isenabled()
     try:
         (gc.enable if is_enabled else gc.disable)()

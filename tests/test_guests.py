@@ -12,11 +12,12 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen.compiler import check_source, special_source, stage_text
+from opgen.compiler import check_source, stage_text
 from opgen.errors import Source
 from opgen.ir.context import facts_of
 from opgen.ir.loops import Kernel, Program
 from opgen.ir.work import points
+from opgen.on_demand import special_source
 from opgen.passes.gather import gather
 from opgen.passes.guests import with_guests
 from opgen.passes.rows import rows

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgen import compiler
+from opgen import on_demand
 from opgen.ir.notation import DType, Op
 from opgen.passes.stages import products_of, stages
 from opgen.runtime import library_call, lookup_series
@@ -287,7 +287,7 @@ def test_a_factor_that_is_read_again() -> None:
 def test_beside_an_opgen_that_is_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no stages for bfloat16, and those for other types."""
     monkeypatch.setenv("OPGEN_CACHE", str(tmp_path))
-    monkeypatch.delattr(compiler, "halves_source")
+    monkeypatch.delattr(on_demand, "halves_source")
     case = ROUNDED["two layers"]
     (call, found), inputs = made(case.text), of_halves(case)
     check(call(*inputs).detach(), case.theirs(*(x.detach().double() for x in inputs)), 2)

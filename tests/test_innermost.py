@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 
 import opgen
-from opgen.compiler import check_source, special_source
+from opgen.compiler import check_source
 from opgen.errors import Source
 from opgen.ir.context import facts_of
 from opgen.ir.loops import For, Kernel, walk
+from opgen.on_demand import special_source
 from opgen.passes.gather import gather
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule

@@ -14,10 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 import opgen
 from catalogue import SPECS
-from opgen.compiler import check_source, special_source
+from opgen.compiler import check_source
 from opgen.errors import Source
 from opgen.ir.notation import Op
 from opgen.ir.show import show
+from opgen.on_demand import special_source
 from opgen.passes.chosen_terms import with_chosen_terms
 from opgen.passes.derive import derive
 from opgen.passes.kept import keepable, keeping, with_kept

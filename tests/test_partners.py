@@ -14,8 +14,8 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen import compiler, paths
-from opgen.compiler import special_source
+from opgen import on_demand, paths
+from opgen.on_demand import special_source
 from opgen.passes import group_sums
 from opgen.passes.gather import gather
 from opgen.passes.schedule import schedule
@@ -185,7 +185,7 @@ def test_planes_are_parts_of_their_hosts(size: int, channels: int) -> None:
     host = host[: host.index("ANY_STEPS")]
     assert host.count("#if HAVE_PLANES\n") == host.count("if (guest) {\n") == 1
     assert "_task(" not in host
-    program, *_ = compiler._special_program(text, "conv_transpose.op", path, known, 0)
+    program, *_ = on_demand._special_program(text, "conv_transpose.op", path, known, 0)
     *in_rounds, sums = (each for each in program.kernels if each.guest is not None)
     # Images of 4 by 4 are a single vector.
     assert [each.sums is not None for each in in_rounds] == [True] * (size > 4)
@@ -284,7 +284,7 @@ def test_kernels_for_all_sizes_do_not_run_within_another(file: str, name: str) -
     assert not along_rows(op, schedule(op, gather(op))).is_one_pass
     for stride in (1, 2):
         values = dict.fromkeys(attributes_of(op), stride)
-        assert not compiler.one_pass(text, f"{file}.op", path, values)
+        assert not on_demand.one_pass(text, f"{file}.op", path, values)
 
 
 def test_larger_filters_go_by_themselves(convolved: Any, monkeypatch: pytest.MonkeyPatch) -> None:

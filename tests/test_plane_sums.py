@@ -16,13 +16,14 @@ import torch.nn.functional as F
 
 import opgen
 from catalogue import SPECS
-from opgen.compiler import check_source, special_source, unrounded_source
+from opgen.compiler import check_source
 from opgen.errors import Source
 from opgen.ir.cells import to_array
 from opgen.ir.context import facts_of
 from opgen.ir.loops import Planes, Program, Store
 from opgen.ir.notation import Op
 from opgen.ir.plane import Joined, Picked, Vector
+from opgen.on_demand import special_source, unrounded_source
 from opgen.passes import plane_cells
 from opgen.passes.gather import gather
 from opgen.passes.guests import PLANES

@@ -22,13 +22,14 @@ from torch import Tensor
 import opgen
 from catalogue import SPECS
 from opgen.algebra.poly import Poly, poly, symbol
-from opgen.compiler import check_source, read_source, special_source
+from opgen.compiler import check_source, read_source
 from opgen.emit.plane_vectors import AHEAD
 from opgen.errors import Source
 from opgen.ir.cells import to_array
 from opgen.ir.loops import Call, Integer, Load, Number, Planes, Program, Scalar
 from opgen.ir.notation import Op
 from opgen.ir.plane import LANES, Each, Joined, Picked, Plane, Same, Term, Total, Vector, sources
+from opgen.on_demand import special_source
 from opgen.passes.differentiate import derivative
 from opgen.passes.gather import gather
 from opgen.passes.plane_cells import place_of

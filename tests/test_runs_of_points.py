@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import opgen
-from opgen.compiler import special_source
+from opgen.on_demand import special_source
 
 TEXT = """
 op gate(x: float[N,C,H,W], g: float[N,C]) -> y[N,C,H,W]

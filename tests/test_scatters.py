@@ -11,10 +11,11 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen.compiler import check_source, special_source
+from opgen.compiler import check_source
 from opgen.emit.c import c_source
 from opgen.emit.loop_tables import MOST, axis_tables, loop_tables
 from opgen.errors import Source
+from opgen.on_demand import special_source
 from opgen.passes.fingerprint import fingerprint
 from opgen.passes.scatters import with_scatters
 from opgen.programs import along_rows, for_cpu, for_gpu, scheduled

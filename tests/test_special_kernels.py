@@ -13,7 +13,7 @@ import torch
 
 import opgen
 from catalogue import SPECS
-from opgen import compiler
+from opgen import on_demand
 from opgen.errors import Source
 from opgen.lang.read import read
 from opgen.passes.specialise import counts_of
@@ -279,9 +279,9 @@ def test_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "2")
     op = fresh("filtered_3")
     asked = []
-    source = compiler.special_source
+    source = on_demand.special_source
     monkeypatch.setattr(
-        compiler, "special_source", lambda *given: asked.append(given[3]) or source(*given)
+        on_demand, "special_source", lambda *given: asked.append(given[3]) or source(*given)
     )
     for stride in (1, 2, 3, 4):
         call(op, stride, 0, 3)
@@ -372,7 +372,7 @@ def test_a_source_is_made_once(monkeypatch: pytest.MonkeyPatch, own_cache: Path)
     def fails(*_: object) -> str:
         raise AssertionError("made again")
 
-    monkeypatch.setattr(compiler, "special_source", fails)
+    monkeypatch.setattr(on_demand, "special_source", fails)
     source = special.source_of(op.operation, (2, 1, 3, None))
     assert source == entry.read_text()
     entry.write_text(source + "int broken;")
@@ -443,9 +443,9 @@ def test_values_that_are_admitted_have_kernels_for_every_type(
     call(op, 3, 0, 3)
     x, k = torch.randn(3, 40).double(), torch.randn(3).double()
     asked = []
-    source = compiler.special_source
+    source = on_demand.special_source
     monkeypatch.setattr(
-        compiler, "special_source", lambda *given: asked.append(given[3]) or source(*given)
+        on_demand, "special_source", lambda *given: asked.append(given[3]) or source(*given)
     )
     for stride in (2, 3):
         wanted = torch.nn.functional.conv1d(x[:, None], k[None, None], stride=stride)[:, 0]

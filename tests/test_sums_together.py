@@ -12,9 +12,10 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen.compiler import check_source, special_source
+from opgen.compiler import check_source
 from opgen.errors import Source
 from opgen.ir.loops import Short
+from opgen.on_demand import special_source
 from opgen.passes.sums_together import with_sums_together
 from opgen.programs import _each_along_rows, along_rows, for_cpu, scheduled
 

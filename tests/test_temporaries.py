@@ -11,7 +11,7 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen import compiler
+from opgen import on_demand
 from opgen.runtime import evaluation
 
 pool = opgen.load(SPECS / "pool.op")
@@ -88,5 +88,5 @@ def test_kernels_and_memory_have_one_order(is_last: bool, monkeypatch: pytest.Mo
     for tensor in operands.values():
         assert tensor.is_contiguous(memory_format=torch.channels_last) == is_last
     if is_last:
-        source = compiler.special_source(IMAGE, "image.op", ("spread",), {}, 0b11)
+        source = on_demand.special_source(IMAGE, "image.op", ("spread",), {}, 0b11)
         assert "t[n, h, w, c] by assign" in source and "y[n, h, w, c] by add" in source

@@ -10,12 +10,13 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen.compiler import check_source, operation, read_source
+from opgen.compiler import check_source, read_source
 from opgen.emit.streams import streams
 from opgen.emit.together import Together, together
 from opgen.errors import Source
 from opgen.ir.context import facts_of
 from opgen.ir.notation import Op
+from opgen.on_demand import operation
 from opgen.passes.gather import gather
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import opgen
 from catalogue import SPECS
-from opgen import compiler
+from opgen import on_demand
 from opgen.algebra.poly import poly
 from opgen.emit.c import c_source
 from opgen.ir.loops import For, Lanes
@@ -403,25 +403,25 @@ def test_a_program_that_another_thread_forgets_is_used(monkeypatch: pytest.Monke
         def __setitem__(self, key: object, value: object) -> None:
             """Another thread clears it at once."""
 
-    monkeypatch.setattr(compiler, "_LATEST", Forgetful())
+    monkeypatch.setattr(on_demand, "_LATEST", Forgetful())
     text = (SPECS / "upsample_nearest.op").read_text(encoding="utf-8")
     given = text, "upsample_nearest.op", ("upsample_nearest",), {"scale_factor": 2}
-    assert compiler.one_pass(*given) == ""
-    assert "stored_T(" in compiler.special_source(*given)
-    assert "= to_T(x[" in compiler.unrounded_source(*given, 0, ("x",))
+    assert on_demand.one_pass(*given) == ""
+    assert "stored_T(" in on_demand.special_source(*given)
+    assert "= to_T(x[" in on_demand.unrounded_source(*given, 0, ("x",))
 
 
 def test_an_input_that_is_loaded_many_times_is_cast() -> None:
     text = (SPECS / "conv.op").read_text(encoding="utf-8")
     values = {f"{n}[{at}]": 1 for n in ("stride", "padding", "dilation") for at in (0, 1)}
     values |= {"K": 3, "L": 3, "Ci": 1, "Co": 1}
-    made = compiler.unrounded_source(text, "conv.op", ("conv2d",), values, 0, ("x",))
+    made = on_demand.unrounded_source(text, "conv.op", ("conv2d",), values, 0, ("x",))
     assert made == ""
-    gradient = compiler.unrounded_source(text, "conv.op", ("conv2d", "x"), values, 0, ("grad_x",))
+    gradient = on_demand.unrounded_source(text, "conv.op", ("conv2d", "x"), values, 0, ("grad_x",))
     assert "to_unrounded(" in gradient
     # As the kernels of images in channels-last format, with vectors of even and odd channels.
     values |= {"H": 16, "W": 16, "groups": 64}
-    gradient = compiler.unrounded_source(text, "conv.op", ("conv2d", "x"), values, 6, ("grad_x",))
+    gradient = on_demand.unrounded_source(text, "conv.op", ("conv2d", "x"), values, 6, ("grad_x",))
     assert "pair_to_unrounded(&grad_x[" in gradient
     assert "pair_to_T(&grad_x[" not in gradient
 
@@ -431,12 +431,12 @@ def test_cells_that_repeat_an_element_are_written_together() -> None:
     given = text, "upsample_nearest.op", ("upsample_nearest",)
     for factor, stores, vectors in ((2, 2, 4), (3, 3, 3), (5, 1, 0)):
         values = {"scale_factor": factor, "H": 8, "W": 8}
-        made = compiler.unrounded_source(*given, values, 3, ("x",))
+        made = on_demand.unrounded_source(*given, values, 3, ("x",))
         assert made.count("= to_T(x[") == stores
         assert made.count("*(stored_lanes *)&y[") == vectors
         assert made.count("= stored_from_unrounded(&x[") == (vectors > 0)
         assert ("&& !y_streams;" in made) == (vectors > 0)
-        rows = compiler.unrounded_source(*given, values, 0, ("x",))
+        rows = on_demand.unrounded_source(*given, values, 0, ("x",))
         assert "*(stored_lanes *)&y[" not in rows  # neighbours in a row of y are not those in x
 
 
@@ -445,7 +445,7 @@ def test_a_vector_of_an_inner_scope_has_no_name_outside_of_it() -> None:
     text = (SPECS / "upsample_nearest.op").read_text(encoding="utf-8")
     values = {"scale_factor": 2, "H": 8, "W": 8}
     given = text, "upsample_nearest.op", ("upsample_nearest",), values, 3
-    special_one, called_as, orders = compiler._special_program(*given)
+    special_one, called_as, orders = on_demand._special_program(*given)
     program = passes_unrounded.unrounded(special_one, {"x"})
     assert program is not None
     (blocks,) = (each for each in program.kernels if each.name.endswith("_blocks"))
@@ -545,7 +545,7 @@ op extremes(x[N,W]) -> most[N], least[N]
 def test_extremes_that_are_stored_unrounded(width: int) -> None:
     """Of no number at all as well: results are rounded, so that they begin as those of T."""
     outputs = ("most", "least")
-    made = compiler.unrounded_source(EXTREMES, "extremes.op", ("extremes",), {}, 0, outputs)
+    made = on_demand.unrounded_source(EXTREMES, "extremes.op", ("extremes",), {}, 0, outputs)
     bindings = prelude.bindings("bf16", "f32", {})
     library = build.library(prelude.C + bindings + unrounded_source.unrounded() + made)
     x = torch.randn(5, width).to(torch.bfloat16)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 import opgen
 from catalogue import SPECS
-from opgen.compiler import special_source
 from opgen.errors import Source
+from opgen.on_demand import special_source
 
 WINDOW = "y[n,h,w] = sum(k in 3, l in 3) x[n,h + k ?clamp,w] * t[k,l ?clamp]"
 TEXT = "op near(x[N,H,W], t[K,L]) -> y[N,H,W]\n  where K >= 3, L >= 1\n"

@@ -104,7 +104,7 @@ class Family:
         return self._derived_together(operation, names, False, True)
 
     def with_leading_dims(self, operation: Operation, count: int) -> Operation | None:
-        """The op with so many leading dims in place of one, as `opgen.compiler.leading_source`
+        """The op with so many leading dims in place of one, as `opgen.on_demand.leading_source`
         makes it; None without opgen, and where it makes none."""
         first, *steps = operation.path
         path = (f"{first}...{count}", *steps)
@@ -120,7 +120,7 @@ class Family:
         own: tuple[int, ...],
         are_halves: bool,
     ) -> tuple[_Stage, ...]:
-        """The ops that compute an op one after the other, as `opgen.compiler.stages_source` makes
+        """The ops that compute an op one after the other, as `opgen.on_demand.stages_source` makes
         them, or `halves_source`; none without opgen, or beside one that is older than these."""
         about = operation.path, apart, own
         key = (*about, are_halves)
@@ -139,7 +139,7 @@ class Family:
 
     def keeping(self, operation: Operation, names: tuple[str, ...]) -> Operation | None:
         """The op that gives these temporaries beside its outputs, as
-        `opgen.compiler.keeping_source` makes it; None without opgen."""
+        `opgen.on_demand.keeping_source` makes it; None without opgen."""
         key = operation.path, names
         with LOCK:
             if key not in self._keeping:
@@ -153,7 +153,7 @@ class Family:
         self, path: tuple[str, ...], names: tuple[str, ...]
     ) -> tuple[Operation, tuple[str, ...]] | None:
         """The gradient at the end of a path as an op that reads some of these temporaries of the op
-        before it, as `opgen.compiler.kept_source` makes it, and which; None where it reads none of
+        before it, as `opgen.on_demand.kept_source` makes it, and which; None where it reads none of
         them, and without opgen."""
         key = path, names
         with LOCK:
@@ -166,7 +166,7 @@ class Family:
             return self._of_kept[key]
 
     def _module(self, maker: str, *about: object) -> types.ModuleType | None:
-        """A module that a function of `opgen.compiler` makes of the spec; None without opgen, or
+        """A module that a function of `opgen.on_demand` makes of the spec; None without opgen, or
         beside one that is older than this."""
         try:
             text = generated.source(maker, self.spec, self.spec_name, *about)
@@ -189,7 +189,7 @@ class Family:
     ) -> tuple[Operation, Gradient] | None:
         """The op with these gradients as outputs; None without opgen, or where it makes none.
 
-        `which` are the last arguments of `opgen.compiler.derived_source`. Without opgen the
+        `which` are the last arguments of `opgen.on_demand.derived_source`. Without opgen the
         gradients of single inputs, which are asked for next, say what is missing.
         """
         path = (*operation.path, JOINT.join(names))

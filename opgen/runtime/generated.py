@@ -36,13 +36,13 @@ MAKERS = {
     "unrounded_cuda": ".py",
     "one_pass": ".txt",
 }
-"""Functions of `opgen.compiler` that make texts, and what these are."""
+"""Functions of `opgen.on_demand` that make texts, and what these are."""
 
 _CODE = ".pyc"
 
 
 def source(maker: str, *given: object) -> str:
-    """The text that a function of `opgen.compiler` returns for arguments that their repr tells.
+    """The text that a function of `opgen.on_demand` returns for arguments that their repr tells.
 
     ImportError where opgen is not installed; what the function raises if it refuses.
     """
@@ -56,7 +56,7 @@ def source(maker: str, *given: object) -> str:
     if known is not None:
         return known
     with _without_collections():
-        make = getattr(importlib.import_module("opgen.compiler"), maker, None)
+        make = getattr(importlib.import_module("opgen.on_demand"), maker, None)
         if make is None:
             raise ImportError(f"the opgen that is installed has no {maker}: it is an older one")
         text: str = make(*given)

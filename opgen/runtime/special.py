@@ -331,7 +331,7 @@ def _cuda_of(operation: Operation, special: Special, values: Values) -> CudaKern
 
 
 def _defined(text: str) -> CudaKernels:
-    """The kernels that a Python source of `opgen.compiler.special_cuda` defines."""
+    """The kernels that a Python source of `opgen.on_demand.special_cuda` defines."""
     names: dict[str, Any] = {
         "Chain": Chain,
         "CudaKernels": CudaKernels,
@@ -356,7 +356,7 @@ def _attributes_alone(special: Special, values: Values) -> Values:
 def _made(
     operation: Operation, special: Special, values: Values, maker: str, *more: object
 ) -> str | None:
-    """A source made now by that function of `opgen.compiler`; None where opgen is not installed.
+    """A source made now by that function of `opgen.on_demand`; None where opgen is not installed.
 
     Where it is given `more`, a layout stands before that.
     """
