@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from catalogue import SPECS
 from opgen.errors import OpgenError, Source
@@ -87,3 +89,51 @@ def test_a_blank_line_parts_a_comment_from_the_documentation(blank: str) -> None
 def test_a_bad_spec_is_refused_and_not_formatted() -> None:
     with pytest.raises(OpgenError, match="expected"):
         format_source(Source("op f(x[B) -> y[B]\n  y[b] = x[b]\n"))
+
+
+# ---------------------------------------------------------------------------- values of any form
+_LEAVES = ("x[n,c, h + k - 1 ?0, w]", "a_long_name[n, c_long, h*stride[0] + k ?clamp]", "g[c]", "3")
+_LEAVES += ("beta", "K", "a[0]", "inf", "1e-5")
+_HEADS = ("sum(k in 3, l in 2*radius + 1 if k <= l)", "max(k)", "prod(k)", "mean(k,l)")
+_HEADS += ("argmax(k in K, l in L; k*L + l)",)
+
+
+def _longer(values: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    enclosed = values | values.map("({})".format)
+    operators = st.sampled_from((" + ", " - ", "*", " * ", " / ", "//", "%"))
+    return st.one_of(
+        st.tuples(enclosed, operators, enclosed).map("".join),
+        st.tuples(st.sampled_from(_HEADS), enclosed).map(" ".join),
+        st.tuples(values, st.sampled_from(("2", "-2", "(K+1)"))).map(lambda e: f"({e[0]})**{e[1]}"),
+        enclosed.map("(-{})".format),
+        st.tuples(values, values, values).map(lambda e: f"select({e[0]} > 0, {e[1]}, {e[2]})"),
+    )
+
+
+VALUES = st.recursive(st.sampled_from(_LEAVES), _longer, max_leaves=12)
+
+
+@given(VALUES, st.sampled_from(("", " for n in N, h in H", " if 0 <= n + h - 1 < H")))
+@example("b[n] * (max(k) x[n,k]*b[n]) * (sum(j) a[n,j]*b[n])", "")
+@example("b[n]*(max(k) x[n,k])/b[n] + 1", "")
+@example(
+    "sum(k in 3, l in 3) x[n,c, h + k - 1 ?clamp, w + l - 1 ?clamp] * t[i,k] * t[j,l]*u[k,l] / 9",
+    "",
+)
+def test_values_keep_their_meaning(value: str, tail: str) -> None:
+    """A reduction goes as far as its product does: its parentheses stay, and so does its term."""
+    text = f"op f(x[N]) -> y[N]\n  y[n] = {value}{tail}\n"
+    try:
+        before = meaning(text)
+    except OpgenError:
+        return  # a reduction in front of a factor
+    after = format_source(Source(text))
+    assert meaning(after) == before
+    assert format_source(Source(after)) == after
+
+
+def test_a_text_of_another_meaning_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong, `opgen fmt` overwrites no spec with another one."""
+    monkeypatch.setattr("opgen.lang.format._factor", lambda right, *, last: "2")
+    with pytest.raises(AssertionError):
+        format_source(Source("op f(x[N]) -> y[N]\n  y[n] = x[n] * 3\n"))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Final, assert_never
 
-from opgen.errors import Source
+from opgen.errors import Source, Span
 from opgen.lang import syntax
 from opgen.lang.parse import parse
 
@@ -26,7 +27,10 @@ _PRECEDENCE: Final = {
 
 
 def format_source(source: Source) -> str:
-    """The canonical text of a spec. Raises OpgenError where it does not parse."""
+    """The canonical text of a spec. Raises OpgenError where it does not parse.
+
+    The text is parsed before it is returned: whoever overwrites a spec with it keeps its meaning.
+    """
     file = parse(source)
     comments = list(_comments(source))
     blocks = [
@@ -36,7 +40,22 @@ def format_source(source: Source) -> str:
     trailing = [text for _, text, _ in comments]
     if trailing:
         blocks.append("\n".join(trailing))
-    return "\n\n".join(blocks) + "\n"
+    text = "\n\n".join(blocks) + "\n"
+    assert _without_places(parse(Source(text, source.name))) == _without_places(file)
+    return text
+
+
+def _without_places(node: object) -> object:
+    """What a tree says, and not where."""
+    match node:
+        case Span():
+            return None
+        case tuple():
+            return tuple(map(_without_places, node))
+        case _ if is_dataclass(node):
+            return type(node), *(_without_places(getattr(node, each.name)) for each in fields(node))
+        case _:
+            return repr(node)  # 2 is not 2.0
 
 
 # ---------------------------------------------------------------------------- comments
@@ -263,8 +282,12 @@ def _statement(statement: syntax.Statement) -> list[str]:
     return _fill(head, [piece.lstrip() for piece in pieces], _CONTINUED)
 
 
-def _broken(expression: syntax.Expression) -> list[str]:
-    """The expression in pieces between which a line may end: before its outer operators."""
+def _broken(expression: syntax.Expression, *, last: bool = True) -> list[str]:
+    """The expression in pieces between which a line may end: before its outer operators.
+
+    A line may not end between the head of a reduction and its term. `last`: nothing follows in its
+    product.
+    """
     match expression:
         case syntax.Binary(operator="+" | "-" as operator, left=left, right=right):
             return [*_broken(left), f"{operator} {_at(right, _PRODUCT, last=True)}"]
@@ -273,8 +296,8 @@ def _broken(expression: syntax.Expression) -> list[str]:
         ):
             first = [_at(left, _PRODUCT)]
             if isinstance(left, syntax.Binary) and left.operator in ("*", "/"):
-                first = _broken(left)
-            return [*first, f"{operator} {_at(right, _POWER, last=operator == '*')}"]
+                first = _broken(left, last=False)
+            return [*first, f"{operator} {_factor(right, last=last and operator == '*')}"]
         case syntax.Call(function=function, arguments=arguments) if len(arguments) > 1:
             texts = [_expression(argument) for argument in arguments]
             return [
@@ -283,7 +306,8 @@ def _broken(expression: syntax.Expression) -> list[str]:
                 f"{texts[-1]})",
             ]
         case syntax.Reduction():
-            return [_head(expression), *_broken_term(expression.body)]
+            first_piece, *others = _broken_term(expression.body)
+            return [f"{_head(expression)} {first_piece}", *others]
         case _:
             return [_expression(expression)]
 
@@ -367,13 +391,17 @@ def _binary(expression: syntax.Binary) -> tuple[str, int]:
         if isinstance(exponent, syntax.Unary):
             sign, exponent = "-", exponent.operand
         return f"{_at(left, _ATOM)}**{sign}{_at(exponent, _ATOM)}", _POWER
-    if isinstance(right, syntax.Unary):
-        second = f"-{_at(right.operand, _POWER)}"
-    else:
-        second = _at(right, _POWER, last=operator == "*")
+    second = _factor(right, last=operator == "*")
     gap = "" if _is_tight(left) and _is_tight(right) else " "
     own = _SUM if isinstance(right, syntax.Reduction) else _PRODUCT
     return f"{_at(left, _PRODUCT)}{gap}{operator}{gap}{second}", own
+
+
+def _factor(right: syntax.Expression, *, last: bool) -> str:
+    """What stands behind `*`, `/`, `//` or `%`; `last`: it is the last factor of its product."""
+    if isinstance(right, syntax.Unary):
+        return f"-{_at(right.operand, _POWER)}"
+    return _at(right, _POWER, last=last)
 
 
 def _is_tight(expression: syntax.Expression) -> bool:
