@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 from collections.abc import Callable
 from functools import cache
@@ -162,3 +164,25 @@ def test_rows_that_are_shared(name: str) -> None:
 @pytest.mark.parametrize("height", [1, 4, 6, 7, 12])
 def test_every_number_of_rows(name: str, height: int) -> None:
     rows_of(name, height)
+
+
+# ---------------------------------------------------------------------------- what one row asks for
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "emulated"])
+@pytest.mark.parametrize("way", ["max", "min"])
+def test_rows_that_numbers_choose(way: str, on_gpu: bool) -> None:
+    """Whether a place exists is asked of each row: threads with several of them do not ask once."""
+    op = opgen.compile(
+        f"op f(v[N,E], idx: int[N]; V: size) -> y[V,E]\n  y[idx[n],e] {way}= v[n,e]\n"
+    ).f
+    values, places = random(24, 8).requires_grad_(), torch.arange(24) * 7 % 6
+    wanted = torch.full((6, 8), math.inf if way == "min" else -math.inf).scatter_reduce(
+        0, places[:, None].expand(24, 8), values, f"a{way}"
+    )
+    device = emulated("random", threads=32) if on_gpu else contextlib.nullcontext()
+    with device:
+        found = op(values, places, V=6)
+        (gradient,) = torch.autograd.grad(found.sum(), values)
+        with pytest.raises(IndexError, match="index 6 is outside of dimension 0 of 'y'"):
+            op(values, torch.arange(24) % 7, V=6)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradient, torch.autograd.grad(wanted.sum(), values)[0])

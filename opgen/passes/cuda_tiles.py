@@ -31,6 +31,7 @@ from opgen.ir.loops import (
     Store,
     walk,
 )
+from opgen.ir.map_loops import test_symbols
 from opgen.ir.names import fresh_name
 from opgen.passes.jam import Copies, copy_at, residues
 from opgen.passes.lane_bounds import least_over
@@ -172,7 +173,8 @@ def _inside_lanes(body: Sequence[Node], group: Row, facts: Facts) -> tuple[Node,
                 inner = _inside_lanes(node.body, group, facts)
                 if inner is None or not node.body:
                     return None
-                if _depend([each.value for each in conditions], name):
+                asked = [each.value for each in conditions]
+                if name in test_symbols(test) or _depend(asked, name):
                     if test != Always():
                         return None
                     out += _guarded(node, inner)
