@@ -203,3 +203,53 @@ def test_dims_without_a_mode_stay_as_they_are() -> None:
     cotangent = torch.randn(2, 3, 4, 9)
     (found,) = torch.autograd.grad(opgen.compile(text).f(x, k), x, cotangent)
     torch.testing.assert_close(found, torch.autograd.grad(wanted, x, cotangent)[0])
+
+
+# ---------------------------------------------------------------------------- indices of quotients
+PLACES: dict[str, Callable[[int, int], int]] = {
+    "w + j//2": lambda w, j: w + j // 2,
+    "w - j//2": lambda w, j: w - j // 2,
+    "w + j%3": lambda w, j: w + j % 3,
+    "w + min(j,2)": lambda w, j: w + min(j, 2),
+    "w - max(j - 1, 0)": lambda w, j: w - max(j - 1, 0),
+    "w + j//2 - j//3": lambda w, j: w + j // 2 - j // 3,
+    "(3*w)//2 + j//2": lambda w, j: 3 * w // 2 + j // 2,
+    "w + (w + j)//4 - 1": lambda w, j: w + (w + j) // 4 - 1,
+}
+FOLDS: dict[str, Callable[[int, int], int]] = {
+    "clamp": lambda place, size: min(max(place, 0), size - 1),
+    "wrap": lambda place, size: place % size,
+}
+
+
+@pytest.mark.parametrize("mode", FOLDS)
+@pytest.mark.parametrize("place", PLACES)
+def test_how_far_quotients_go(place: str, mode: str) -> None:
+    """They fall and rise, or go on for less than their iterators: no term is lost, or beyond."""
+    module = opgen.compile(
+        f"op spread(x[W,4,A]; S: size) -> y[S,A]\n  where S >= 1\n"
+        f"  y[{place} ?{mode},a] += x[w,j,a]\n"
+        f"op taken(x[S,A]; W: size) -> y[W,4,A]\n  where S >= 1\n"
+        f"  y[w,j,a] = x[{place} ?{mode},a]\n"
+    )
+    for size, width, cells in ((20, 40, 1), (5, 3, 2), (2, 7, 3)):
+        x = torch.arange(1.0, 1 + width * 4 * cells).reshape(width, 4, cells)
+        wanted = torch.zeros(size, cells)
+        for w, j in itertools.product(range(width), range(4)):
+            wanted[FOLDS[mode](PLACES[place](w, j), size)] += x[w, j]
+        assert torch.equal(module.spread(x, S=size), wanted)
+        image = torch.zeros(size, cells, requires_grad=True)
+        (gradient,) = torch.autograd.grad(module.taken(image, W=width), image, x)
+        assert torch.equal(gradient, wanted)
+
+
+def test_quotients_of_fixed_dims() -> None:
+    """A temporary with a margin has room for all that is written into it."""
+    op = opgen.compile("op f(x[400,A,4]) -> y[20,A]\n  y[(3*w)//2 + j//2 ?clamp,a] += x[w,a,j]\n").f
+    x = torch.arange(1.0, 1601).reshape(400, 1, 4)
+    wanted = torch.zeros(20, 1)
+    for w, j in itertools.product(range(400), range(4)):
+        wanted[min(3 * w // 2 + j // 2, 19)] += x[w, :, j]
+    assert torch.equal(op(x), wanted)
+    with emulated("random", threads=32):
+        assert torch.equal(op(x), wanted)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opgen.algebra.poly import Poly, symbol, symbol_atom
+from opgen.algebra.poly import Poly, symbol
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import For, Kernel, Lanes, Load, Node, Program, Store, walk
 
@@ -78,5 +78,4 @@ def _is_of_plane(load: Load, cell: tuple[Poly, ...], rows: str) -> bool:
     """Whether a load is of the plane of the cell, a row further for every row."""
     if len(load.indices) != len(cell) or load.indices[:-2] != cell[:-2]:
         return False
-    linear = load.indices[-2].linear_in(symbol_atom(rows))
-    return linear is not None and linear[0] == 1
+    return load.indices[-2].step_in(rows) == 1

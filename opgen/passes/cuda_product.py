@@ -105,6 +105,8 @@ def transposed(kernel: Kernel, program: Program, op: Op) -> Contraction | None:
         linear = index.value.linear_in(symbol_atom(inner[0]))
         if linear is None or not is_positive(linear[0], facts_of(op)):
             return None
+        if inner[0] in linear[1].symbols:  # in a quotient
+            return None
         step, distance = linear[0], stored - linear[1]
         value = distance // step
         collected.conditions += (Condition(value), Condition(found.extents[inner[0]] - 1 - value))

@@ -24,7 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from opgen.algebra.poly import ZERO, Kind, Poly, symbol, symbol_atom
+from opgen.algebra.facts import Facts
+from opgen.algebra.poly import ZERO, Kind, Poly, symbol
+from opgen.ir.context import facts_of, with_iterators
 from opgen.ir.indices import FOLDED, extents_of
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
@@ -41,6 +43,9 @@ from opgen.ir.notation import (
     Tensor,
 )
 from opgen.ir.walk import all_reads
+from opgen.passes.lane_bounds import greatest_over, least_over
+
+_FIRST, _LAST = "<first>", "<last>"  # no names of a spec
 
 _WIDEST: Final = 16
 """The widest margin."""
@@ -76,6 +81,7 @@ def _margins(op: Op, name: str) -> tuple[_Margin | None, ...] | None:
     only_adds = all(statement.reducer is Reducer.ADD for statement in statements)
     if not is_sum or is_read or not only_adds:
         return None
+    facts = facts_of(op)
     margins: list[_Margin | None] = []
     for axis, extent in enumerate(op.extents(name)):
         indices = [(each.target.indices[axis], each) for each in statements]
@@ -83,7 +89,7 @@ def _margins(op: Op, name: str) -> tuple[_Margin | None, ...] | None:
         if modes.isdisjoint(FOLDED):
             margins.append(None)
             continue
-        beyond = [_beyond(index.value, extent, statement) for index, statement in indices]
+        beyond = [_beyond(index.value, extent, each, facts) for index, each in indices]
         sizes = [each for each in beyond if each is not None]
         if len(modes) > 1 or len(sizes) < len(beyond):
             return None
@@ -95,19 +101,22 @@ def _margins(op: Op, name: str) -> tuple[_Margin | None, ...] | None:
     return tuple(margins)
 
 
-def _beyond(value: Poly, extent: Poly, statement: Statement) -> tuple[int, int] | None:
-    """How far an index goes beyond both ends of a dim at most, if all sizes have that in common."""
-    extents = extents_of(statement.iterators)
-    least = largest = value
-    for name in sorted(value.symbols & extents.keys()):
-        split = value.linear_in(symbol_atom(name))
-        if split is None or not split[0].is_constant:
+def _beyond(
+    value: Poly, extent: Poly, statement: Statement, facts: Facts
+) -> tuple[int, int] | None:
+    """How far an index goes beyond both ends of a dim at most, if all sizes have that in common.
+
+    None for one that falls and rises again, as `i % 3` does.
+    """
+    facts = with_iterators(facts, statement.iterators)
+    least, largest = value, value
+    for name, count in extents_of(statement.iterators).items():
+        ends = name, _FIRST, _LAST, facts
+        low, high = least_over(least, *ends), greatest_over(largest, *ends)
+        if low is None or high is None:
             return None
-        last = extents[name] - 1
-        ends = (ZERO, last) if split[0].constant > 0 else (last, ZERO)
-        least, largest = (
-            end.substitute({name: at}) for end, at in zip((least, largest), ends, strict=True)
-        )
+        places = {_FIRST: ZERO, _LAST: count - 1}
+        least, largest = low.substitute(places), high.substitute(places)
     before, behind = _at_most(-least), _at_most(largest - (extent - 1))
     if not before.is_constant or not behind.is_constant:
         return None

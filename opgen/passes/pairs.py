@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from opgen.algebra.poly import ZERO, Poly, maximum, minimum, symbol, symbol_atom
+from opgen.algebra.poly import ZERO, Poly, maximum, minimum, symbol
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import Accumulate, Always, Define, For, If, Kernel, Lanes, Load, Node, walk
 from opgen.ir.map_loops import map_nodes
@@ -82,8 +82,7 @@ def _place(load: Load, name: str) -> int:
 
 def _grows(index: Poly, lane: str) -> bool:
     """Whether neighbouring lanes have neighbouring elements."""
-    linear = index.linear_in(symbol_atom(lane))
-    return linear is not None and linear[0] == 1
+    return index.step_in(lane) == 1
 
 
 def _is_backwards(outer: For, inner: For, rows: For, kernel: Kernel) -> bool:
