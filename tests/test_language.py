@@ -356,10 +356,11 @@ CASES = [
     Case(
         "op conditional(x[N], m: bool[N]; flag = false) -> y[N]\n"
         "  y[i] += x[i]  if m[i]\n"
-        "  y[i] += 10    if not flag and 0 <= i < 1\n",
+        "  y[i] += 10    if not flag and 0 <= i < 1\n"
+        "  y[i] += 5     if not m[i]\n",
         {"N": 3},
         {"x": [1, 2, NAN], "m": np.array([True, True, False])},
-        {"y": [11, 2, 0]},
+        {"y": [11, 2, 5]},
     ),
     Case(
         "op batch_sum(x[...,C]) -> y[C]\n  y[c] += x[...,c]\n",

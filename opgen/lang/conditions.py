@@ -10,6 +10,7 @@ from opgen.errors import Edit
 from opgen.ir.notation import AttributeType, DType, Tensor
 from opgen.lang import syntax
 from opgen.lang.environment import Fault, Place, closest
+from opgen.lang.index_faults import float_tensor
 from opgen.lang.indices import index_polynomial
 from opgen.lang.scope import Scope
 
@@ -24,6 +25,10 @@ def conditions(expression: syntax.Expression, scope: Scope) -> tuple[Condition, 
             flag, scope
         ):
             return (Condition(symbol(flag.name), Relation.EQ),)
+        case syntax.Logical(operator="not", operands=(syntax.Subscript() as cell,)) if (
+            _is_bool_tensor(cell.name.text, scope)
+        ):
+            return (Condition(index_polynomial(cell, scope), Relation.EQ),)
         case syntax.NameUse() if _is_bool(expression, scope):
             return (Condition(symbol(expression.name) - 1, Relation.EQ),)
         case syntax.Logical(operator=operator, span=span):
@@ -45,6 +50,8 @@ def conditions(expression: syntax.Expression, scope: Scope) -> tuple[Condition, 
             )
         case syntax.Subscript(name=name) if _is_bool_tensor(name.text, scope):
             return (Condition(index_polynomial(expression, scope), Relation.NE),)
+        case syntax.Subscript(name=name) if (tensor := _values(name.text, scope)) is not None:
+            raise float_tensor(tensor, expression.span, replace(scope, guard=True))
         case _:
             raise Fault(
                 "not-a-condition",
@@ -64,6 +71,12 @@ def _is_bool(expression: syntax.NameUse, scope: Scope) -> bool:
 def _is_bool_tensor(name: str, scope: Scope) -> bool:
     tensor = scope.environment.tensors.get(name)
     return isinstance(tensor, Tensor) and tensor.dtype is DType.BOOL
+
+
+def _values(name: str, scope: Scope) -> Tensor | None:
+    """The tensor of that name if it holds no integers."""
+    tensor = scope.environment.tensors.get(name)
+    return tensor if isinstance(tensor, Tensor) and not tensor.dtype.is_integer else None
 
 
 def _compare(

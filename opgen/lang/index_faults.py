@@ -30,8 +30,8 @@ NoIndex = (
 """Expressions that are none in an index; numbers, where they are floats."""
 
 
-def no_index(expression: NoIndex, environment: Environment) -> Fault:
-    """The fault of an expression whose value is no integer."""
+def no_index(expression: NoIndex, environment: Environment, *, in_cell: bool) -> Fault:
+    """The fault of an expression whose value is no integer; `in_cell`: iterators are known."""
     match expression:
         case syntax.Number(value=number, span=span):
             return Fault(
@@ -42,12 +42,16 @@ def no_index(expression: NoIndex, environment: Environment) -> Fault:
                 replacement=(span, str(int(number))) if number == int(number) else None,
             )
         case syntax.Reduction(reducer=reducer, span=span):
+            advice = "declare an integer temporary, such as tmp s: int[N], write the result to "
+            advice += "it and index with that"
+            if not in_cell:
+                advice = "sizes are known before anything is computed; what a reduction gives is "
+                advice += f"a tensor, with an index for every dim: t[n] = {environment.text(span)}"
             return Fault(
                 "reduction-in-index",
                 f"'{reducer.text}' reduces values, it cannot stand in an index",
                 span,
-                advice="declare an integer temporary, such as tmp s: int[N], write the result to "
-                "it and index with that",
+                advice=advice,
             )
         case syntax.Infinity(span=span):
             return Fault(

@@ -68,7 +68,7 @@ def index_polynomial(expression: syntax.Expression, scope: Scope) -> Poly:
             | syntax.Comparison()
             | syntax.Logical()
         ):
-            raise no_index(expression, scope.environment)
+            raise no_index(expression, scope.environment, in_cell=bool(scope.iterators))
         case unexpected:
             assert_never(unexpected)
 

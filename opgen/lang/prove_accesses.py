@@ -191,14 +191,19 @@ def _miscounted(
     ):
         return f"the last cell has the index {extent - 1}: write {before}", (span, f"{before}")
     from_end = extent + value
-    is_place = not from_end.is_constant or from_end.constant >= 0
-    if value.is_constant and value.constant < 0 and is_place:
-        advice = f"indices count from 0: write {from_end} to count from the end"
-        return advice, (span, f"{from_end}")
+    if implies(facts, Condition(-value - 1)):
+        is_place = not from_end.is_constant or from_end.constant >= 0
+        inside = _bounds(replace(index, value=from_end), extent)
+        if (value.is_constant and is_place) or all(implies(facts, each) for each in inside):
+            advice = f"indices count from 0: write {from_end} to count from the end"
+            return advice, (span, f"{from_end}")
+        return f"it is below 0 in every case, and indices run from 0 to {extent - 1}", None
     above = value.is_constant and value.constant > 0
     if above and extent.is_constant and extent.constant >= 1:
         last = extent - 1
         return f"indices count from 0: the last one of this dim is {last}", (span, f"{last}")
+    if not value.is_constant and implies(facts, Condition(value - extent)):
+        return f"it is {extent} or more in every case, and indices run from 0 to {extent - 1}", None
     return None
 
 
@@ -247,7 +252,10 @@ def _reflected_too_far(
     bounds = [
         _at_worst(condition.value, obligations, facts) for condition in _bounds(index, extent)
     ]
-    edits = [required(b, environment) for b in bounds if b is not None and b.symbols]
+    demands = [b for b in bounds if b is not None and b.symbols]
+    edits = [required((b,), environment) for b in demands]
+    if len(demands) > 1:
+        edits.append(required(demands, environment))
     return Fault(
         "reflected-too-far",
         f"`{mode}` reaches one reflection: {index.value} is not always in [{least}, {greatest}]",
@@ -255,10 +263,7 @@ def _reflected_too_far(
         *environment.dim_label(access.tensor, axis, f"dim {axis} has extent {extent}"),
         notes=notes,
         advice="bound the sizes by a `where`, or continue the edge with ?clamp",
-        alternatives=(
-            *(edit for edit in edits if edit is not None),
-            (Span(span.end - len(mode), span.end), "?clamp"),
-        ),
+        alternatives=[edit for edit in edits if edit is not None],
     )
 
 

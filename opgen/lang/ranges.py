@@ -157,9 +157,13 @@ def _no_range(
     if not likely and statement is not None:
         around = {e for access in accesses for e in _containing(name, access, environment)}
         likely = list(around) if len(around) == 1 else []
-    extent = str(likely[0]) if likely else _only_size(name, statement, environment)
+    if name.upper() in environment.integers():  # as sizes and iterators are called
+        extent: str | None = name.upper()
+    else:
+        extent = str(likely[0]) if likely else _only_size(name, statement, environment)
     close = closest(name, environment.integers()) if len(name) > 2 else None
-    wanted = f"{name} in {extent or '3'}"
+    unknown = "3" if statement is None else "..."  # a window has a size that is not told
+    wanted = f"{name} in {extent or unknown}"
     edits = [(span, close)] if close is not None else []
     if extent is not None:
         place = (span, wanted)
@@ -222,6 +226,13 @@ def _range_conflict(
     environment: Environment,
 ) -> Fault:
     name = domain.name.text
+    for site in (first, other):
+        if site.extent == 1 and not site.left:
+            return _one_cell(name, site, first, other)
+    if statement is not None:
+        reordered = _reordered(statement, environment)
+        if reordered is not None:
+            return _conflict(name, first, other, *reordered)
     edits: list[Edit] = []
     for extent in (first.extent, other.extent):
         wanted = f"{name} in {extent}"
@@ -229,14 +240,57 @@ def _range_conflict(
         edits.append(place if statement is None else ranging(statement, wanted, environment))
     if other.declared is not None:
         edits.append((other.declared, str(first.extent)))
+    advice = f"say which one is meant, `{name} in {first.extent}`, or declare the dims alike"
+    return _conflict(name, first, other, advice, edits)
+
+
+def _conflict(name: str, first: _Site, other: _Site, advice: str, edits: Sequence[Edit]) -> Fault:
     return Fault(
         "range-conflict",
         f"'{name}' has two ranges, {first.extent} and {other.extent}",
         (first.span, f"{first.extent} here"),
         (other.span, f"{other.extent} here"),
-        advice=f"say which one is meant, `{name} in {first.extent}`, or declare the dims alike",
+        advice=advice,
         alternatives=edits,
     )
+
+
+def _one_cell(name: str, site: _Site, first: _Site, other: _Site) -> Fault:
+    """The fault of a dim of extent 1 that is read as if its cell were repeated."""
+    advice = f"nothing is repeated by itself: the one cell of a dim of 1 is 0, not {name}"
+    return _conflict(name, first, other, advice, [(site.span, "0")])
+
+
+def _reordered(
+    statement: syntax.Statement, environment: Environment
+) -> tuple[str, list[Edit]] | None:
+    """The target with its iterators in the order of its dims, where all of these agree then."""
+    target = statement.target
+    tensor = environment.tensors.get(target.name.text)
+    names = [
+        item.value.name
+        for item in target.indices
+        if isinstance(item, syntax.PlainIndex)
+        and isinstance(item.value, syntax.NameUse)
+        and not item.boundary
+    ]
+    if tensor is None or len(names) != len(target.indices) or len(set(names)) < len(names):
+        return None
+    by_extent: dict[Poly, str] = {}
+    for name in names:
+        sites = [
+            site.extent
+            for access in subscripts(statement.value)
+            for site in _sites(name, access, False, environment)
+        ]
+        if len(set(sites)) != 1 or sites[0] in by_extent:
+            return None
+        by_extent[sites[0]] = name
+    ordered = [by_extent.get(_extent(tensor, axis)) for axis in range(len(names))]
+    if None in ordered:
+        return None
+    text = f"{target.name.text}[{','.join(filter(None, ordered))}]"
+    return f"the dims of '{target.name.text}' are in another order: {text}", [(target.span, text)]
 
 
 def _extends(whole: _Site, part: _Site, environment: Environment) -> bool:

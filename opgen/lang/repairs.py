@@ -101,10 +101,13 @@ def accumulated_at(span: Span | None, environment: Environment) -> Edit | None:
     return None
 
 
-def required(condition: Poly, environment: Environment) -> Edit | None:
-    """With a `where` that demands a polynomial to be at least 0."""
-    positive = Poly({m: c for m, c in condition.terms.items() if c > 0})
-    return demanded(f"{positive} >= {positive - condition}", environment)
+def required(values: Sequence[Poly], environment: Environment) -> Edit | None:
+    """With a `where` that demands polynomials to be at least 0."""
+    texts = []
+    for value in values:
+        positive = Poly({m: c for m, c in value.terms.items() if c > 0})
+        texts.append(f"{positive} >= {positive - value}")
+    return demanded(", ".join(texts), environment)
 
 
 def demanded(condition: str, environment: Environment) -> Edit | None:
