@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,10 +15,12 @@ import opgen
 from catalogue import SPECS
 from opgen.compiler import check_source
 from opgen.errors import Source
+from opgen.ir.family import JOINT
 from opgen.ir.loops import Short
 from opgen.on_demand import special_source
 from opgen.passes.sums_together import with_sums_together
 from opgen.programs import _each_along_rows, along_rows, for_cpu, scheduled
+from opgen.runtime.description import KEPT
 
 NORMS = (SPECS / "norm.op").read_text(encoding="utf-8")
 HEAD = "op f(x: float[N,D], z[N,D], w[D]) -> y[N], t[N]\n"
@@ -84,6 +87,26 @@ def test_a_condition_for_both() -> None:
     assert "grad_bias_strips_short" not in text
 
 
+NORM_OF_CHANNELS = """op f(x: float[N,C,H,W], w[C], b[C]) -> y[N,C,H,W]
+  mu[n,h,i] = mean(c) x[n,c,h,i]
+  s[n,h,i] = mean(c) (x[n,c,h,i] - mu[n,h,i])**2
+  y[n,c,h,i] = (x[n,c,h,i] - mu[n,h,i]) * rsqrt(s[n,h,i] + 0.00001) * w[c] + b[c]
+"""
+
+
+def test_sums_of_images_whose_channels_are_last() -> None:
+    """Pixels beside and below share the same weights: the one of the two leaves room for both sums,
+    and eight lines of a strip are added to one accumulator."""
+    path = ("f", "x,w,b", f"{KEPT}mu{JOINT}s")
+    images = sum(1 << at for at in (0, 4, 5))  # x, grad_y, grad_x
+    text = special_source(NORM_OF_CHANNELS, "<test>", path, {}, images)
+    written = set(
+        re.findall(r"^KERNEL void f_grad_x_and_w_and_b_of_kept_(\w+)\($", text, re.MULTILINE)
+    )
+    assert {"grad__t2", "grad_w_strips"} <= written
+    assert written.isdisjoint({"grad__t1", "grad_b_strips"})
+
+
 def test_a_pair_without_its_other_half_stays() -> None:
     """Else there would be calls in which nobody writes a tensor."""
     head = "op f(x: float[N,D], z[N,D]) -> y[D], t[D]\n"
@@ -124,6 +147,20 @@ def test_layer_norm(width: int, dtype: torch.dtype, threads: int) -> None:
             compare(
                 norm, lambda x, w, b: F.layer_norm(x, (x.shape[-1],), w, b), given, 1 / deviation
             )
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("shape", [(2, 8, 5, 7), (1, 64, 9, 11), (3, 49, 4, 4), (2, 3, 40, 13)])
+def test_norm_of_channels(shape: tuple[int, ...], last: bool, threads: int) -> None:
+    x, w, b = inputs(shape, shape[1], torch.float32, False)
+    if last:
+        x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+    compare(
+        opgen.compile(NORM_OF_CHANNELS).f,
+        lambda x, w, b: F.layer_norm(x.movedim(1, -1), w.shape, w, b).movedim(-1, 1),
+        (x, w, b),
+        1 / float(x.detach().double().var(1, unbiased=False).min() + 1e-5) ** 0.5,
+    )
 
 
 @pytest.mark.sampled(2)

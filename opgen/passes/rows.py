@@ -28,6 +28,7 @@ from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Poly, symbol
 from opgen.algebra.prove import is_nonnegative
+from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Accumulate,
     All,
@@ -67,7 +68,7 @@ from opgen.passes.peel import Peeling
 from opgen.passes.scattered_rows import WIDTH as SCATTERED_WIDTH
 from opgen.passes.scattered_rows import scattered_rows
 from opgen.passes.short_rows import with_planes
-from opgen.passes.tile import Tile, tiled, tiles_along, window_tiles
+from opgen.passes.tile import Tile, sharing_more, tiled, tiles_along, window_tiles
 from opgen.passes.unroll import MOST, unrolled
 from opgen.passes.walk_order import in_walk_order
 
@@ -114,7 +115,7 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
             along = with_planes(along_row(kernel, name, facts))
             return _narrow(along) if _has_few_points(along) else along
         case Choice(way=Way.SUM, name=name):
-            return _in_any_order(kernel, name)
+            return _in_any_order(kernel, name, program)
         case Choice(way=Way.POINTS):
             return kernel
         case unexpected:
@@ -167,10 +168,29 @@ def _reordered(body: tuple[Node, ...], names: Set[str]) -> tuple[Node, ...]:
     return tuple(map(change, body))
 
 
-def _in_any_order(kernel: Kernel, name: str) -> Kernel:
+def _has_companion(kernel: Kernel, program: Program) -> bool:
+    """Whether another kernel with the same axes reads one of the tensors that this one goes along.
+
+    The two may become one (`passes.sums_together`), which needs accumulators for both.
+    """
+    extents = [axis.extent for axis in kernel.axes]
+    tensors = {load.tensor for load in loads_of(walk(kernel.body)) if len(load.indices) > 1}
+    return any(
+        other.name != kernel.name
+        and [axis.extent for axis in other.axes] == extents
+        and any(isinstance(node, For) for node in walk(other.body))
+        and not tensors.isdisjoint(load.tensor for load in loads_of(walk(other.body)))
+        for other in program.kernels
+    )
+
+
+def _in_any_order(kernel: Kernel, name: str, program: Program) -> Kernel:
     """The kernel with sums over the loop of that name in any order, several cells at a time."""
     body = _reordered(kernel.body, {name, *sums_of_rows(kernel)})
-    tiles = tiles_along(kernel, (body,), name, all_shared=False)[-_MOST_TILES:]
+    tiles = tiles_along(kernel, (body,), name, all_shared=False)
+    if _has_companion(kernel, program):
+        tiles = sharing_more(tiles, (body,), name)
+    tiles = tiles[-_MOST_TILES:]
     tiles = tiles or window_tiles(kernel, (body,), name)
     return tiled(kernel, tiles, (body,), jammed)
 

@@ -63,6 +63,21 @@ def tiles_along(
     return found
 
 
+def sharing_more(tiles: Sequence[Tile], bodies: Sequence[Body], walked: str) -> list[Tile]:
+    """The last of the tiles, and those whose cells share what cells of the last one do not.
+
+    In `t[h,w] = sum(c) x[h,w,c] * weight[c]` rows share what neighbours in a row do.
+    """
+    terms = [term for body in bodies for term in _terms(body)]
+    moving = [symbols for term in terms for symbols in term if walked in symbols]
+    return [
+        tile
+        for tile in tiles
+        if tile is tiles[-1]
+        or any((tile.axis.name in each) != (tiles[-1].axis.name in each) for each in moving)
+    ]
+
+
 def window_tiles(kernel: Kernel, bodies: Sequence[Body], walked: str) -> list[Tile]:
     """Short axes on which the ranges of long loops depend: the taps of a filter's gradient."""
     loops = [node for body in bodies for node in walk(body) if isinstance(node, For)]
