@@ -8,6 +8,7 @@ import unicodedata
 from typing import Final
 
 from opgen.errors import Diagnostic, Edit, Label, Source, Span
+from opgen.lang import conditionals, foreign, letters
 
 _MODES: Final = {
     "": "?0", "zero": "?0", "zeros": "?0", "constant": "?0", "edge": "?clamp", "clip": "?clamp",
@@ -21,6 +22,14 @@ _KNOWN_MODES: Final = ("?0", "?clamp", "?reflect", "?symmetric", "?wrap", "?drop
 def unexpected_character(source: Source, start: int) -> Diagnostic:
     """The diagnostic of a character that begins no token."""
     character = source.text[start]
+    if character == "?" and (hint := conditionals.ternary(source, start)) is not None:
+        return Diagnostic(
+            "unknown-character",
+            "a value is not chosen by `?` and `:`",
+            (Label(Span(start, start + 1)),),
+            (),
+            *hint,
+        )
     if character == "?":
         return _unknown_boundary(source, start)
     end = start + len(source.text[start:]) - len(source.text[start:].lstrip(character))
@@ -35,8 +44,11 @@ def unexpected_character(source: Source, start: int) -> Diagnostic:
         edit = None if text is None else (span, text)
     if character == ".":
         advice, edit = _dots(source, start, end)
-    if character.isalpha() and character not in _CHARACTERS:
-        advice = "names are made of the letters a to z and A to Z, digits and _"
+    if character.isalpha() and (character not in _CHARACTERS or source.text[end:][:1] == "["):
+        advice, edit = letters.spelled_out(source, start)
+    words = foreign.words_after_slashes(source, start)
+    if words is not None:
+        advice, edit = foreign.COMMENT, words
     if not character.isascii():
         spelled += f" ({unicodedata.name(character, 'unnamed').lower()})"
     headline = f"a spec does not contain {spelled}"

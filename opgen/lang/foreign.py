@@ -5,11 +5,15 @@ Each function takes the place where the parser stopped and gives advice if it re
 
 from __future__ import annotations
 
-from opgen.errors import Span
-from opgen.lang import syntax
+import re
+from typing import Final
+
+from opgen.errors import Edit, Source, Span
+from opgen.lang import conditionals, syntax
 from opgen.lang.context import ASSIGNMENTS, Context, Hint, matching
 from opgen.lang.layout import token_span
 
+COMMENT: Final = "a comment begins with `#`"
 _CONDITIONS_OF_A_CALL = ("require", "requires", "assert", "assume", "check", "ensure", "given")
 
 
@@ -64,35 +68,30 @@ def mode_behind_brackets(context: Context) -> Hint | None:
 
 
 def comment(context: Context) -> Hint | None:
-    """`// words` for `# words`, where a line begins."""
+    """`// words` for `# words`, on a line of its own or behind what is complete."""
     begins = not context.before or "\n" in context.between
-    if context.token.type != "DOUBLE_SLASH" or not begins:
-        return None
-    return "a comment begins with `#`", (token_span(context.token), "#")
+    if context.token.type == "DOUBLE_SLASH" and (begins or "_NEWLINE" in context.expected):
+        return COMMENT, (token_span(context.token), "#")
+    edit = words_after_slashes(context.source, token_span(context.token).start)
+    return None if edit is None else (COMMENT, edit)
 
 
-def conditional(context: Context) -> Hint | None:
-    """`a if c else b` for `select(c, a, b)`."""
-    if context.token != "else":
+_WORDS: Final = re.compile(r"//[ \t]*([A-Za-z]\w+)(?:[ \t]+(?!(?:for|if)\b)[A-Za-z]|[:;'\"!?])")
+
+
+def words_after_slashes(source: Source, at: int) -> Edit | None:
+    """The `#` for a `//` before a place, where words follow that were never heard of before."""
+    start = source.text.rfind("\n", 0, at) + 1
+    end = source.text.find("\n", at)
+    line = source.text[start : len(source.text) if end < 0 else end]
+    found = _WORDS.search(line)
+    if found is None or found.start() > at - start or "#" in line[: found.start()]:
         return None
-    advice = "a value is chosen by select(condition, value, otherwise)"
-    types = [t.type for t in context.before]
-    start = next((i for i, t in enumerate(types) if t in ASSIGNMENTS), None)
-    condition = max((i for i, t in enumerate(types) if t == "IF"), default=None)
-    if start is None or condition is None or condition < start or not context.after:
-        return advice, None
-    text = context.source.text
-    value = text[
-        token_span(context.before[start]).end : token_span(context.before[condition]).start
-    ]
-    test = text[token_span(context.before[condition]).end : token_span(context.token).start]
-    end = token_span(context.after[-1]).end
-    otherwise = text[token_span(context.token).end : end]
-    edit = (
-        Span(token_span(context.before[start]).end, end),
-        f" select({test.strip()}, {value.strip()}, {otherwise.strip()})",
-    )
-    return advice, edit
+    before = line[: found.start()]
+    inside = before.count("(") + before.count("[") > before.count(")") + before.count("]")
+    if inside or re.search(rf"\b{found[1]}\b", source.text[: start + found.start()]):
+        return None
+    return Span(start + found.start(), start + found.start() + 2), "#"
 
 
 def where_for_select(context: Context) -> Hint | None:
@@ -100,8 +99,47 @@ def where_for_select(context: Context) -> Hint | None:
     called = bool(context.after) and context.after[0].type == "LPAR"
     if context.token.type != "WHERE" or not called or "NAME" not in context.expected:
         return None
-    advice = "a value is chosen by select(condition, value, otherwise)"
-    return advice, (token_span(context.token), "select")
+    return conditionals.ADVICE, (token_span(context.token), "select")
+
+
+def where_after(context: Context) -> Hint | None:
+    """`y[n] = x[n] where n > 2`, or `op f(x[N]) -> y[N] where N > 2` on one line."""
+    if context.token.type != "WHERE" or "_NEWLINE" not in context.expected:
+        return None
+    assignment = next((t for t in context.before if t.type in ASSIGNMENTS), None)
+    if assignment is None or context.before[0].type != "NAME":
+        word = Span(context.gap.start, token_span(context.token).end)
+        return "`where` begins a line of its own", (word, "\n  where")
+    advice = (
+        "a condition of a statement follows `if`; one that every call must meet is a line of its "
+        "own that begins with `where`"
+    )
+    target = context.before[: context.before.index(assignment)]
+    iterators = {str(token) for token in target[1:] if token.type == "NAME"}
+    if iterators.isdisjoint(context.after) or "IF" in [t.type for t in context.before]:
+        return advice, None
+    return advice, (token_span(context.token), "if")
+
+
+def truth(context: Context) -> Hint | None:
+    """`; flag = True` for `; flag = true`, and defaults that are `None`."""
+    if context.token not in ("True", "False", "None") or context.last != "EQUALS":
+        return None
+    is_attribute = "TRUE" in context.expected
+    if context.token != "None" and is_attribute:
+        return "truth is written `true` or `false`", (
+            token_span(context.token),
+            str(context.token).lower(),
+        )
+    if is_attribute:
+        name = context.before[-2]
+        return f"an attribute without a default is declared with its type, {name}: int", None
+    if "INT" not in context.expected:
+        return None
+    return (
+        "the default of an input is a number: an input left out is a tensor filled with it",
+        None,
+    )
 
 
 def slice_(context: Context) -> Hint | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from opgen.errors import Span
-from opgen.lang import foreign, juxtaposition, syntax
+from opgen.lang import bars, conditionals, foreign, juxtaposition, syntax
 from opgen.lang.context import WORDS, Context, Hint
 from opgen.lang.layout import CLOSING, OPENING, token_span
 
@@ -169,15 +169,6 @@ def _reduction_without_brackets(context: Context) -> Hint | None:
     return f"a reduction names its iterators in brackets: {reducer}({iterator or 'k'}) ...", edit
 
 
-def _bars(context: Context) -> Hint | None:
-    """`a || b` for `a or b`."""
-    if context.token.type != "VBAR":
-        return None
-    span = token_span(context.token)
-    twice = context.source.text[span.end : span.end + 1] == "|"
-    return "conditions are joined by `or`", (Span(span.start, span.end + twice), "or")
-
-
 def _unclosed(context: Context) -> Hint | None:
     ends = context.token.type in ("_NEWLINE", "$END")
     if context.opened() is None or not (ends or "\n" in context.between):
@@ -220,8 +211,12 @@ _HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
     _op_head,
     _stray_closing,
     _unclosed,
-    foreign.conditional,
+    conditionals.in_parentheses,
+    conditionals.conditional,
+    conditionals.chosen_by_mark,
     foreign.where_for_select,
+    foreign.where_after,
+    foreign.truth,
     foreign.condition_of_a_call,
     foreign.returned,
     foreign.name_without_indices,
@@ -251,10 +246,13 @@ _HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
     foreign.mode_behind_brackets,
     foreign.slice_,
     juxtaposition.in_brackets,
+    juxtaposition.in_head,
     _reduction_as_divisor,
     _reduction_without_brackets,
     juxtaposition.of_values,
-    _bars,
+    bars.norm,
+    bars.magnitude,
+    bars.disjunction,
     _keyword,
     _unfinished,
 )

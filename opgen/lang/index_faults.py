@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from opgen.algebra.poly import poly
 from opgen.errors import Edit, Span
@@ -229,6 +229,8 @@ def _plain_access(tensor: Tensor | Table, scope: Scope) -> str | None:
 def unknown_name(name: str, span: Span, scope: Scope) -> Fault:
     """The fault of a bare name that means nothing here."""
     environment = scope.environment
+    if name in _CONSTANTS:
+        return _constant(name, span)
     known = [*environment.integers(), *scope.iterators]
     # Where iterators stand, a single letter is one of them, not its size in another case.
     close = closest(name, known) if len(name) > 2 or not scope.iterators else None
@@ -236,6 +238,8 @@ def unknown_name(name: str, span: Span, scope: Scope) -> Fault:
         advice, edits = f"did you mean '{close}'?", [(span, close)]
     elif scope.iterators:
         advice, edits = "an iterator stands on the left, after `for`, or in a reduction", []
+        if environment.source.text[: span.start].rstrip(" \t").endswith("//"):
+            advice += "; a comment begins with `#`"
     else:
         advice = f"define it, `let {name} = ...`, or pass it as an attribute, `; {name}: size`"
         edits = [edit for edit in (environment.new_attribute(f"{name}: size"),) if edit]
@@ -246,6 +250,21 @@ def unknown_name(name: str, span: Span, scope: Scope) -> Fault:
         advice=advice,
         alternatives=edits,
         consequence=name in environment.failed,
+    )
+
+
+_CONSTANTS: Final = {"True": "true", "False": "false", "None": None}
+
+
+def _constant(name: str, span: Span) -> Fault:
+    """The fault of a constant of Python by its name there."""
+    meant = _CONSTANTS[name]
+    return Fault(
+        "unknown-name",
+        f"'{name}' has no value in a spec",
+        span,
+        advice="a value is a number: write one" if meant is None else f"write `{meant}`",
+        replacement=None if meant is None else (span, meant),
     )
 
 

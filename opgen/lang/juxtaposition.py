@@ -6,10 +6,10 @@ import re
 from typing import Final
 
 from opgen.errors import Edit, Span
-from opgen.lang.context import Context, Hint
+from opgen.lang.context import Context, Hint, matching
 from opgen.lang.layout import CLOSING, OPENING, token_span
 
-_OPERAND_ENDS: Final = ("NAME", "INT", "FLOAT", "RPAR", "RSQB")
+OPERAND_ENDS: Final = ("NAME", "INT", "FLOAT", "RPAR", "RSQB")
 _OPERAND_STARTS: Final = ("NAME", "INT", "FLOAT", "LPAR", "TRUE", "FALSE", "INF")
 _PRODUCT: Final = "a product is written with `*`"
 
@@ -17,7 +17,7 @@ _PRODUCT: Final = "a product is written with `*`"
 def found(context: Context) -> bool:
     """Whether two operands stand side by side on one line."""
     return (
-        context.last in _OPERAND_ENDS
+        context.last in OPERAND_ENDS
         and context.token.type in _OPERAND_STARTS
         and "\n" not in context.between
     )
@@ -28,6 +28,22 @@ def of_values(context: Context) -> Hint | None:
     if "STAR" not in context.expected or not found(context):
         return None
     return _PRODUCT, _with_stars(context)
+
+
+def in_head(context: Context) -> Hint | None:
+    """`sum(h w) x[h,w]` for `sum(h,w) x[h,w]`."""
+    opened, closing = context.reduction(), matching(context.after)
+    if opened is None or closing is None or not found(context):
+        return None
+    tokens = (*context.before, context.token, *context.after)
+    first = next(at for at, token in enumerate(tokens) if token is opened) + 1
+    last = next(at for at, token in enumerate(tokens) if token is closing)
+    is_head = last + 1 < len(tokens) and tokens[last + 1].type in _OPERAND_STARTS
+    if not is_head or {token.type for token in tokens[first:last]} - {"NAME", "COMMA"}:
+        return None  # in a range or a condition something else may be missing
+    names = ",".join(str(token) for token in tokens[first:last] if token.type == "NAME")
+    inside = Span(token_span(opened).end, token_span(closing).start)
+    return "the iterators of a reduction are separated by commas", (inside, names)
 
 
 def in_brackets(context: Context) -> Hint | None:
