@@ -7,7 +7,7 @@ cell at most once, every size follows from the input shapes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from opgen.errors import Diagnostic, OpgenError, Source, Span
@@ -20,7 +20,7 @@ from opgen.ir.notation import (
 )
 from opgen.lang import prove_divisors, syntax
 from opgen.lang.aliases import Measure, expand_aliases, measure
-from opgen.lang.dataflow import order_faults
+from opgen.lang.dataflow import order_faults, rewritten
 from opgen.lang.environment import Divisor, Environment, Fault
 from opgen.lang.gradients import gradient_faults
 from opgen.lang.kinds import resolve_types
@@ -225,20 +225,30 @@ class _Checker:
             in_range(obligations, entry)
             if entry.exclusive:
                 injective(obligations, entry)
-        self._prove_between([entry for entry, _ in lowered], obligations, complete)
+        entries = [entry for entry, _ in lowered]
+        self._prove_between(entries, obligations, complete, rewritten(op) if complete else ())
         self.faults.extend(_distinct(fault.diagnostic for fault in found))
         return replace(op, constraints=_merged(op.constraints, checks))
 
     @staticmethod
-    def _prove_between(entries: list[Lowered], obligations: Obligations, complete: bool) -> None:
-        """Obligations between statements: disjoint `=`, and temporaries written before read."""
+    def _prove_between(
+        entries: list[Lowered],
+        obligations: Obligations,
+        complete: bool,
+        reported: Collection[str],
+    ) -> None:
+        """Obligations between statements: disjoint `=`, and temporaries written before read.
+
+        Tensors that are `reported` to be written like variables are: what they need is another
+        name, not other cells.
+        """
         writers: dict[str, list[Statement]] = {}
         exclusive: dict[str, list[Lowered]] = {}
         for entry in entries:
             if complete:  # else the statement that writes it may be the one at fault
                 written_before_read(obligations, entry, writers)
             name = entry.statement.target.tensor
-            if entry.exclusive:
+            if entry.exclusive and name not in reported:
                 for earlier in exclusive.get(name, []):
                     disjoint(obligations, earlier, entry)
                 exclusive.setdefault(name, []).append(entry)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from opgen.algebra.poly import symbol
 from opgen.errors import Edit, Span
 from opgen.ir.notation import Access, Op, Reducer, Statement, Tensor
 from opgen.ir.shapes import solve_order
@@ -12,7 +14,7 @@ from opgen.ir.walk import all_reads
 from opgen.lang import syntax
 from opgen.lang.environment import Environment, Fault, closest
 from opgen.lang.lower import Lowered
-from opgen.lang.repairs import accumulated, removed
+from opgen.lang.repairs import accumulated, kept_apart, removed
 
 _ADDS: Final = (Reducer.ASSIGN, Reducer.ADD)
 _SPELLED: Final = {
@@ -31,7 +33,7 @@ def order_faults(
     determined by the inputs."""
     yield from _mixed(op)
     yield from _unwritten(op, definition, environment)
-    yield from _read_too_early(op)
+    yield from _read_too_early(op, entries, environment)
     yield from _assigned_late(entries, environment)
     yield from _undetermined(op, environment)
 
@@ -102,45 +104,111 @@ def _write_it(
     return f"write it, such as {shape} = ..., or remove it from the outputs", None
 
 
-def _read_too_early(op: Op) -> Iterator[Fault]:
-    settled = {t.name for t in op.inputs} | {t.name for t in op.tables}  # or reported already
+@dataclass(frozen=True, slots=True)
+class _EarlyRead:
+    """The first read of a tensor that statements from there on write, this one or later ones."""
+
+    access: Access
+    statement: Statement
+    writers: tuple[Statement, ...]
+    is_written: bool  # by statements before this one
+
+    @property
+    def own(self) -> bool:
+        """Whether the statement writes what it reads."""
+        return self.statement.target.tensor == self.access.tensor
+
+    @property
+    def is_recurrence(self) -> bool:
+        """Whether a cell depends on others; one that reads itself once more needs a temporary."""
+        same = _same_cell(self.access, self.statement.target)
+        return self.own and not (self.is_written and same)
+
+
+def rewritten(op: Op) -> frozenset[str]:
+    """The tensors that are written, read and written again, as if they were variables."""
+    return frozenset(read.access.tensor for read in _early_reads(op) if read.is_written)
+
+
+def _early_reads(op: Op) -> Iterator[_EarlyRead]:
+    settled = {t.name for t in op.inputs} | {t.name for t in op.tables}  # or found already
     available = set(settled)
     for position, statement in enumerate(op.statements):
         for access in all_reads(statement):
             name = access.tensor
-            later = [s for s in op.statements[position:] if s.target.tensor == name]
-            if name in settled or not later:
+            writers = tuple(s for s in op.statements[position:] if s.target.tensor == name)
+            if name in settled or not writers:
                 continue
             settled.add(name)
-            own = statement.target.tensor == name
-            # A cell that reads itself once more needs a temporary, others make a recurrence.
-            if own and (name not in available or not _same_cell(access, statement.target)):
-                yield Fault(
-                    "read-before-written",
-                    f"'{name}' is read by the statement that writes it",
-                    access.span or _span(statement),
-                    (statement.target.span or _span(statement), "written here"),
-                    notes=("a cell does not depend on other cells of its tensor",),
-                    advice="write out what it comes to, such as sum(k if k <= i) x[k], or call an "
-                    "op for each step",
-                )
-            elif name not in available:
-                yield Fault(
-                    "read-before-written",
-                    f"'{name}' is read before any statement writes it",
-                    access.span or _span(statement),
-                    (later[0].target.span or _span(later[0]), "written only here"),
-                    advice="statements run from top to bottom: move this one down",
-                )
-            else:
-                yield Fault(
-                    "read-while-written",
-                    f"'{name}' is read before its last statement has written it",
-                    (access.span or _span(statement), "read here"),
-                    (_span(later[-1]), "still written here"),
-                    advice="write the intermediate result to a temporary of its own",
-                )
+            yield _EarlyRead(access, statement, writers, name in available)
         available.add(statement.target.tensor)
+
+
+def _read_too_early(
+    op: Op, entries: Sequence[Lowered], environment: Environment
+) -> Iterator[Fault]:
+    for read in _early_reads(op):
+        name, access, statement = read.access.tensor, read.access, read.statement
+        later = read.writers
+        if read.is_recurrence:
+            yield Fault(
+                "read-before-written",
+                f"'{name}' is read by the statement that writes it",
+                access.span or _span(statement),
+                (statement.target.span or _span(statement), "written here"),
+                notes=("a cell does not depend on other cells of its tensor",),
+                advice="write out what it comes to, such as sum(k if k <= i) x[k], or call an "
+                "op for each step",
+            )
+        elif not read.is_written:
+            yield Fault(
+                "read-before-written",
+                f"'{name}' is read before any statement writes it",
+                access.span or _span(statement),
+                (later[0].target.span or _span(later[0]), "written only here"),
+                advice="statements run from top to bottom: move this one down",
+            )
+        else:
+            meant = _kept_apart(name, later, entries, environment)
+            yield Fault(
+                "read-while-written",
+                f"'{name}' is read before its last statement has written it",
+                (access.span or _span(statement), "read here"),
+                (_span(later[-1]), "still written here"),
+                advice="write the intermediate result to a temporary of its own"
+                + (f", such as {meant[0]}" if meant is not None else ""),
+                replacement=None if meant is None else meant[1],
+            )
+
+
+def _kept_apart(
+    name: str, later: Sequence[Statement], entries: Sequence[Lowered], environment: Environment
+) -> tuple[str, Edit] | None:
+    """A name for what is read, if the one statement that follows writes every cell anew."""
+    writers = [entry for entry in entries if entry.statement.target.tensor == name]
+    first, last = writers[0].written_as, writers[-1].written_as
+    if len(later) > 1 or first is None or last is None or not _writes_all(writers[-1], environment):
+        return None
+    return kept_apart(first, last, environment)
+
+
+def _writes_all(entry: Lowered, environment: Environment) -> bool:
+    """Whether a statement plainly assigns every cell of its tensor."""
+    statement, written_as = entry.statement, entry.written_as
+    tensor = environment.tensors[statement.target.tensor]
+    if written_as is None or written_as.operator != "=" or written_as.condition is not None:
+        return False
+    expand = environment.expand_lets
+    ranges = [(symbol(i.name), expand(i.extent)) for i in statement.iterators[: entry.own]]
+    cells = (
+        [
+            (index.value, expand(dim.extent))
+            for index, dim in zip(statement.target.indices, tensor.dims, strict=True)
+        ]
+        if isinstance(tensor, Tensor)
+        else []
+    )
+    return len(cells) == len(ranges) and all(ranges.count(cell) == 1 for cell in cells)
 
 
 def _same_cell(one: Access, other: Access) -> bool:

@@ -27,6 +27,7 @@ from opgen.ir.notation import (
 )
 from opgen.ir.primitives import PRIMITIVES
 from opgen.ir.primitives import Kind as ResultKind
+from opgen.lang import repairs
 from opgen.lang.environment import Environment, Fault
 
 
@@ -167,6 +168,16 @@ def _holds_position(expr: Expr, positions: set[str]) -> bool:
 
 def _refuse(statement: Statement, environment: Environment) -> None:
     name = statement.target.tensor
+    tensor = environment.tensors[name]
+    if isinstance(tensor, Tensor) and tensor.dtype is DType.BOOL:
+        raise Fault(
+            "real-into-integer",
+            f"'{name}' holds truth, but a real value is written to it",
+            statement.span or Span(0, 0),
+            (environment.declared_at[name], "declared here"),
+            advice="write a comparison, such as with 0",
+            replacement=repairs.compared_at(statement.target.span, environment),
+        )
     raise Fault(
         "real-into-integer",
         f"'{name}' holds integers, but a real value is written to it",

@@ -86,7 +86,7 @@ class Reductions:
         """What a reduction reduces. Raises Fault."""
         name = reduction.reducer
         if name.text not in syntax.REDUCERS:
-            raise unknown_reducer(reduction, self.environment)
+            raise unknown_reducer(reduction, scope)
         for domain in reduction.domains:
             refuse_known(domain.name, reduction.span, self.environment)
             if domain.name.text in scope.iterators:

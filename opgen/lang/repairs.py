@@ -93,12 +93,39 @@ def removed(span: Span, source: Source) -> Edit:
 
 def accumulated_at(span: Span | None, environment: Environment) -> Edit | None:
     """With `+=` in the statement whose target stands there."""
+    statement = _statement_at(span, environment)
+    return None if statement is None else accumulated(statement, environment)
+
+
+def compared_at(span: Span | None, environment: Environment) -> Edit | None:
+    """With `!= 0` after the value of the `=` whose target stands there."""
+    statement = _statement_at(span, environment)
+    if statement is None or statement.operator != "=":
+        return None
+    end = _value(statement, environment).end
+    return Span(end, end), " != 0"
+
+
+def _statement_at(span: Span | None, environment: Environment) -> syntax.Statement | None:
     if environment.definition is None:
         return None
     for clause in environment.definition.clauses:
         if isinstance(clause, syntax.Statement) and clause.target.span == span:
-            return accumulated(clause, environment)
+            return clause
     return None
+
+
+def kept_apart(
+    first: syntax.Statement, last: syntax.Statement, environment: Environment
+) -> tuple[str, Edit]:
+    """Another name for a tensor from its first statement to the value of its last one."""
+    name, text = last.target.name.text, environment.source.text
+    fresh = next(f"{name}{n}" for n in range(1, 100) if f"{name}{n}" not in text)
+    used = re.compile(rf"\b{name}(?=\s*\[)")
+    target, whole = last.target.span, first.target.span.to(_value(last, environment))
+    before = used.sub(fresh, text[whole.start : target.start])
+    after = used.sub(fresh, text[target.end : whole.end])
+    return fresh, (whole, before + text[target.start : target.end] + after)
 
 
 def required(values: Sequence[Poly], environment: Environment) -> Edit | None:

@@ -9,11 +9,13 @@ from opgen.algebra.poly import Poly, symbol, symbol_atom
 from opgen.errors import Edit, Span
 from opgen.ir.indices import position
 from opgen.ir.notation import Tensor
+from opgen.ir.primitives import PRIMITIVES, Precedence
 from opgen.lang import repairs, syntax
 from opgen.lang.environment import Environment, Fault, closest
 from opgen.lang.index_faults import unknown_name
 from opgen.lang.indices import index_polynomial
 from opgen.lang.ranges import children, free_names, subscripts, unknown_extent
+from opgen.lang.recipes import RECIPES, SORTING
 from opgen.lang.scope import Scope
 
 _OTHER_NAMES: Final = {
@@ -160,9 +162,9 @@ def _names_in_indices(statement: syntax.Statement, environment: Environment) -> 
             yield from (name for name, _ in free_names(subscript, environment))
 
 
-def unknown_reducer(reduction: syntax.Reduction, environment: Environment) -> Fault:
+def unknown_reducer(reduction: syntax.Reduction, scope: Scope) -> Fault:
     """The fault of `name(k) term` where the name is no reduction."""
-    name, body = reduction.reducer, reduction.body
+    name, body, environment = reduction.reducer, reduction.body, scope.environment
     start = environment.enclosed(body.span).start
     product = (Span(start, start), "* ")
     if name.text in environment.tensors:
@@ -175,15 +177,25 @@ def unknown_reducer(reduction: syntax.Reduction, environment: Environment) -> Fa
             advice="write the index in square brackets, and an operator after it",
             replacement=(Span(reduction.head.start, start), f"{name.text}[{inside}] * "),
         )
+    if name.text.lower() in RECIPES or name.text.lower() in SORTING:
+        return _written_out(name)
     meant = _OTHER_NAMES.get(name.text.lower()) or closest(name.text, syntax.REDUCERS)
     if meant is not None:
         return Fault(
             "unknown-reducer",
             f"there is no reduction '{name.text}'",
             name.span,
-            notes=("the reductions are " + ", ".join(syntax.REDUCERS),),
+            notes=_REDUCTIONS,
             advice=f"did you mean '{meant}'?",
             replacement=(name.span, meant),
+        )
+    if not (_is_value(name.text, scope) or name.text in environment.ops):
+        return Fault(
+            "unknown-reducer",
+            f"there is no reduction '{name.text}'",
+            name.span,
+            notes=_REDUCTIONS,
+            advice="build it from these; a product is written with `*`",
         )
     return Fault(
         "missing-operator",
@@ -192,6 +204,32 @@ def unknown_reducer(reduction: syntax.Reduction, environment: Environment) -> Fa
         notes=("only reductions stand before a term: " + ", ".join(syntax.REDUCERS),),
         advice="a product is written with `*`",
         replacement=product,
+    )
+
+
+_REDUCTIONS: Final = ("the reductions are " + ", ".join(syntax.REDUCERS),)
+_FUNCTIONS: Final = frozenset(
+    row.symbol for row in PRIMITIVES.values() if row.precedence is Precedence.PRIMARY
+)
+
+
+def _is_value(name: str, scope: Scope) -> bool:
+    """Whether a name means something that may be a factor."""
+    return name in _FUNCTIONS or name in scope.iterators or scope.environment.is_known(name)
+
+
+def _written_out(name: syntax.Name) -> Fault:
+    """The fault of a reduction that libraries have, with the statements that compute it."""
+    recipe = RECIPES.get(name.text.lower())
+    remarks = (recipe.remark,) if recipe is not None and recipe.remark else ()
+    return Fault(
+        "unknown-reducer",
+        f"there is no reduction '{name.text}'",
+        name.span,
+        notes=(*_REDUCTIONS, *remarks),
+        advice="a spec does not sort: pass the indices of `torch.sort` as an int tensor"
+        if recipe is None
+        else recipe.advice,
     )
 
 

@@ -27,6 +27,7 @@ from opgen.lang.access_faults import count
 from opgen.lang.conditions import compare_choice
 from opgen.lang.environment import Environment, Fault, closest
 from opgen.lang.indices import MAX_EXPONENT, index_polynomial, integer_name, read_access
+from opgen.lang.integer_operators import refuse_reals
 from opgen.lang.ranges import free_names
 from opgen.lang.scope import Scope
 
@@ -101,6 +102,7 @@ def value_expression(expression: syntax.Expression, scope: Scope) -> Expr:
                 return Constant(-argument.value)
             return Apply("neg", (argument,))
         case syntax.Binary(operator="//" | "%"):
+            refuse_reals(expression, scope)
             return of_polynomial(index_polynomial(expression, scope))
         case syntax.Binary(operator=operator, left=left, right=right):
             arguments = (value_expression(left, scope), value_expression(right, scope))
