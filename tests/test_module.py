@@ -139,7 +139,7 @@ def test_a_spec_that_is_known_needs_no_compiler(
 ) -> None:
     monkeypatch.setenv("OPGEN_CACHE", str(tmp_path))
     first = opgen.compile(SPEC)
-    monkeypatch.setitem(sys.modules, "opgen.compiler", None)
+    monkeypatch.setitem(sys.modules, "opgen.on_demand", None)
     x = torch.ones(4)
     assert opgen.compile(SPEC).window(x).tolist() == first.window(x).tolist()
     with pytest.raises(ImportError):
@@ -196,7 +196,7 @@ def test_a_derivative_is_derived_once(
     third: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     path, before = third
-    after = run_without("lark opgen.compiler", THIRD, path)
+    after = run_without("lark opgen.on_demand", THIRD, path)
     assert after.returncode == 0, after.stderr
     assert after.stdout == before.stdout
 
