@@ -251,3 +251,16 @@ def test_an_index_from_data_is_mirrored_once(width: int) -> None:
         else:
             with pytest.raises(IndexError, match="is outside of dimension 0 of 'y'"):
                 ops.placed(one, at, W=width)
+
+
+def test_the_first_fill_that_is_outside_decides() -> None:
+    """Also where memory has the dims in another order."""
+    op = opgen.compile(
+        "op f(x[N,C,H,W]) -> y[N,C,H,W]\n  y[n,c,h,w] = x[n, c + 2 ?(-1), h + 3 ?(2), w]\n"
+    ).f
+    x = torch.randn(8, 16, 32, 32)
+    wanted = torch.full_like(x, -1.0)
+    wanted[:, :-2] = 2.0
+    wanted[:, :-2, :-3] = x[:, 2:, 3:]
+    assert torch.equal(op(x), wanted)
+    assert torch.equal(op(x.contiguous(memory_format=torch.channels_last)), wanted)

@@ -364,3 +364,30 @@ def test_rows_that_begin_at_no_boundary(width: int) -> None:
     """In a process of its own, which a load from there would end; optimised, unlike others."""
     command = [sys.executable, "-c", STRIDED, str(SPECS / "conv.op"), str(width)]
     subprocess.run(command, check=True, timeout=100, env={**os.environ, "OPGEN_CFLAGS": ""})
+
+
+BEFORE = """op f(x[N,C,H,W], w[C,3,3]) -> y[N,C,H,W]
+  y[n,c,i,j] = sum(k,l) x[n - 1 ?(2), c, i + k - 1 ?0, j + l - 1 ?0] * w[c,k,l]
+"""
+
+
+def test_an_image_that_is_not_there_has_no_padding() -> None:
+    """Its fill value is no longer absent at the edges, and its copy has nowhere to come from."""
+    x, w = torch.randn(9, 64, 9, 9)[1:], torch.randn(64, 3, 3)
+    images = torch.cat((torch.full((1, 64, 9, 9), 2.0), x[:-1]))
+    wanted = F.conv2d(images, w[:, None], padding=1, groups=64)
+    torch.testing.assert_close(opgen.compile(BEFORE).f(x, w), wanted)
+
+
+COVERED = """op f(x[N,C,H,W], w[C,H,3]) -> y[N,C,W]
+  y[n,c,i] = sum(k in H + 2, l in 3) x[n,c, k - 1 ?0, i + l - 1 ?0] * w[c, k - 1, l]
+"""
+
+
+def test_a_factor_that_is_inside_where_the_image_is() -> None:
+    """Terms that the edge of the image leaves out have no factor: nothing is read beyond it."""
+    x, around = torch.randn(8, 64, 9, 9), torch.full((64 * 27 + 20000,), torch.inf)
+    w = around[10000 : 10000 + 64 * 27].view(64, 9, 3)
+    w.copy_(torch.randn(64, 9, 3))
+    wanted = F.conv2d(x, w[:, None], padding=(0, 1), groups=64)[:, :, 0]
+    torch.testing.assert_close(opgen.compile(COVERED).f(x, w), wanted)

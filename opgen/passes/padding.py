@@ -9,9 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, assert_never
 
+from opgen.algebra.condition import Condition
+from opgen.algebra.facts import Facts
 from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
+from opgen.algebra.prove import implies
+from opgen.ir.context import facts_of, with_iterators
 from opgen.ir.indices import extents_of
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
@@ -84,6 +88,9 @@ def padding(op: Op) -> Padding | None:
     ends = [each for each in ranges if each is not None]
     if len(ends) < len(indices) or not _are_plain(op, access, factor, leading, moving):
         return None
+    facts = with_iterators(facts_of(op), statement.iterators)
+    if not (_is_inside(access, leading, op, facts) and _is_inside(factor, None, op, facts)):
+        return None
     spare, step = _spare(indices[-1].value, moving, box)
     extents = [last - start + 1 for start, last in ends]
     extents[-1] += spare * step
@@ -106,6 +113,28 @@ def padding(op: Op) -> Padding | None:
         statements=tuple(changed if each is statement else each for each in statements),
     )
     return Padding(padded, name, access.tensor, factor.tensor, leading, first, inside, spare)
+
+
+def _is_inside(access: Access, end: int | None, op: Op, facts: Facts) -> bool:
+    """Whether the indices of the first dims are inside at every point, also where a `?0` is not.
+
+    What is absent for a `?0` need not have its other indices inside: of a copy that is never
+    absent all places are read, and every term of the other factor.
+    """
+    sizes = op.extents(access.tensor)
+    for index, size in zip(access.indices[:end], sizes[:end], strict=True):
+        match index.boundary:
+            case Boundary.NONE:
+                ends = index.value, size - 1 - index.value
+                if not all(implies(facts, Condition(each)) for each in ends):
+                    return False
+            case Boundary.ZERO | Boundary.FILL | Boundary.DROP:
+                return False
+            case Boundary.CLAMP | Boundary.REFLECT | Boundary.SYMMETRIC | Boundary.WRAP:
+                pass  # lowered to an index that is inside
+            case unexpected:
+                assert_never(unexpected)
+    return True
 
 
 def _are_plain(

@@ -29,7 +29,8 @@ def channels_last(op: Op, layout: int) -> dict[str, tuple[int, ...]]:
     """The orders for a call whose images are in channels-last format.
 
     Bit i of `layout` says it of the i-th of all inputs and outputs. Where there is one, inputs that
-    `_packed` names begin with their channels, and are given with those last.
+    `_packed` names begin with their channels, and are given with those last. Tensors that `_filled`
+    names stay in declared order.
     """
     orders = {
         tensor.name: (0, *range(2, len(tensor.dims)), 1)
@@ -39,7 +40,7 @@ def channels_last(op: Op, layout: int) -> dict[str, tuple[int, ...]]:
     if orders:
         ranks = {tensor.name: len(tensor.dims) for tensor in op.inputs}
         orders |= {name: (*range(1, ranks[name]), 0) for name in _packed(op) if name not in orders}
-    return orders
+    return {name: order for name, order in orders.items() if name not in _filled(op)}
 
 
 def with_filters_of_groups(op: Op, orders: Orders) -> dict[str, tuple[int, ...]]:
@@ -112,6 +113,7 @@ def with_temporaries(op: Op, orders: Orders, program: Program) -> dict[str, tupl
         for each in op.temporaries
         if len(each.dims) in _IMAGES and not each.batched and each.name in stored
     }
+    ranks = {name: rank for name, rank in ranks.items() if name not in _filled(op)}
     images = {name for name, order in orders.items() if order[0] == 0}
     accesses = [(each.target, *all_reads(each)) for each in op.statements]
     while True:
@@ -134,6 +136,16 @@ def with_temporaries(op: Op, orders: Orders, program: Program) -> dict[str, tupl
 def with_workspaces(orders: Orders, workspaces: Iterable[Workspace]) -> dict[str, tuple[int, ...]]:
     """The orders with those of the wide copies of outputs, which have their dims."""
     return {**orders, **{w.name: orders[w.output] for w in workspaces if w.output in orders}}
+
+
+def _filled(op: Op) -> frozenset[str]:
+    """Tensors that are read with several `?(v)`, of which the first one that is outside decides."""
+    accesses = [access for statement in op.statements for access in all_reads(statement)]
+    fills = [
+        (each.tensor, {repr(i.fill) for i in each.indices if i.fill is not None})  # -0.0 is not 0.0
+        for each in accesses
+    ]
+    return frozenset(name for name, values in fills if len(values) > 1)
 
 
 def _loaded(op: Op) -> frozenset[str]:
