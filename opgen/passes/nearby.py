@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
+from opgen.ir.indices import is_plainly_inside
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Accumulate,
@@ -200,15 +201,23 @@ class _Copy:
 
     @classmethod
     def of(
-        cls, loads: Sequence[Load], tensor: Operand, image: Sequence[Axis], ranges: dict[str, Range]
+        cls,
+        loads: Sequence[Load],
+        tensor: Operand,
+        cells: Kernel,
+        lane: str,
+        ranges: dict[str, Range],
     ) -> _Copy | None:
-        """None where it is not known what cells read."""
-        places = [axis.name for axis in image]
+        """None where it is not known what cells read, or a point may copy what is not there."""
+        places = [axis.name for axis in _image(cells, lane)]
+        points = {axis.name: axis.extent for axis in cells.axes}
         dims = []
         for at, extent in enumerate(tensor.extents[:-1]):
             indices = {load.indices[at] for load in loads}
             dim = _dim(indices, extent, places, ranges)
             if dim is None:
+                return None
+            if isinstance(dim, _Place) and not is_plainly_inside(dim.index, extent, points):
                 return None
             dims.append(dim)
         return cls(tensor, tuple(dims))
@@ -381,7 +390,7 @@ def _plans(
         others = [each for each in loads_of(walk(cells.body)) if each.tensor == name]
         if tensor is None or tensor.optional or tensor.widened or len(others) > len(found):
             continue
-        copy = _Copy.of(found, tensor, image, ranges)
+        copy = _Copy.of(found, tensor, cells, lane, ranges)
         if copy is not None:
             copies.append(copy)
     if not copies:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, poly, symbol
+from opgen.ir.indices import is_plainly_inside
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import (
     Axis,
@@ -218,6 +219,7 @@ def _copies(kernel: Kernel, lane: Axis, program: Program) -> dict[str, _Copy] | 
     """
     loops = (node.name for node in walk(kernel.body) if isinstance(node, For))
     moving = {*loops, *(axis.name for axis in kernel.axes if axis.extent.is_constant)}
+    points = {axis.name: axis.extent for axis in kernel.axes}
     found: dict[str, _Copy] = {}
     for load in loads_of(walk(kernel.body)):
         symbols = frozenset[str]().union(*(index.symbols for index in load.indices))
@@ -234,6 +236,9 @@ def _copies(kernel: Kernel, lane: Axis, program: Program) -> dict[str, _Copy] | 
         copy = _Copy(operand, own[0], fixed)
         if found.setdefault(load.tensor, copy) != copy:
             return None
+        places = zip(fixed, operand.extents, strict=True)
+        if not all(index is None or is_plainly_inside(index, e, points) for index, e in places):
+            return None  # it may not be there, and would be copied
         if not copy.sizes or not all(operand.extents[dim].is_constant for dim in copy.whole):
             return None
     return found
