@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -492,3 +495,30 @@ def test_copies_of_quotients_have_names_of_their_own(shape: tuple[int, ...]) -> 
         wanted[:, rows[:, None], columns] += x.permute(1, 2, 3, 0)
     for format_ in (torch.contiguous_format, torch.channels_last):
         assert torch.equal(opgen.compile(text).f(x.contiguous(memory_format=format_)), wanted)
+
+
+ANY_STEPS = '''
+import torch, opgen
+from opgen.runtime import special
+special.LARGE = 1
+op = opgen.compile("""op f(x[N,C,H,W], w[C,7,7]) -> y[N,C,H,W]
+  y[n,c,i,j] = sum(k in 7, l in 9) x[n,c, i + k - 3 ?0, j + l - 3 ?0] * w[c, k, min(l - 1, 1) ?(1)]
+""").f
+x = torch.randint(-3, 4, (3, 16, 11, 20)).float().contiguous(memory_format=torch.channels_last)
+w, x = torch.randint(-3, 4, (16, 7, 7)).float(), x.requires_grad_()
+flowing = torch.randint(-3, 4, (20, 16, 11, 3)).float().transpose(0, 3)
+taps = torch.cat((torch.ones(16, 7, 1), w[:, :, :1], w[:, :, 1:2].expand(16, 7, 7)), 2)
+padded = torch.nn.functional.pad(x, (3, 5, 3, 3))
+wanted = torch.nn.functional.conv2d(padded, taps[:, None], groups=16)
+found = op(x, w)
+assert torch.equal(found, wanted)
+one, other = (torch.autograd.grad(y, x, flowing)[0] for y in (found, wanted))
+assert torch.equal(one, other)
+'''
+
+
+def test_steps_that_differ_from_call_to_call() -> None:
+    """Compiled as for users, and in a process of its own: an array on the stack began at 8 bytes in
+    a function without vectors, where gcc took it to begin at 16."""
+    command = [sys.executable, "-c", ANY_STEPS]
+    subprocess.run(command, check=True, timeout=100, env={**os.environ, "OPGEN_CFLAGS": ""})
