@@ -42,7 +42,7 @@ def forms(op: Op) -> Sequence[Op]:
     return for_cpu(op), for_cpu(op, is_derived=True), for_gpu(op)
 
 
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_random_ops_mean_the_same_on_devices(data: st.DataObject) -> None:
     """As the naive interpreter says, which also refuses a cell outside of a tensor."""
@@ -74,7 +74,7 @@ INDICES = st.recursive(st.sampled_from(_ATOMS), _longer, max_leaves=5).map("w + 
 MODES = ("?clamp", "?wrap", "?drop")
 
 
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(INDICES, INDICES, st.sampled_from(MODES), st.sampled_from((("W", "W"), ("9", "5"))))
 @example("w + j//2", "w + 1", "?clamp", ("W", "W"))
 @example("w + min(j, 2)", "w + j%3", "?wrap", ("W", "W"))
