@@ -233,6 +233,22 @@ def test_calls_like_earlier_ones_are_looked_up(name: str, always: None, asked: l
     assert asked == []
 
 
+@pytest.mark.parametrize("name", ["batched", "heads with bias", "grouped", "two sums"])
+def test_results_may_be_changed_in_place(name: str, always: None) -> None:
+    """Also when something is recorded by then, which what began as a view may not."""
+    spec, reference, shapes, attributes = CASES[name]
+    own = spec.split("(")[0].split()[-1]
+    function = opgen.compile(spec.replace(f"op {own}", "op changed")).changed  # nobody else's
+    torch.manual_seed(0)
+    given = [torch.randint(-2, 3, shape).float() for shape in shapes]
+    for _ in range(3):
+        with torch.no_grad():
+            y = function(*given, **attributes)
+        factor = torch.full((), 2.0, requires_grad=True)
+        y *= factor
+        assert torch.equal(y, 2 * reference(*given))
+
+
 def strided(name: str, shape: tuple[int, ...]) -> Tensor:
     """Small integers that lie in memory as the name says."""
     numbers = torch.randint(-2, 3, shape).float()

@@ -56,6 +56,21 @@ def merges(shape: Sequence[int], strides: Sequence[int]) -> bool:
     )
 
 
+def in_its_own_tensor(
+    found: torch.Tensor, shape: Sequence[int], strides: Sequence[int]
+) -> torch.Tensor:
+    """What a library gave, as a tensor of this shape that is no view of another.
+
+    A view that was made while nothing is recorded may not be changed in place later, when
+    something is; nobody who called an op expects one.
+    """
+    if not found._is_view() and found.shape == tuple(shape) and found.stride() == tuple(strides):
+        return found
+    own = torch.empty(0, dtype=found.dtype, device=found.device)
+    place = found.untyped_storage(), found.storage_offset()
+    return own.set_(*place, tuple(shape), tuple(strides))
+
+
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether strides grow from the channels over the image to the batch, as PyTorch decides it.
 

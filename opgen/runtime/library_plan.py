@@ -10,6 +10,7 @@ import torch
 from opgen.runtime import (
     convolution_tiles,
     cuda,
+    layout,
     library,
     library_cuda,
     library_repeats,
@@ -310,11 +311,9 @@ def with_own_strides(tensor: torch.Tensor) -> torch.Tensor:
 
 def _in_format(found: torch.Tensor, format_: torch.memory_format, strides: Sizes) -> torch.Tensor:
     """With the strides that the op promises."""
-    if found.stride() == strides:
-        return found
-    if found.is_contiguous(memory_format=format_):
-        return found.as_strided(found.shape, strides)  # they differ in dims of one element
-    return found.contiguous(memory_format=format_)
+    if found.stride() != strides and not found.is_contiguous(memory_format=format_):
+        return found.contiguous(memory_format=format_)
+    return layout.in_its_own_tensor(found, found.shape, strides)  # also in dims of one element
 
 
 def are_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import compat, cuda, library, library_cuda
+from opgen.runtime import compat, cuda, layout, library, library_cuda
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.description import Shape
 from opgen.runtime.record import record
@@ -294,10 +294,8 @@ def multiply(
     else:
         found = _product(left, right, bias, dtype)
     found = plan.restored.restored(found, plan.format).contiguous(memory_format=plan.format)
-    found = found.view(plan.shape)
     strides = torch.empty(plan.shape, device="meta", memory_format=plan.format).stride()
-    # They may differ in dims of one element.
-    return found if found.stride() == strides else found.as_strided(plan.shape, strides)
+    return layout.in_its_own_tensor(found, plan.shape, strides)  # also in dims of one element
 
 
 def _product(
