@@ -17,7 +17,7 @@ from opgen import output
 from opgen.emit import torch_module
 from opgen.emit.c import c_source
 from opgen.emit.cuda import cuda_text
-from opgen.emit.torch_module import Unit
+from opgen.emit.unit import Unit
 from opgen.errors import Source
 from opgen.ir.certificate import Trials
 from opgen.ir.notation import Op

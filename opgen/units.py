@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from opgen.emit.torch_module import SpecialKernels, Unit
+from opgen.emit.unit import SpecialKernels, Unit
 from opgen.ir.convolution import Convolution
 from opgen.ir.family import Keepable, Member, Traits
 from opgen.ir.loops import Program
