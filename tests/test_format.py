@@ -134,6 +134,6 @@ def test_values_keep_their_meaning(value: str, tail: str) -> None:
 
 def test_a_text_of_another_meaning_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong, `opgen fmt` overwrites no spec with another one."""
-    monkeypatch.setattr("opgen.lang.format._factor", lambda right, *, last: "2")
+    monkeypatch.setattr("opgen.lang.format_expression._factor", lambda right, *, last: "2")
     with pytest.raises(AssertionError):
         format_source(Source("op f(x[N]) -> y[N]\n  y[n] = x[n] * 3\n"))
