@@ -130,3 +130,28 @@ def test_two_conditions_that_define_the_same_index() -> None:
         with emulated() if on_gpu else contextlib.nullcontext():
             (gradient,) = torch.autograd.grad(op(leaf, ks=2), leaf, along)
         close(gradient, wanted)
+
+
+def test_sums_that_are_begun_and_read_under_one_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers do not see that the conditions are one, and said that sums have no value."""
+    monkeypatch.setenv("OPGEN_SPECIAL_KERNELS", "64")
+    op = opgen.compile(
+        "op f(x: float[N,5], a: float[L,N,5,D], b: float[L]) -> y[N]\n"
+        "  where N >= 6, D >= 1\n"
+        "  y[i] = max(k in 5, l in L)\n"
+        "      (x[i,k] - a[l, i - 3 ?symmetric, k, min(i, l) - 3 ?clamp]) / (x[i,k]**2 + 1.5)\n"
+        "      * ((x[i, i//4 + 2 ?0] + b[l]) * (b[l] * a[l, i, k - 3 ?wrap, l + 1 ?(0.5)]))\n"
+        "      for i in N\n"
+    ).f
+    given = [torch.randn(*shape, requires_grad=True) for shape in ((6, 5), (7, 6, 5, 1), (7,))]
+    x, a, b = given
+    mirrored = a[:, [2, 1, 0, 0, 1, 2], :, 0]  # of L, N, 5
+    behind = x[torch.arange(6), torch.arange(6) // 4 + 2]
+    factors = (behind[:, None] + b[:, None, None]) * (0.5 * b[:, None, None])
+    wanted = ((x - mirrored) / (x**2 + 1.5) * factors).amax((0, 2))
+    along = torch.randn(6)
+    with emulated():
+        y = op(*given)
+        found = torch.autograd.grad(y, given, along)
+    close(y, wanted)
+    close(found, torch.autograd.grad(wanted, given, along))

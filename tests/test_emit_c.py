@@ -34,7 +34,7 @@ from opgen.algebra.poly import (
 )
 from opgen.emit.c import c_source
 from opgen.emit.expression import Names, Printer
-from opgen.emit.names import CNames, is_reserved_in_c, python_names
+from opgen.emit.names import IMPORTED, CNames, is_reserved_in_c, python_names
 from opgen.emit.polynomial import python_condition, python_text
 from opgen.emit.types import Types
 from opgen.errors import Source
@@ -47,8 +47,8 @@ from opgen.lang.read import read
 from opgen.passes.gather import gather
 from opgen.passes.rows import rows
 from opgen.passes.schedule import schedule
-from opgen.runtime import build, prelude
-from opgen.testing.cuda_on_cpu.emulated import emulated
+from opgen.runtime import build, cuda_source, cuda_tiles, prelude
+from opgen.testing.cuda_on_cpu.emulated import Products, emulated
 
 SYMBOLS = ("a", "b", "n", "stride[0]")
 A, B, N, S = map(symbol, SYMBOLS)
@@ -351,12 +351,14 @@ def test_reserved_words(word: str) -> None:
 def test_what_preludes_define_is_reserved() -> None:
     """A size may be called like a type, a macro or a function that kernels use."""
     texts = [prelude.C, prelude.cuda(narrow=False), prelude.cuda(narrow=True, whole=True)]
+    texts += [cuda_tiles.SOURCE, cuda_source.UNROUNDED]
     texts += [
         prelude.bindings(shared, "f32", {"k": "i64"}) for shared in ("f32", "f16", "bf16", "i32")
     ]
     defined = set[str]()
     for text in texts:
         code = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+        code = re.sub(r"template\s*<[^<>]*>\s*", "", code)
         defined.update(re.findall(r"# *define +(\w+)", code))
         defined.update(
             re.findall(r"^typedef [^;(]*?(\w+)(?: __attribute__[^;]*)?;", code, re.MULTILINE)
@@ -365,6 +367,7 @@ def test_what_preludes_define_is_reserved() -> None:
         # A function: its result's type, its name, its parameters, at the start of a line.
         defined.update(re.findall(r"^(?:\w+[ *]+)+(\w+)\(", code, re.MULTILINE))
     assert {"wide", "wide_lanes", "THREADS", "from_T", "load_run", "call"} <= defined
+    assert {"METHOD", "multiply_matrices", "product_sums"} <= defined
     assert {name for name in defined if not is_reserved_in_c(name)} == set()
 
 
@@ -397,6 +400,51 @@ op exp(int[double,void], b[b_s0]; T=1, real=0.5, restrict: int[2] = 1, fault=tru
     assert count.tolist() == [30]
     with emulated():
         torch.testing.assert_close(exp(x, y, T=2, real=0.25, restrict=(3, 5))[0], got)
+
+
+@pytest.mark.parametrize(
+    ("op", "a", "b", "n", "output"),
+    [
+        ("product", "a", "METHOD", "N", "sums"),
+        ("product", "multiply_matrices", "b", "METHOD", "plan"),
+        ("multiply", "words", "b", "multiply_matrices", "matrices"),
+    ],
+)
+def test_names_of_tiles_are_legal_in_products(op: str, a: str, b: str, n: str, output: str) -> None:
+    function = getattr(
+        opgen.compile(
+            f"op {op}({a}[{n},K], {b}[K,M]) -> {output}[{n},M]\n"
+            f"  {output}[i,m] = sum(k) {a}[i,k] * {b}[k,m]\n"
+        ),
+        op,
+    )
+    left, right = torch.randn(20, 17), torch.randn(17, 19)
+    with emulated(products=Products.ALWAYS):
+        torch.testing.assert_close(function(left, right), left @ right)
+
+
+PRODUCT = "(a[N,K], b[K,M]) -> y[N,M]\n  y[n,m] = sum(k) a[n,k] * b[k,m]\n"
+SOFTMAX = """(x[N,K]) -> y[N,K]
+  tmp m[N], e[N,K], s[N]
+  m[n] max= x[n,k]
+  e[n,k] = exp(x[n,k] - m[n])
+  s[n] += e[n,k]
+  y[n,k] = e[n,k] / s[n]
+"""
+
+
+# The language has the word `gradient` for itself.
+@pytest.mark.parametrize("name", [n for n in IMPORTED if n[0].isupper() and n != "Gradient"])
+def test_classes_may_be_called_like_what_a_module_imports(name: str) -> None:
+    """A module imports most where it has a product, a softmax and a convolution."""
+    own = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    ops = opgen.compile(
+        f"op {own}{PRODUCT}\nop {own}s{SOFTMAX}\nop another(x[N,I,H], w[O,I,3]) -> y[N,O,H]\n"
+        "  y[n,o,h] = sum(i,k) x[n,i,h + k - 1 ?0] * w[o,i,k]\n"
+    )
+    left, right = torch.randn(4, 5), torch.randn(5, 3)
+    torch.testing.assert_close(getattr(ops, own)(left, right), left @ right)
+    torch.testing.assert_close(getattr(ops, f"{own}s")(left), left.softmax(1))
 
 
 # ---------------------------------------------------------------------------- templates

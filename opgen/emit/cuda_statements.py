@@ -138,8 +138,8 @@ class CudaStatements(Emitter):
         for start in walk(node.body):
             if isinstance(start, Start) and start.accumulator not in outside | self.arrays:
                 names = self.accumulator_names(start)
-                for kind, name in names.declared:
-                    self.write(f"{kind} {name};")
+                for kind, name in names.declared:  # a value tells compilers that there is one
+                    self.write(f"{kind} {name} = {kind}();")
                 self.adopt(start.accumulator, names)
                 self.arrays.add(start.accumulator)
 

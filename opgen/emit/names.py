@@ -31,6 +31,8 @@ UNROLL ACROSS ALONG ANY_STEPS FENCE FETCH FETCH_SOON HAVE_MASKS HAVE_PLANES HAVE
 HAVE_NARROW_PLANES LANE_BYTES LANE_MASK LINE NOT_A_VECTOR PAIRED_LANES SHUFFLE STORE_PART THREAD
 THREADS THREADS_OF_CHAIN WHOLE_GRIDS MEMBER MEMBERS POWER
 quotient aligned load_run store_run multiply_add tile_places copy_in copy_out
+METHOD words multiply_matrices load_matrices ADD_PRODUCT add_product product_plan product_element
+product_part product_sums product_sums_by_adding product_sums_by_tensor_cores
 IS_ONE IS_LANE_NUMBER ALL_KNOWN ORDERED NOT_LESS_OR_EQUAL NOT_GREATER_OR_EQUAL FROM_TO COMPARE_LANES
 CHOOSE_LANES CHOOSE_NUMBERS LANES_WHERE JOIN_ARRAYS JOIN_LANES POSITIONS_TO still_known known_within
 is_greater is_less greatest_lanes least_lanes greatest_lanes_at least_lanes_at greatest_in_arrays
@@ -111,39 +113,21 @@ def is_reserved_in_python(name: str) -> bool:
     return keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in _PYTHON
 
 
+IMPORTED: Final = (
+    *("Attribute", "Chain", "Convolution", "CudaKernels", "Family", "Fault", "Gradient", "Input"),
+    *("Launch", "Matrix", "MatrixProduct", "Operation", "Output", "Phase", "Product", "Shape"),
+    *("Shapes", "Sources", "Special", "Temporary", "checks", "eager"),
+)
+"""What a module may import from the runtime, in the order in which it does."""
+
 _PYTHON: Final = frozenset(
     (
-        *(
-            "torch",
-            "math",
-            "Literal",
-            "Tensor",
-            "SPEC",
-            "CERTIFICATE",
-            "FAMILY",
-            "Attribute",
-            "CudaKernels",
-            "Family",
-            "Fault",
-        ),
-        *(
-            "Gradient",
-            "Input",
-            "Launch",
-            "Matrix",
-            "Operation",
-            "Output",
-            "Product",
-            "Shapes",
-            "Sources",
-            "Special",
-            "Temporary",
-        ),
-        *("checks", "eager", "min", "max", "int", "float", "bool", "str", "tuple", "dict"),
-        *("super", "self"),
+        *IMPORTED,
+        *("torch", "math", "Any", "Literal", "Tensor", "SPEC", "CERTIFICATE", "FAMILY"),
+        *("min", "max", "int", "float", "bool", "str", "tuple", "dict", "super", "self"),
     )
 )
-"""What the template of a module imports, and the builtins that it uses."""
+"""What the template of a module imports and defines, and the builtins that it uses."""
 
 
 def identifier(name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opgen.emit.certificate import certificate_text
-from opgen.emit.names import python_names
+from opgen.emit.names import IMPORTED, python_names
 from opgen.emit.private_op import PrivateOp, private_op, temporaries
 from opgen.emit.public_op import PublicOp, public_op
 from opgen.emit.python_text import quoted, string
@@ -102,7 +102,8 @@ def _imports(units: Sequence[Unit], checks: bool) -> tuple[str, ...]:
         "checks": checks,
         "eager": True,
     }
-    return tuple(name for name, is_used in used.items() if is_used)
+    assert tuple(used) == IMPORTED
+    return tuple(name for name in IMPORTED if used[name])
 
 
 def _class_name(name: str) -> str:
