@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from opgen.algebra.poly import Poly
 from opgen.ir.loops import (
@@ -204,11 +204,12 @@ def accumulators_of(*nodes: Node) -> frozenset[str]:
 class Uses:
     """What a kernel refers to: names of tensors and tables, symbols, float attributes.
 
-    `loaded` are the tensors that are read as part of an index; `faults` tells whether an index is
-    checked at run time.
+    `read` are the tensors whose elements are numbers, `loaded` those that are read as part of an
+    index; `faults` tells whether an index is checked at run time.
     """
 
     tensors: frozenset[str]
+    read: frozenset[str]
     loaded: frozenset[str]
     symbols: frozenset[str]
     numbers: frozenset[str]
@@ -218,6 +219,7 @@ class Uses:
         """What either of two kernels refers to."""
         return Uses(
             self.tensors | other.tensors,
+            self.read | other.read,
             self.loaded | other.loaded,
             self.symbols | other.symbols,
             self.numbers | other.numbers,
@@ -225,9 +227,27 @@ class Uses:
         )
 
 
+_KNOWN: Final[dict[int, tuple[Kernel, Uses]]] = {}
+_MOST_KNOWN: Final = 64
+
+
 def uses(kernel: Kernel) -> Uses:
-    """Everything a kernel refers to; its own axes, loops and definitions are not counted."""
+    """Everything a kernel refers to; its own axes, loops and definitions are not counted.
+
+    Passes ask again and again. Kernels are known by identity: to compare two of them, or to hash
+    one, takes as long as to look at it.
+    """
+    known = _KNOWN.get(id(kernel))
+    if known is None or known[0] is not kernel:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        known = _KNOWN[id(kernel)] = (kernel, _looked_at(kernel))
+    return known[1]
+
+
+def _looked_at(kernel: Kernel) -> Uses:
     tensors = set(kernel.all_written)
+    read: set[str] = set()
     loaded: set[str] = set()
     symbols: set[str] = set()
     numbers: set[str] = set()
@@ -241,7 +261,7 @@ def uses(kernel: Kernel) -> Uses:
     def on_scalar(value: Scalar) -> None:
         match value:
             case Load(tensor=tensor):
-                tensors.add(tensor)
+                read.add(tensor)
             case Argument(name=name):
                 numbers.add(name)
             case _:
@@ -271,7 +291,8 @@ def uses(kernel: Kernel) -> Uses:
             case _:
                 pass
     return Uses(
-        frozenset(tensors | loaded),
+        frozenset(tensors | read | loaded),
+        frozenset(read),
         frozenset(loaded),
         frozenset(symbols - local),
         frozenset(numbers),
@@ -281,8 +302,8 @@ def uses(kernel: Kernel) -> Uses:
 
 def read_by(*kernels: Kernel) -> frozenset[str]:
     """The tensors of which kernels read elements, as numbers or in indices."""
-    numbers = {load.tensor for each in kernels for load in loads_of(walk(each.body))}
-    return frozenset(numbers.union(*(uses(each).loaded for each in kernels)))
+    known = [uses(each) for each in kernels]
+    return frozenset().union(*(each.read | each.loaded for each in known))
 
 
 def is_last(kernel: Kernel, program: Program) -> bool:
