@@ -1,0 +1,180 @@
+"""Factors that all terms of a sum of products share multiply the sum, once.
+
+Before:
+
+    y[i,j] = sum(d) q[i,d] * k[j,d] * rsqrt(D)
+
+After:
+
+    y_sums[i,j] = sum(d) q[i,d] * k[j,d]
+    y[i,j] = y_sums[i,j] * rsqrt(max(D, 1))
+
+What is left is a product of two tensors, which kernels and libraries are fastest at, and a division
+is one for a cell and not one for a term. It is for the ops of a spec, before they are derived: the
+gradients have products of that form too, and compute again what their op computes.
+
+Numbers, sizes and attributes may stand anywhere in the term. What is read from a tensor must follow
+what it differs from: then all that is multiplied in front of it is multiplied in front of it as
+before, and nothing is too small or too large for a float that was not, but for the sum itself.
+
+A sum of nothing is 0, also one without terms because a size is 0. Where a factor divides by sizes,
+or is a function of them, these count as 1 then: there is no term, or no cell, that is divided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Set
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import assert_never
+
+from opgen.algebra.atom import Kind
+from opgen.algebra.poly import Poly, maximum, symbol
+from opgen.ir.notation import (
+    Apply,
+    Boundary,
+    Constant,
+    Expr,
+    Iterator,
+    Op,
+    Parameter,
+    Read,
+    Reducer,
+    Statement,
+    Value,
+    reads,
+)
+from opgen.passes.new_temporaries import NewTemporaries
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    """A factor of a product, or what divides it."""
+
+    value: Expr
+    divides: bool
+
+
+def with_common_factors(op: Op) -> Op:
+    """The op with temporaries for sums of products without the factors that their terms share.
+
+    One with hand-written gradients stays as it is: these are of what is written.
+    """
+    if op.gradients:
+        return op
+    made = NewTemporaries.of(op)
+    return made.op_with([part for each in op.statements for part in _split(each, made)])
+
+
+def _split(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
+    """A statement, or one that adds up products and one that multiplies the sums."""
+    target = statement.target
+    if statement.reducer is not Reducer.ADD or not made.is_generic(target):
+        return (statement,)
+    fixed = frozenset[str]().union(*(index.value.symbols for index in target.indices))
+    own = tuple(each for each in statement.iterators if each.name in fixed)
+    inner = tuple(each for each in statement.iterators if each.name not in fixed)
+    found = _shared(statement, inner, made) if inner else None
+    if found is None:
+        return (statement,)
+    term, factors = found
+    names = {each.name for each in inner}
+    guards = tuple(each for each in statement.guards if each.value.symbols.isdisjoint(names))
+    total = made.cells(target.tensor, "sums", [(each.extent, symbol(each.name)) for each in own])
+    sums: Expr = Read(total)
+    writers = [each for each in made.op.statements if each.target.tensor == target.tensor]
+    is_whole = statement.is_exclusive and len(writers) == 1
+    return (
+        replace(statement, target=total, iterators=(*own, *inner), body=term, is_exclusive=True),
+        replace(
+            statement,
+            reducer=Reducer.ASSIGN if is_whole else Reducer.ADD,
+            iterators=own,
+            guards=guards,
+            body=reduce(_joined, factors, sums),
+        ),
+    )
+
+
+def _shared(
+    statement: Statement, inner: Collection[Iterator], made: NewTemporaries
+) -> tuple[Expr, list[_Factor]] | None:
+    """The terms without the factors that they share, and these; None if there are none, or fewer
+    than two others that read tensors, of which tables are none."""
+    tables = {table.name for table in made.op.tables}
+    extents = [each.extent.symbol for each in statement.iterators]
+    sizes = {each for each in extents if each is not None}
+    names = {each.name for each in inner}
+    others: list[_Factor] = []
+    shared: list[_Factor] = []
+    for factor in reversed(_factors(statement.body, divides=False)):
+        found = _fixed(factor, names, sizes)
+        is_read = any(True for _ in reads(factor.value))
+        stays = not is_read or (not others and made.is_always_there(factor.value, statement))
+        if found is None or not stays:
+            others.insert(0, factor)
+        else:
+            shared.insert(0, found)
+    read = [each for each in others if any(a.tensor not in tables for a in reads(each.value))]
+    if not shared or len(read) < 2 or others[0].divides:
+        return None
+    first, *rest = others
+    return reduce(_joined, rest, first.value), shared
+
+
+def _joined(value: Expr, factor: _Factor) -> Expr:
+    return Apply("div" if factor.divides else "mul", (value, factor.value))
+
+
+def _factors(expr: Expr, *, divides: bool) -> list[_Factor]:
+    """The factors of a product in their order."""
+    match expr:
+        case Apply(primitive="mul", arguments=(left, right)) if not divides:
+            return [*_factors(left, divides=False), *_factors(right, divides=False)]
+        case Apply(primitive="div", arguments=(left, right)) if not divides:
+            return [*_factors(left, divides=False), *_factors(right, divides=True)]
+        case _:
+            return [_Factor(expr, divides)]
+
+
+def _fixed(factor: _Factor, inner: Set[str], sizes: Set[str]) -> _Factor | None:
+    """The factor as it may stand at the sum; None where it differs from term to term, or where it
+    may have no value though there is no term."""
+    if isinstance(factor.value, Value) and not factor.divides:
+        return factor if _stays(factor.value.value, inner) else None
+    found = _at_least_one(factor.value, inner, sizes)
+    return None if found is None else replace(factor, value=found)
+
+
+def _stays(value: Poly, inner: Set[str]) -> bool:
+    """Whether an integer is the same for all terms, and not read from a tensor."""
+    return not value.is_data_dependent and value.symbols.isdisjoint(inner)
+
+
+def _at_least_one(expr: Expr, inner: Set[str], sizes: Set[str]) -> Expr | None:
+    """A value in which a product of sizes counts as 1 where one of them is 0; None if it has other
+    integers, or differs from term to term."""
+    match expr:
+        case Constant(value=number):
+            return expr if number and math.isfinite(number) else None
+        case Parameter():
+            return expr
+        case Value(value=value):
+            terms = [*value.terms.items()]
+            is_product = len(terms) == 1 and terms[0][1] > 0 and value.symbols <= sizes
+            is_plain = all(atom.kind is Kind.SYMBOL for atom in value.all_atoms())
+            return Value(maximum(value, 1)) if is_product and is_plain else None
+        case Apply(arguments=arguments):
+            found = [_at_least_one(each, inner, sizes) for each in arguments]
+            if any(each is None for each in found):
+                return None
+            return replace(expr, arguments=tuple(each for each in found if each is not None))
+        case Read(access=access):
+            is_fixed = all(
+                index.boundary is Boundary.NONE and _stays(index.value, inner)
+                for index in access.indices
+            )
+            return expr if is_fixed else None
+        case unexpected:
+            assert_never(unexpected)

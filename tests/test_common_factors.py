@@ -1,0 +1,159 @@
+"""Factors that all terms of a sum of products share multiply the sum; numbers are those of PyTorch.
+
+Near misses stay as they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opgen
+from opgen.compiler import check_source
+from opgen.errors import Source
+from opgen.ir.notation import Op
+from opgen.passes.common_factors import with_common_factors
+from opgen.passes.matrix_product import matrix_product
+from opgen.passes.stages import products_of
+
+close = torch.testing.assert_close
+
+SCORE = """
+op score(q[...,N,D], k[...,M,D]; scale = 1.0) -> y[...,N,M]
+  y[...,n,m] = sum(d) scale*q[...,n,d]*k[...,m,d]*rsqrt(D)
+"""
+GRAM = """
+op gram(x[B,C,H,W]) -> y[B,C,C]
+  y[b,i,j] = sum(h,w) x[b,i,h,w]*x[b,j,h,w] / (C*H*W)
+"""
+CONVOLUTION = """
+op scaled(x[B,C,H,W], w[O,C,3,3], s[O], n[O]) -> y[B,O,H,W]
+  y[b,o,h,v] = sum(c,i,j) x[b,c,h+i-1 ?0,v+j-1 ?0]*w[o,c,i,j]*s[o]/(n[o]+1)
+"""
+ATTENTION = """
+op attention(q[N,D], k[M,D], v[M,E]) -> y[N,E]
+  s[n,m] = sum(d) q[n,d]*k[m,d]/sqrt(D)
+  p[n,m] = exp(s[n,m])
+  z[n] = sum(m) p[n,m]
+  y[n,e] = sum(m) p[n,m]*v[m,e]/z[n]
+"""
+SCATTERED = """
+op scattered(x[N,K], w[N,K], s[N]) -> y[N]
+  where N >= 1
+  y[n//2] += 2*x[n,k]*w[n,k]*s[n]
+"""
+
+
+def read(spec: str) -> Op:
+    (op,) = check_source(Source(spec, "<test>"))
+    return op
+
+
+def score(q: Tensor, k: Tensor, scale: float = 1.0) -> Tensor:
+    return q @ k.mT * (scale * q.shape[-1] ** -0.5)
+
+
+def gram(x: Tensor) -> Tensor:
+    flat = x.flatten(2)
+    return flat @ flat.mT / x[0].numel()
+
+
+def scaled(x: Tensor, w: Tensor, s: Tensor, n: Tensor) -> Tensor:
+    return F.conv2d(x, w, padding=1) * (s / (n + 1))[:, None, None]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT / q.shape[1] ** 0.5).softmax(1) @ v
+
+
+def scattered(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    at = torch.arange(len(s)) // 2
+    return x.new_zeros(len(s)).index_add(0, at, 2 * (x * w).sum(1) * s)
+
+
+CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] = {
+    "score": (SCORE, score, [(2, 3, 9, 8), (2, 3, 7, 8)], 1),
+    "gram": (GRAM, gram, [(2, 5, 3, 4)], 1),
+    "scaled": (CONVOLUTION, scaled, [(2, 3, 6, 7), (4, 3, 3, 3), (4,), (4,)], 1),
+    "attention": (ATTENTION, attention, [(5, 4), (6, 4), (6, 3)], 2),
+    "scattered": (SCATTERED, scattered, [(7, 4), (7, 4), (7,)], 0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_and_gradients(name: str) -> None:
+    spec, reference, shapes, products = CASES[name]
+    op = read(spec)
+    changed = with_common_factors(op)
+    assert len(changed.temporaries) > len(op.temporaries)
+    assert with_common_factors(changed) is changed
+    assert len(products_of(changed)) == products > len(products_of(op)) or name == "scattered"
+    torch.manual_seed(0)
+    given = [torch.rand(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+    function = getattr(opgen.compile(spec), name)
+    y, wanted = function(*given), reference(*given)
+    close(y, wanted)
+    along = torch.randn_like(wanted)
+    found = torch.autograd.grad(y, given, along)
+    close(found, torch.autograd.grad(wanted, given, along))
+    assert torch.autograd.gradgradcheck(function, given)
+
+
+@pytest.mark.parametrize("attribute", [1.0, 0.5])
+def test_a_sum_of_nothing_is_zero(attribute: float) -> None:
+    """Whatever the size is that it is divided by."""
+    y = opgen.compile(SCORE).score(torch.ones(2, 3, 0), torch.ones(2, 4, 0), scale=attribute)
+    assert torch.equal(y, torch.zeros(2, 3, 4))
+    for shape in ((2, 3, 0, 4), (2, 3, 4, 0)):
+        assert torch.equal(opgen.compile(GRAM).gram(torch.ones(shape)), torch.zeros(2, 3, 3))
+    assert opgen.compile(GRAM).gram(torch.ones(2, 0, 3, 4)).shape == (2, 0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_integers_wrap_as_before(dtype: torch.dtype) -> None:
+    spec = "op f(x[N,K], w[M,K]) -> y[N,M]\n  y[n,m] = sum(k) x[n,k]*3*w[m,k]*K\n"
+    op = read(spec)
+    assert with_common_factors(op) is not op
+    x, w = (torch.randint(0, 200, (5, 7), dtype=dtype) for _ in range(2))
+    assert torch.equal(opgen.compile(spec).f(x, w), ((x.long() @ w.long().mT) * 21).to(dtype))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "op f(x[N,K]) -> y[N]\n  y[n] = sum(k) x[n,k]/K\n",
+        "op f(x[N,K], s[N]) -> y[N]\n  y[n] = sum(k) x[n,k]*s[n]/K\n",
+        "op f(x[N,K]) -> y[N]\n  const a = [1.0, 2.0]\n  y[n] = sum(k,j) x[n,k]*a[j]/K\n",
+        "op f(x[N,K], w[K]) -> y[N]\n  y[n] = sum(k) x[n,k]*w[k]*k\n",
+        "op f(x[N,K], w[K], s[N]) -> y[N]\n  y[n] = sum(k) s[n]*x[n,k]*w[k]\n",
+        "op f(x[N,K], w[K]) -> y[N]\n  where K >= 2\n  y[n] = sum(k) x[n,k]*w[k]/(K-1)\n",
+        "op f(x[N,K], w[K]; s = 1) -> y[N]\n  where s >= 1\n  y[n] = sum(k) x[n,k]*w[k]/s\n",
+        "op f(x[N,K], w[K], s[N]) -> y[N]\n  y[n] = sum(k) x[n,k]*w[k]*s[n-1 ?0]\n",
+        "op f(x[N,K], w[K], s[M]) -> y[N]\n"
+        "  y[n] += x[n,k]*w[k]*s[n] for n in N, k in K if n + k < M\n",
+        "op f(x[N,K], w[K], s[M], i: int[N]) -> y[N]\n  y[n] = sum(k) x[n,k]*w[k]*s[i[n]]\n",
+        "op f(x[N,K], w[K]) -> y[N]\n  y[n] = max(k) x[n,k]*w[k]*2\n",
+        "op f(x: i32[N,K], w: i32[K]) -> y: i64[N]\n  y[n] = sum(k) x[n,k]*w[k]*2\n",
+        "op f(x[N,K], w[K]) -> y[N]\n  y[n] = sum(k) x[n,k]*w[k]*inf\n",
+    ],
+)
+def test_near_misses(spec: str) -> None:
+    op = read(spec)
+    assert with_common_factors(op) is op
+
+
+def test_what_is_left_is_a_product_of_matrices() -> None:
+    first, last = with_common_factors(read(SCORE)).statements
+    alone = (
+        "op f(q[...,N,D], k[...,M,D]) -> y[...,N,M]\n  y[...,n,m] = sum(d) q[...,n,d]*k[...,m,d]\n"
+    )
+    (wanted,) = read(alone).statements
+    assert matrix_product(read(SCORE)) is None
+    assert matrix_product(read(alone)) is not None
+    assert first.body == wanted.body
+    assert first.iterators == wanted.iterators
+    assert {each.name for each in last.iterators} == {each.name for each in wanted.iterators[:-1]}
