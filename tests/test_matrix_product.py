@@ -327,14 +327,31 @@ def test_when_it_is_asked(
 
 
 @pytest.mark.parametrize("is_small", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "rows", "columns", "terms", "is_asked"),
+    [
+        (1, 70, 66, 210, True),
+        (1, 66, 300, 514, False),
+        (1, 129, 128, 514, True),
+        (2, 66, 64, 514, True),
+        (2, 66, 60, 514, False),
+    ],
+)
 def test_long_sums_where_the_first_cache_is_small(
-    is_small: bool, asked: list[str], monkeypatch: pytest.MonkeyPatch
+    batch: int,
+    rows: int,
+    columns: int,
+    terms: int,
+    is_asked: bool,
+    is_small: bool,
+    asked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(library_product, "_has_small_cache", lambda: is_small)
-    function = opgen.compile(LINEAR).linear
-    x, w = torch.ones(70, 210), torch.ones(66, 210)
-    assert torch.equal(function(x, w), torch.full((70, 66), 210.0))
-    assert (asked == ["multiply"]) == is_small
+    function = opgen.compile(SCORES).scores
+    q, k = torch.ones(batch, 1, rows, terms), torch.ones(batch, 1, columns, terms)
+    assert torch.equal(function(q, k), torch.full((batch, 1, rows, columns), float(terms)))
+    assert (asked == ["multiply"]) == (is_small and is_asked)
 
 
 @pytest.mark.parametrize(

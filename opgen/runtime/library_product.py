@@ -51,7 +51,11 @@ _FEWEST_CELLS = 9
 
 _LONG_SUM_OF_SMALL_CACHE, _FEWEST_CELLS_OF_LONG_SUM = 512, 64
 """The same on processors whose first cache has 32 KB: 160 terms take 1.25 to 1.8 times as long, 256
-terms 1.2 to 1.5 and 512 terms 1.1 to 1.5, of 64 rows and columns and more; 1024 terms as long."""
+terms 1.2 to 1.5 and 512 terms 1.1 to 1.5, of 64 rows and columns and more."""
+
+_FEWEST_CELLS_OF_LONGER_SUM, _FEWEST_CELLS_OF_BATCH = 128, 64
+"""From how many rows and columns on longer sums take longer there too, and of how many where there
+are several products: 1.15 to 1.8 times as long, 64 by 64 by themselves 0.9 to 1.1."""
 
 _SMALL_CACHE = 2**15
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")
@@ -328,8 +332,11 @@ def _is_worth(plan: Multiplication, tensors: Tensors) -> bool:
             least = min(rows, columns)
             if terms <= _LONG_SUM:
                 return least >= _FEWEST_CELLS
-            is_short = terms <= _LONG_SUM_OF_SMALL_CACHE and least >= _FEWEST_CELLS_OF_LONG_SUM
-            return is_short and _has_small_cache()
+            fewest = _FEWEST_CELLS_OF_LONG_SUM
+            if terms > _LONG_SUM_OF_SMALL_CACHE:
+                is_batch = len(plan.found) > 2 and plan.found[0] > 1
+                fewest = _FEWEST_CELLS_OF_BATCH if is_batch else _FEWEST_CELLS_OF_LONGER_SUM
+            return least >= fewest and _has_small_cache()
         case torch.float64 if terms_are_adjacent:
             is_short = terms <= _SHORT_SUM_OF_DOUBLES
             return is_short and min(rows, columns) >= _FEWEST_CELLS_OF_DOUBLES
