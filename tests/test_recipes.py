@@ -147,3 +147,9 @@ def test_magnitudes_compute_what_was_meant() -> None:
     first = X[:, :1]
     expected = (np.abs(X - first) * np.abs(X - np.abs(first))).sum(1)
     np.testing.assert_allclose(value(source.edited(edit), {"N": 3, "M": 4}, x=X), expected)
+
+
+def test_an_alias_fills() -> None:
+    """What `with` names is put in its place in a boundary mode, too."""
+    shifted = opgen.compile("op f(x[N]) -> y[N]\n  with b = 0.5\n  y[n] = x[n-1 ?(b)]\n").f
+    assert torch.equal(shifted(torch.arange(1.0, 4)), torch.tensor([0.5, 1, 2]))

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from opgen.errors import Span
+from opgen.errors import Edit, Span
+from opgen.ir.notation import Tensor
 from opgen.lang import syntax
 from opgen.lang.environment import Environment, Fault
-from opgen.lang.ranges import children
+from opgen.lang.ranges import children, subscripts
 from opgen.lang.repairs import renamed
 from opgen.lang.statement_faults import reductions
 
@@ -102,7 +103,8 @@ def expand_aliases(
     def expand_index(item: syntax.IndexItem) -> syntax.IndexItem:
         if not isinstance(item, syntax.PlainIndex):
             return item
-        return syntax.PlainIndex(expand(item.value), item.boundary, item.fill, item.span)
+        fill = None if item.fill is None else expand(item.fill)
+        return syntax.PlainIndex(expand(item.value), item.boundary, fill, item.span)
 
     return expand(expression)
 
@@ -114,6 +116,7 @@ def expand_statement(
 ) -> syntax.Statement:
     """The statement with every alias replaced. Raises Fault where one is an iterator as well."""
     _refuse_iterators(statement, aliases, environment)
+    _refuse_parts(statement, aliases, environment)
     target = expand_aliases(statement.target, aliases)
     assert isinstance(target, syntax.Subscript)
     return replace(
@@ -151,3 +154,46 @@ def _refuse_iterators(
                 advice="give one of them another name",
                 replacement=renamed(within, name.text, environment),
             )
+
+
+def _refuse_parts(
+    statement: syntax.Statement,
+    aliases: Mapping[str, syntax.Expression],
+    environment: Environment,
+) -> None:
+    """The parts of a composite index are digits of a number, and a formula may be none."""
+    parts = [statement.target, statement.value]
+    parts += [statement.condition] if statement.condition else []
+    accesses = [access for part in parts for access in subscripts(part)]
+    indices = [(access, *each) for access in accesses for each in enumerate(access.indices)]
+    for access, axis, item in indices:
+        for part in item.parts if isinstance(item, syntax.Composite) else ():
+            if isinstance(part, syntax.Name) and part.text in aliases:
+                assert isinstance(item, syntax.Composite)
+                raise Fault(
+                    "alias-in-composite",
+                    f"'{part.text}' is an alias by `with`, and no iterator",
+                    part.span,
+                    (aliases[part.text].span, "the alias stands for this"),
+                    notes=("the parts of a composite index are iterators, each of a size",),
+                    advice="write the position in the whole dim as a formula",
+                    replacement=_position(access, axis, item, environment),
+                )
+
+
+def _position(
+    access: syntax.Subscript, axis: int, item: syntax.Composite, environment: Environment
+) -> Edit | None:
+    """A composite index as a formula: `u*K + k` for `(u k)` of a dim `(H K)`."""
+    tensor = environment.tensors.get(access.name.text)
+    if not isinstance(tensor, Tensor) or len(tensor.dims) <= axis:
+        return None
+    sizes = tensor.dims[axis].parts
+    if len(sizes) != len(item.parts):
+        return None
+    texts = [each.text if isinstance(each, syntax.Name) else str(each.value) for each in item.parts]
+    found = texts[0]
+    for text, size in zip(texts[1:], sizes[1:], strict=True):
+        found = f"({found})" if " " in found else found
+        found = f"{found}*{size if size.symbol or size.is_constant else f'({size})'} + {text}"
+    return item.span, found

@@ -59,6 +59,15 @@ def plus_after_equals(context: Context) -> Hint | None:
     return "what is added up is assigned with `+=`", (whole, "+=")
 
 
+def sign_after_sign(context: Context) -> Hint | None:
+    """`x[i + -1]` for `x[i - 1]`, as programs that write specs put it."""
+    if context.token.type != "MINUS" or context.last not in ("PLUS", "MINUS"):
+        return None
+    sign = "-" if context.last == "PLUS" else "+"
+    whole = token_span(context.before[-1]).to(token_span(context.token))
+    return f"of two signs one is written, here `{sign}`", (whole, sign + context.between)
+
+
 def mode_behind_brackets(context: Context) -> Hint | None:
     """`x[i - 1]?0` for `x[i - 1 ?0]`."""
     if context.token.type != "BOUNDARY" or context.last != "RSQB":

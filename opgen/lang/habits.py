@@ -243,6 +243,7 @@ _HABITS: Final[tuple[Callable[[Context], Hint | None], ...]] = (
     foreign.parentheses_for_index,
     foreign.other_assignment,
     foreign.plus_after_equals,
+    foreign.sign_after_sign,
     foreign.mode_behind_brackets,
     foreign.slice_,
     juxtaposition.in_brackets,

@@ -200,6 +200,15 @@ def no_element(expression: syntax.Subscript, length: int, environment: Environme
 def without_index(tensor: Tensor | Table, span: Span, scope: Scope) -> Fault:
     """The fault of a tensor's bare name, with the access that was probably meant."""
     environment, name = scope.environment, tensor.name
+    if not scope.iterators and isinstance(tensor, Tensor):
+        return Fault(
+            "size-from-tensor",
+            f"'{name}' is a tensor, and no size depends on what a tensor holds",
+            span,
+            (environment.declared_at[name], f"declared {environment.shape(tensor)}"),
+            notes=("what a call computes is planned before its numbers are known",),
+            advice=f"pass the number as a size, after `;`, in place of the tensor: {name}: size",
+        )
     meant = _plain_access(tensor, scope)
     return Fault(
         "tensor-without-index",
