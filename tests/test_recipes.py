@@ -151,5 +151,5 @@ def test_magnitudes_compute_what_was_meant() -> None:
 
 def test_an_alias_fills() -> None:
     """What `with` names is put in its place in a boundary mode, too."""
-    shifted = opgen.compile("op f(x[N]) -> y[N]\n  with b = 0.5\n  y[n] = x[n-1 ?(b)]\n").f
-    assert torch.equal(shifted(torch.arange(1.0, 4)), torch.tensor([0.5, 1, 2]))
+    source = Source("op f(x: f64[N]) -> y: f64[N]\n  with b = 0.5\n  y[n] = x[n-1 ?(b)]\n")
+    assert value(source, {"N": 3}, x=np.arange(1.0, 4)).tolist() == [0.5, 1, 2]
