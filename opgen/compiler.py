@@ -26,12 +26,12 @@ from opgen.ir.show_loops import show_program
 from opgen.lang.parse import parse
 from opgen.lang.read import read
 from opgen.passes.certify import certificate
-from opgen.passes.common_factors import with_common_factors
 from opgen.passes.derive import derive, differentiable
 from opgen.passes.differentiate import tangent
 from opgen.passes.gather import gather
 from opgen.passes.gathered_form import gathered_form
 from opgen.passes.joined_dims import joined_dims
+from opgen.passes.plain_products import with_plain_products
 from opgen.passes.schedule import schedule
 from opgen.paths import is_derived
 from opgen.programs import along_rows, for_cpu, for_gpu, scheduled, threads
@@ -77,7 +77,7 @@ def stages(
     yield Stage("syntax", tree, lambda: f"{tree}\n")
     ops = check_source(source)
     yield Stage("notation", ops, lambda: show_file(ops))
-    ops = tuple(map(with_common_factors, ops))
+    ops = tuple(map(with_plain_products, ops))
     members = derive(ops, orders)
     derived = tuple(member.op for member in members if not member.is_public)
     yield Stage("adjoint", members, lambda: show_file(map(gathered_form, derived)))

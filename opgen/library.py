@@ -16,7 +16,7 @@ import torch
 
 from opgen import compiler, loading, output, programs
 from opgen.emit.library import LibraryOp, Variant, library_source
-from opgen.passes.common_factors import with_common_factors
+from opgen.passes.plain_products import with_plain_products
 from opgen.runtime import Operation, build, checks, prelude
 from opgen.runtime.description import GENERIC
 from opgen.runtime.schema import schema
@@ -44,7 +44,7 @@ def build_library(
     target = output.module_path(spec, directory).with_name(f"lib{spec.stem}.so")
     texts: dict[str, str] = {}
     ops = []
-    for number, op in enumerate(map(with_common_factors, compiler.check_source(source))):
+    for number, op in enumerate(map(with_plain_products, compiler.check_source(source))):
         operation: Operation = module.FAMILY.operations[op.name]
         variants = []
         for variant, text in _variants(operation, f"opgen_kernels_{number}", dtypes):

@@ -20,10 +20,10 @@ from opgen.errors import Source
 from opgen.ir.family import JOINT
 from opgen.ir.notation import BATCH, Op
 from opgen.lang.read import read
-from opgen.passes.common_factors import with_common_factors
 from opgen.passes.differentiate import derivative
 from opgen.passes.kept import keeping, with_kept
 from opgen.passes.leading_dims import with_leading_dims
+from opgen.passes.plain_products import with_plain_products
 from opgen.passes.stages import stages
 from opgen.runtime.description import KEEPING, KEPT, STAGE
 
@@ -37,7 +37,7 @@ class WholeError(Exception):
 @functools.lru_cache(maxsize=64)
 def checked(text: str, name: str) -> dict[str, Op]:
     """The ops of a spec by name, as they are computed; raises OpgenError with every fault."""
-    return {op.name: with_common_factors(op) for op in read(Source(text, name))}
+    return {op.name: with_plain_products(op) for op in read(Source(text, name))}
 
 
 def begin(path: tuple[str, ...]) -> tuple[str, int | None]:

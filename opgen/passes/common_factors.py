@@ -10,12 +10,8 @@ After:
     y[i,j] = y_sums[i,j] * rsqrt(max(D, 1))
 
 What is left is a product of two tensors, which kernels and libraries are fastest at, and a division
-is one for a cell and not one for a term. It is for the ops of a spec, before they are derived: the
-gradients have products of that form too, and compute again what their op computes.
-
-Numbers, sizes and attributes may stand anywhere in the term. What is read from a tensor must follow
-what it differs from: then all that is multiplied in front of it is multiplied in front of it as
-before, and nothing is too small or too large for a float that was not, but for the sum itself.
+is one for a cell and not one for a term. So it is for a sum of one tensor that sizes divide, which
+is then the form of a mean.
 
 A sum of nothing is 0, also one without terms because a size is 0. Where a factor divides by sizes,
 or is a function of them, these count as 1 then: there is no term, or no cell, that is divided.
@@ -26,11 +22,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Set
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import assert_never
 
 from opgen.algebra.atom import Kind
 from opgen.algebra.poly import Poly, maximum, symbol
+from opgen.ir.factors import Factor, factors_of, product_of, times
 from opgen.ir.notation import (
     Apply,
     Boundary,
@@ -46,14 +42,6 @@ from opgen.ir.notation import (
     reads,
 )
 from opgen.passes.new_temporaries import NewTemporaries
-
-
-@dataclass(frozen=True, slots=True)
-class _Factor:
-    """A factor of a product, or what divides it."""
-
-    value: Expr
-    divides: bool
 
 
 def with_common_factors(op: Op) -> Op:
@@ -78,73 +66,76 @@ def _split(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
     found = _shared(statement, inner, made) if inner else None
     if found is None:
         return (statement,)
-    term, factors = found
     names = {each.name for each in inner}
     guards = tuple(each for each in statement.guards if each.value.symbols.isdisjoint(names))
     total = made.cells(target.tensor, "sums", [(each.extent, symbol(each.name)) for each in own])
-    sums: Expr = Read(total)
     writers = [each for each in made.op.statements if each.target.tensor == target.tensor]
     is_whole = statement.is_exclusive and len(writers) == 1
     return (
-        replace(statement, target=total, iterators=(*own, *inner), body=term, is_exclusive=True),
+        replace(
+            statement,
+            target=total,
+            iterators=(*own, *inner),
+            body=product_of(found.others),
+            is_exclusive=True,
+        ),
         replace(
             statement,
             reducer=Reducer.ASSIGN if is_whole else Reducer.ADD,
             iterators=own,
             guards=guards,
-            body=reduce(_joined, factors, sums),
+            body=times(Read(total), found.shared, negative=found.negative),
         ),
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The factors that terms do not share, and those that they do; whether terms are negative."""
+
+    others: list[Factor]
+    shared: list[Factor]
+    negative: bool
+
+
 def _shared(
     statement: Statement, inner: Collection[Iterator], made: NewTemporaries
-) -> tuple[Expr, list[_Factor]] | None:
-    """The terms without the factors that they share, and these; None if there are none, or fewer
-    than two others that read tensors, of which tables are none."""
-    tables = {table.name for table in made.op.tables}
-    extents = [each.extent.symbol for each in statement.iterators]
-    sizes = {each for each in extents if each is not None}
+) -> _Shared | None:
+    """What terms share; None if that is nothing, or not worth a temporary.
+
+    It is where two of the others read tensors, or where numbers divide what one of them reads.
+    Tables are no tensors here.
+    """
     names = {each.name for each in inner}
-    others: list[_Factor] = []
-    shared: list[_Factor] = []
-    for factor in reversed(_factors(statement.body, divides=False)):
-        found = _fixed(factor, names, sizes)
-        is_read = any(True for _ in reads(factor.value))
-        stays = not is_read or (not others and made.is_always_there(factor.value, statement))
-        if found is None or not stays:
-            others.insert(0, factor)
-        else:
-            shared.insert(0, found)
-    read = [each for each in others if any(a.tensor not in tables for a in reads(each.value))]
-    if not shared or len(read) < 2 or others[0].divides:
+    tables = {table.name for table in made.op.tables}
+    negative, factors = factors_of(statement.body)
+    fixed = {at: _fixed(each, statement, names, made) for at, each in enumerate(factors)}
+    found = {at: each for at, each in fixed.items() if each is not None}
+    read = [[access.tensor for access in reads(each.value)] for each in factors]
+    moving = [at for at in fixed if at not in found and not tables.issuperset(read[at])]
+    if len(moving) < 2:
+        found = {at: each for at, each in found.items() if not read[at]}
+        if not moving or not any(each.divides for each in found.values()):
+            return None
+    if not found and not negative:
         return None
-    first, *rest = others
-    return reduce(_joined, rest, first.value), shared
+    others = [each for at, each in enumerate(factors) if at not in found]
+    return _Shared(others, [*found.values()], negative)
 
 
-def _joined(value: Expr, factor: _Factor) -> Expr:
-    return Apply("div" if factor.divides else "mul", (value, factor.value))
-
-
-def _factors(expr: Expr, *, divides: bool) -> list[_Factor]:
-    """The factors of a product in their order."""
-    match expr:
-        case Apply(primitive="mul", arguments=(left, right)) if not divides:
-            return [*_factors(left, divides=False), *_factors(right, divides=False)]
-        case Apply(primitive="div", arguments=(left, right)) if not divides:
-            return [*_factors(left, divides=False), *_factors(right, divides=True)]
-        case _:
-            return [_Factor(expr, divides)]
-
-
-def _fixed(factor: _Factor, inner: Set[str], sizes: Set[str]) -> _Factor | None:
+def _fixed(
+    factor: Factor, statement: Statement, inner: Set[str], made: NewTemporaries
+) -> Factor | None:
     """The factor as it may stand at the sum; None where it differs from term to term, or where it
     may have no value though there is no term."""
     if isinstance(factor.value, Value) and not factor.divides:
         return factor if _stays(factor.value.value, inner) else None
-    found = _at_least_one(factor.value, inner, sizes)
-    return None if found is None else replace(factor, value=found)
+    extents = [each.extent.symbol for each in statement.iterators]
+    found = _at_least_one(factor.value, inner, {each for each in extents if each is not None})
+    is_read = any(True for _ in reads(factor.value))
+    if found is None or (is_read and not made.is_always_there(factor.value, statement)):
+        return None
+    return replace(factor, value=found)
 
 
 def _stays(value: Poly, inner: Set[str]) -> bool:
