@@ -1,0 +1,162 @@
+"""The same sums of products written in several ways, beside what PyTorch's users write.
+
+    python benchmarks/forms.py [--seconds S]
+
+A spec may put a factor where it likes: each form should be as fast as the others. Forward and the
+gradients of all inputs, in one process and by turns; what is printed is the time of PyTorch's form
+over that of opgen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import opgen
+from opgen.bench import timing
+from opgen.bench.beside import THEIRS
+from opgen.bench.calls import OPGEN, calls_of, surroundings
+from opgen.bench.row import Contender, Direction, Workload
+
+_WINDOW = "x[b,c,h+i-1 ?0,v+j-1 ?0]"
+_SUM = "y[b,o,h,v] = sum(c,i,j) "
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A way to write an op: its tensors and statements, the shapes, and PyTorch's form."""
+
+    label: str
+    text: str
+    shapes: tuple[tuple[int, ...], ...]
+    eager: Callable[..., Tensor]
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT * float(q.shape[-1]) ** -0.5
+    attended: Tensor = scores.softmax(-1) @ v
+    return attended
+
+
+def _attended(scores: str, result: str) -> str:
+    return (
+        "q: float[B,N,D], k[B,M,D], v[B,M,D]) -> y[B,N,D]\n"
+        f"  s[b,n,m] = {scores}\n  e[b,n,m] = exp(s[b,n,m] - (max(j) s[b,n,j]))\n"
+        f"  t[b,n] = sum(m) e[b,n,m]\n  y[b,n,d] = {result}"
+    )
+
+
+def _convolved(term: str, more: str = "") -> str:
+    return f"x[B,C,H,W], w[O,C,3,3]{more}) -> y[B,O,H,W]\n  {_SUM}{term}"
+
+
+_X, _W = (4, 64, 56, 56), (64, 64, 3, 3)
+_QKV = ((96, 196, 64),) * 3
+_SCORES = "q[b,n,d]*k[b,m,d]"
+
+FORMS = (
+    Form(
+        "convolution",
+        _convolved(f"{_WINDOW}*w[o,c,i,j]"),
+        (_X, _W),
+        lambda x, w: functional.conv2d(x, w, padding=1),
+    ),
+    Form(
+        "... with a number in the sum",
+        _convolved(f"0.5*{_WINDOW}*w[o,c,i,j]"),
+        (_X, _W),
+        lambda x, w: 0.5 * functional.conv2d(x, w, padding=1),
+    ),
+    Form(
+        "... divided by a number of each result",
+        _convolved(f"{_WINDOW}*w[o,c,i,j]/n[o]", ", n[O]"),
+        (_X, _W, (64,)),
+        lambda x, w, n: functional.conv2d(x, w, padding=1) / n[:, None, None],
+    ),
+    Form(
+        "... with a gain of each result",
+        _convolved(f"s[o]*w[o,c,i,j]*{_WINDOW}", ", s[O]"),
+        (_X, _W, (64,)),
+        lambda x, w, s: functional.conv2d(x, w, padding=1) * s[:, None, None],
+    ),
+    Form(
+        "... with a gain of each image and channel",
+        _convolved(f"{_WINDOW}*s[b,c]*w[o,c,i,j]", ", s[B,C]"),
+        (_X, _W, (4, 64)),
+        lambda x, w, s: functional.conv2d(x * s[..., None, None], w, padding=1),
+    ),
+    Form(
+        "... of each channel with a gain",
+        f"x[B,C,H,W], w[C,3,3], s[C]) -> y[B,C,H,W]\n"
+        f"  y[b,c,h,v] = sum(i,j) {_WINDOW}*w[c,i,j]*s[c]",
+        (_X, (64, 3, 3), (64,)),
+        lambda x, w, s: functional.conv2d(x, w[:, None], padding=1, groups=64) * s[:, None, None],
+    ),
+    Form(
+        "attention",
+        _attended(f"(sum(d) {_SCORES})*rsqrt(D)", "(sum(m) e[b,n,m]*v[b,m,d])/t[b,n]"),
+        _QKV,
+        _attention,
+    ),
+    Form(
+        "... divided in its sums",
+        _attended(f"sum(d) {_SCORES}/sqrt(D)", "sum(m) e[b,n,m]/t[b,n]*v[b,m,d]"),
+        _QKV,
+        _attention,
+    ),
+    Form(
+        "Gram matrices, divided in their sum",
+        "x[B,C,H,W]) -> y[B,C,C]\n  y[b,i,j] = sum(h,w) x[b,i,h,w]*x[b,j,h,w]/(C*H*W)",
+        (_X,),
+        lambda x: x.flatten(2) @ x.flatten(2).mT / x[0].numel(),
+    ),
+    Form(
+        "average of 3x3, divided in its sum",
+        f"x[B,C,H,W]) -> y[B,C,H,W]\n  y[b,c,h,v] = sum(i in 3, j in 3) {_WINDOW}/9",
+        ((4, 64, 112, 112),),
+        lambda x: functional.avg_pool2d(x, 3, 1, 1),
+    ),
+)
+
+
+def ratios(form: Form, budget: float) -> Iterator[float]:
+    """PyTorch's time over that of opgen, forward and backward."""
+    torch.manual_seed(0)
+    function = opgen.compile(f"op written({form.text}\n").written
+    inputs = tuple(torch.rand(shape) for shape in form.shapes)
+    every = tuple(range(len(inputs)))
+    eager = (Contender(THEIRS, form.eager),)
+    workload = Workload(inputs, function, eager, points=1, differentiable=every)
+    contenders = [Contender(OPGEN, workload.opgen), *workload.contenders]
+    for direction in Direction:
+        calls = calls_of(workload, contenders, direction)
+        for own, theirs in zip(calls[OPGEN](), calls[THEIRS](), strict=True):
+            torch.testing.assert_close(
+                own, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max())
+            )
+        with surroundings(workload, direction):
+            clock = timing.clock_of(torch.device("cpu"))
+            rounds = timing.in_turn(calls, clock, budget, {OPGEN})
+        yield median(rounds.seconds(THEIRS)) / median(rounds.seconds(OPGEN))
+
+
+def main() -> int:
+    """Measure all of them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
+    budget = parser.parse_args().seconds
+    for form in FORMS:
+        figures = " | ".join(f"{ratio:.2f}" for ratio in ratios(form, budget))
+        print(f"| {form.label} | {figures} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
