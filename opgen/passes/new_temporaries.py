@@ -41,7 +41,8 @@ class NewTemporaries:
     def cells(self, near: str, what: str, indices: Iterable[tuple[Poly, Poly]]) -> Access:
         """The cells of a new one, named after a tensor and of its type: extents and indices."""
         found = tuple(indices)
-        tensor = self.op.tensor(near)
+        made = next((each for each in self.made if each.name == near), None)
+        tensor = self.op.tensor(near) if made is None else made
         assert isinstance(tensor, Tensor)
         name = fresh_name(f"{near}_{what}", self.taken)
         dims = tuple(Dim(extent) for extent, _ in found)

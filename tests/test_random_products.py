@@ -1,0 +1,91 @@
+"""Sums of random products mean the same in the form in which they are computed."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from derivatives import read_op
+from opgen.errors import OpgenError
+from opgen.ir.notation import Op
+from opgen.ir.reference import evaluate
+from opgen.passes.differentiate import derivative
+from opgen.passes.plain_products import with_plain_products
+
+INPUTS = {"x": "NK", "w": "MK", "s": "K", "a": "N", "b": "M", "z": "NM"}
+FACTORS = (
+    *("x[n,k]", "x[n,k-1 ?0]", "x[n,k+j ?0]", "x[n,k+j-1 ?clamp]", "x[n,k-j ?(2)]", "x[n ?0,k]"),
+    *("w[m,k]", "w[m,k+j ?0]", "w[m,k-1 ?clamp]", "w[m,k ?wrap]", "w[m-1 ?0,k]"),
+    *("s[k]", "s[k-1 ?0]", "s[k+j ?clamp]", "a[n]", "b[m]", "b[m-1 ?0]", "z[n,m]", "g", "K", "k"),
+    *("2", "0.5", "rsqrt(K)", "(K-1)", "(N*M)", "(-x[n,k])", "(-w[m,k])", "(x[n,k] - a[n])"),
+    *("relu(x[n,k+j ?0])", "max(w[m,k], 0)", "sigmoid(x[n,k])", "exp(w[m,k])", "x[n,k]**2"),
+    *("(w[m,k] + s[k])", "exp(x[n,k-1 ?0])", "sqrt(x[n,k+j ?0]**2)", "select(k > 0, x[n,k], 1)"),
+    *("relu(x[n,k-1 ?0])", "silu(x[n,k+j-1 ?clamp])", "(x[n,k] > 0.5)", "(x[n,k]*s[k])"),
+)
+DIVISORS = ("K", "(K*N)", "sqrt(K)", "2", "(b[m]**2 + 1)", "(x[n,k]**2 + 1)", "(s[k]**2 + 2)")
+ENDS = ("", "", " if k <= n", " if n + m > 1")
+
+
+@st.composite
+def products(draw: st.DrawFn) -> str:
+    """A spec that sums products of some of these."""
+    parts = [draw(st.sampled_from(FACTORS)) for _ in range(draw(st.integers(2, 5)))]
+    term = "*".join(parts)
+    if draw(st.booleans()):
+        term += f"/{draw(st.sampled_from(DIVISORS))}"
+        if draw(st.booleans()):
+            term += f"*{draw(st.sampled_from(FACTORS))}"
+    target = draw(st.sampled_from(("y[n,m]", "y[m,n]", "y[m,0]", "y[m, n//2]")))
+    dims = {"y[n,m]": "N,M", "y[m,n]": "M,N", "y[m,0]": "M,1", "y[m, n//2]": "M,N"}[target]
+    used = [(name, of) for name, of in INPUTS.items() if f"{name}[" in term]
+    tensors = ", ".join(f"{name}: float[{','.join(of)}]" for name, of in used)
+    known = "".join(of for _, of in used)
+    attributes = [f"{size}: size" for size in "NMK" if size not in known]
+    attributes += ["g = 0.5"] if "g" in parts else []
+    more = f"; {', '.join(attributes)}" if attributes else ""
+    end = draw(st.sampled_from(ENDS))
+    statement = f"{target} += {term} for n in N, m in M, k in K, j in 2{end}"
+    return f"op f({tensors}{more}) -> y[{dims}]\n  {statement}\n"
+
+
+def values_of(op: Op, sizes: dict[str, int], seed: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    shapes = {name: tuple(sizes[size] for size in of) for name, of in INPUTS.items()}
+    first = next(iter(op.outputs))
+    shape = {"N": sizes["N"], "M": sizes["M"]}
+    shapes["grad_y"] = tuple(each.extent.evaluate(shape) for each in first.dims)
+    return {name: generator.uniform(-2, 2, shape) for name, shape in shapes.items()}
+
+
+@settings(max_examples=40)
+@given(products(), st.integers(0, 3), st.integers(0, 2**16))
+@example("op f(x[N,K], w[M,K]) -> y[N,M]\n  y[n,m] = sum(k) x[n,k]**2*w[m,k]*K/K\n", 0, 0)
+def test_random_products_mean_the_same(text: str, width: int, seed: int) -> None:
+    """And so do their gradients; an access outside of a tensor is an error of the interpreter."""
+    try:
+        op = read_op(text)
+    except OpgenError:
+        assume(False)
+    sizes = {"N": 3, "M": 2, "K": width}
+    numbers = values_of(op, sizes, seed)
+    changed = with_plain_products(op)
+    pairs = [(op, changed)]
+    for name in [each.name for each in op.inputs]:
+        pairs.append((derivative(op, name).op, derivative(changed, name).op))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for one, other in pairs:
+            wanted, found = (
+                evaluate(
+                    each,
+                    {size: sizes[size] for size in each.sizes},
+                    {tensor.name: numbers[tensor.name] for tensor in each.inputs},
+                    {a.name: sizes.get(a.name, 0.5) for a in each.attributes},
+                )
+                for each in (one, other)
+            )
+            for key, value in wanted.items():
+                np.testing.assert_allclose(found[key], value, rtol=1e-9, atol=1e-9)
