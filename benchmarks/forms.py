@@ -100,6 +100,19 @@ FORMS = (
         lambda x, w, s: functional.conv2d(x, w[:, None], padding=1, groups=64) * s[:, None, None],
     ),
     Form(
+        "... of what a ReLU gives",
+        _convolved(f"relu({_WINDOW})*w[o,c,i,j]"),
+        (_X, _W),
+        lambda x, w: functional.conv2d(functional.relu(x), w, padding=1),
+    ),
+    Form(
+        "perceptron, with SiLU in its second sum",
+        "x: float[N,K], a[J,K], w[M,J]) -> y[N,M]\n  h[n,j] = sum(k) x[n,k]*a[j,k]\n"
+        "  y[n,m] = sum(j) h[n,j]*sigmoid(h[n,j])*w[m,j]",
+        ((512, 256), (1024, 256), (256, 1024)),
+        lambda x, a, w: functional.silu(x @ a.mT) @ w.mT,
+    ),
+    Form(
         "attention",
         _attended(f"(sum(d) {_SCORES})*rsqrt(D)", "(sum(m) e[b,n,m]*v[b,m,d])/t[b,n]"),
         _QKV,

@@ -54,6 +54,20 @@ GAINED = """
 op gained(x[B,C,H,W], w[O,C,3,3], m[C,3], s[O]) -> y[B,O,H,W]
   y[b,o,h,v] = sum(c,i,j) s[o]*m[c,j]*w[o,c,i,j]*x[b,c,h+i-1 ?0,v+j-1 ?0]
 """
+BENT = """
+op bent(x: float[B,C,H,W], w[O,C,3,3]) -> y[B,O,H,W]
+  y[b,o,h,v] = sum(c,i,j) relu(x[b,c,h+i-1 ?0,v+j-1 ?0])*w[o,c,i,j]
+"""
+PERCEPTRON = """
+op perceptron(x: float[N,K], a[J,K], w[M,J]) -> y[N,M]
+  h[n,j] = sum(k) x[n,k]*a[j,k]
+  y[n,m] = sum(j) h[n,j]*sigmoid(h[n,j])*w[m,j]
+"""
+CENTERED = """
+op centered(x: float[N,K], w[M,K]) -> y[N,M]
+  u[n] = mean(k) x[n,k]
+  y[n,m] = sum(k) (x[n,k] - u[n])*exp(w[m,k])
+"""
 SCATTERED = """
 op scattered(x[N,K], w[N,K], s[N]) -> y[N]
   where N >= 1
@@ -95,6 +109,18 @@ def gained(x: Tensor, w: Tensor, m: Tensor, s: Tensor) -> Tensor:
     return F.conv2d(x, w * m[:, None] * s[:, None, None, None], padding=1)
 
 
+def bent(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(F.relu(x), w, padding=1)
+
+
+def perceptron(x: Tensor, a: Tensor, w: Tensor) -> Tensor:
+    return F.silu(x @ a.mT) @ w.mT
+
+
+def centered(x: Tensor, w: Tensor) -> Tensor:
+    return (x - x.mean(1, keepdim=True)) @ w.exp().mT
+
+
 def scattered(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
     at = torch.arange(len(s)) // 2
     return x.new_zeros(len(s)).index_add(0, at, 2 * (x * w).sum(1) * s)
@@ -108,6 +134,9 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] 
     "average": (MEAN, average, [(2, 3, 6, 7)], 0),
     "modulated": (MODULATED, modulated, [(2, 3, 6, 7), (2, 3), (4, 3, 3, 3)], 1),
     "gained": (GAINED, gained, [(2, 3, 6, 7), (4, 3, 3, 3), (3, 3), (4,)], 1),
+    "bent": (BENT, bent, [(2, 3, 6, 7), (4, 3, 3, 3)], 1),
+    "perceptron": (PERCEPTRON, perceptron, [(5, 4), (6, 4), (3, 6)], 2),
+    "centered": (CENTERED, centered, [(5, 4), (3, 4)], 1),
     "scattered": (SCATTERED, scattered, [(7, 4), (7, 4), (7,)], 0),
 }
 
@@ -171,6 +200,13 @@ def test_integers_wrap_as_before(dtype: torch.dtype) -> None:
         "  y[n] += x[n,k]*w[k]*s[n] for n in N, k in K if n + k < M\n",
         "op f(x[N,K], w[K], s[M], i: int[N]) -> y[N]\n  y[n] = sum(k) x[n,k]*w[k]*s[i[n]]\n",
         "op f(x[N,K], w[K]) -> y[N]\n  y[n] = max(k) x[n,k]*w[k]*2\n",
+        "op f(x: float[N,K], w[M,J]) -> y[N,M]\n  y[n,m] = sum(j) exp(x[n,j ?0])*w[m,j]\n",
+        "op f(x: float[N,K], w[M,J]) -> y[N,M]\n  y[n,m] = sum(j) sqrt(x[n,j ?0])*w[m,j]\n",
+        "op f(x: float[N,K], w[M,J]) -> y[N,M]\n  y[n,m] = sum(j) relu(x[n,j ?(2)])*w[m,j]\n",
+        "op f(x: float[N,K], w[M,K]) -> y[N,M]\n"
+        "  y[n,m] += relu(x[n,k])*w[m,k] for n in N, m in M, k in K if k <= n\n",
+        "op f(x: float[N,K], w[N,K]) -> y[N]\n  y[n] = sum(k) relu(x[n,k])*w[n,k]\n",
+        "op f(x: float[N,K], w[M,K]) -> y[N,M]\n  y[n,m] = sum(k) (x[n,k] - w[m,k])*w[m,k]\n",
         "op f(x: i32[N,K], w: i32[K]) -> y: i64[N]\n  y[n] = sum(k) x[n,k]*w[k]*2\n",
         "op f(x[N,K], w[K]) -> y[N]\n  y[n] = sum(k) x[n,k]*w[k]*inf\n",
     ],

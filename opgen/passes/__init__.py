@@ -16,7 +16,7 @@ and these are parts that passes are made of:
 
     derivatives        assemble, chain_rule, coverage, derivation, kept_positions, kept_quotients,
                        order, reducers
-    ops                new_temporaries
+    ops                cells, new_temporaries
     loops of an op     lower, nest, point_form
     bodies of kernels  all_terms, block_tiling, jam, load_order, merge, moving_loops, nearby, peel,
                        plane_runs, tile

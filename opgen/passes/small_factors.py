@@ -15,23 +15,13 @@ those of three factors are sums over all of their points that no kernel is fast 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Set
 from dataclasses import replace
 
 from opgen.algebra.poly import symbol
 from opgen.ir.factors import Factor, factors_of, product_of
-from opgen.ir.names import fresh_name
-from opgen.ir.notation import (
-    Access,
-    Boundary,
-    Index,
-    Iterator,
-    Op,
-    Read,
-    Reducer,
-    Statement,
-)
+from opgen.ir.notation import Access, Op, Read, Reducer, Statement
+from opgen.passes.cells import cells_of, has_cells, is_same_for, moving, names_of
 from opgen.passes.new_temporaries import NewTemporaries
 
 
@@ -65,12 +55,15 @@ def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statem
     }
     if statement.reducer is not Reducer.ADD or len(places) < 3:
         return None
-    names = frozenset(each.name for each in statement.iterators)
+    names = names_of(statement)
     pairs = [
-        (len(_moving(large, names)), at, other)
+        (len(moving(large, names)), at, other)
         for at, large in places.items()
         for other, small in places.items()
-        if at != other and made.is_generic(large) and _fits(small, large, names)
+        if at != other and made.is_generic(large)
+        # Else the product of the two is as large as what is summed.
+        if moving(large, names) < names and has_cells(large, names)
+        if is_same_for(small, large, names)
     ]
     for _, at, other in sorted(pairs):
         first = _multiplied(places[at], places[other], names, made)
@@ -83,48 +76,12 @@ def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statem
     return None
 
 
-def _moving(access: Access, names: Set[str]) -> Set[str]:
-    """The iterators that an access differs with."""
-    return frozenset[str]().union(*(index.value.symbols for index in access.indices)) & names
-
-
-def _plain(access: Access, names: Set[str]) -> dict[int, str]:
-    """The dims that an iterator numbers by itself, and no other dim."""
-    found = {
-        axis: index.value.symbol
-        for axis, index in enumerate(access.indices)
-        if index.boundary is Boundary.NONE and index.value.symbol in names
-    }
-    once = Counter(found.values())
-    return {axis: name for axis, name in found.items() if name is not None and once[name] == 1}
-
-
-def _fits(small: Access, large: Access, names: Set[str]) -> bool:
-    """Whether each cell of the large one has an element of the small one, and is part of several
-    terms: else their product is as large as what is summed."""
-    indices = (*small.indices, *large.indices)
-    is_fixed = not any(index.value.is_data_dependent for index in indices)
-    is_plain = all(index.boundary is Boundary.NONE for index in small.indices)
-    has_fill = any(index.boundary is Boundary.FILL for index in large.indices)  # which is no cell
-    if not is_fixed or not is_plain or has_fill:
-        return False
-    return (
-        _moving(small, names) <= {*_plain(large, names).values()} and _moving(large, names) < names
-    )
-
-
 def _multiplied(
     large: Access, small: Access, names: Set[str], made: NewTemporaries
 ) -> Statement | None:
     """What multiplies two factors, for each cell of the large one; None where an element of the
     small one might not be there."""
-    taken, plain = {*made.taken, *names}, _plain(large, names)
-    extents = made.extents(large.tensor)
-    iterators = tuple(
-        Iterator(plain[axis] if axis in plain else fresh_name(f"i{axis}", taken), extent)
-        for axis, extent in enumerate(extents)
-    )
-    cell = Access(large.tensor, tuple(Index(symbol(each.name)) for each in iterators))
+    cell, iterators = cells_of(large, names, made)
     body = product_of([Factor(Read(cell)), Factor(Read(small))])
     draft = Statement(cell, Reducer.ASSIGN, iterators, (), body, is_exclusive=True)
     if not made.is_always_there(body, draft):

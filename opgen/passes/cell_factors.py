@@ -1,0 +1,191 @@
+"""Factors that are functions of one cell are computed for each cell, not for each term.
+
+Before:
+
+    y[b,o,h,v] = sum(c,i,j) relu(x[b,c, h + i - 1 ?0, v + j - 1 ?0]) * w[o,c,i,j]
+
+After:
+
+    x_cells[b,c,i2,i3] = relu(x[b,c,i2,i3])
+    y[b,o,h,v] = sum(c,i,j) x_cells[b,c, h + i - 1 ?0, v + j - 1 ?0] * w[o,c,i,j]
+
+What is left is a product of two tensors, a convolution here, and a function is computed once where
+it was once for every result that reads it.
+
+Where `?0` reads nothing a function has its value at 0, and a term with an absent factor is absent:
+only functions that are 0 there go this way. Cells that no term reads have the gradient 0, which
+meets the slope of the function all the same: where there may be some, that must be a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from opgen.algebra.poly import Poly, symbol
+from opgen.ir.factors import Factor, factors_of, product_of
+from opgen.ir.notation import (
+    Access,
+    Apply,
+    Boundary,
+    Constant,
+    Expr,
+    Op,
+    Read,
+    Reducer,
+    Statement,
+    Value,
+    map_expression,
+    reads,
+)
+from opgen.passes.cells import cells_of, has_cells, is_same_for, names_of, plain_dims
+from opgen.passes.new_temporaries import NewTemporaries
+
+_TAME: Final = frozenset(
+    {
+        "add",
+        "sub",
+        "neg",
+        "mul",
+        "max",
+        "min",
+        "abs",
+        "relu",
+        "sigmoid",
+        "tanh",
+        "silu",
+        "sin",
+        "cos",
+    }
+)
+"""Functions whose slopes are numbers, whatever number they are of."""
+
+_ZERO_AT_ZERO: Final = frozenset({"neg", "abs", "relu", "tanh", "silu", "sin", "sqrt"})
+
+
+def with_cell_factors(op: Op) -> Op:
+    """The op with temporaries for factors that are functions of a cell.
+
+    One with hand-written gradients stays as it is: these are of what is written.
+    """
+    if op.gradients:
+        return op
+    made = NewTemporaries.of(op)
+    return made.op_with([part for each in op.statements for part in _split(each, made)])
+
+
+def _split(statement: Statement, made: NewTemporaries) -> list[Statement]:
+    """The statement, behind those that compute factors of it."""
+    negative, factors = factors_of(statement.body)
+    tables = {table.name for table in made.op.tables}
+    read = [each for each in factors if not tables.issuperset(a.tensor for a in reads(each.value))]
+    is_sum = statement.reducer is Reducer.ADD and not statement.guards
+    if not is_sum or len(read) < 2 or not made.is_generic(statement.target):
+        return [statement]
+    before: list[Statement] = []
+    left: list[Factor] = []
+    for factor in factors:
+        found = None if factor.divides else _computed(factor.value, statement, made)
+        if found is None:
+            left.append(factor)
+            continue
+        first, access = found
+        before.append(first)
+        left.append(Factor(Read(access)))
+    if not before:
+        return [statement]
+    return [*before, replace(statement, body=product_of(left, negative=negative))]
+
+
+def _computed(
+    value: Expr, statement: Statement, made: NewTemporaries
+) -> tuple[Statement, Access] | None:
+    """What computes a factor for each cell of a tensor, and the access that reads it; None for what
+    is read as it is, or is no function of one cell."""
+    if isinstance(value, Read):
+        return None
+    names = names_of(statement)
+    for access in reads(value):
+        others = [each for each in reads(value) if not _is_same(each, access)]
+        symbols = frozenset[str]().union(*(v.symbols for v in _numbers(value)))
+        if (
+            has_cells(access, names)
+            and all(is_same_for(each, access, names) for each in others)
+            and symbols & names <= {*plain_dims(access, names).values()}
+            and _is_zero_outside(value, access)
+            and (_is_covered(access, statement, made) or _is_tame(value))
+        ):
+            return _of_cells(value, access, statement, made)
+    return None
+
+
+def _of_cells(
+    value: Expr, access: Access, statement: Statement, made: NewTemporaries
+) -> tuple[Statement, Access] | None:
+    cell, iterators = cells_of(access, names_of(statement), made)
+
+    def change(node: Expr) -> Expr | None:
+        is_cell = isinstance(node, Read) and _is_same(node.access, access)
+        return Read(cell) if is_cell else None
+
+    body = map_expression(value, change)
+    draft = Statement(cell, Reducer.ASSIGN, iterators, (), body, is_exclusive=True)
+    if not made.is_always_there(body, draft):
+        return None
+    near = statement.target.tensor
+    target = made.cells(near, "cells", [(each.extent, symbol(each.name)) for each in iterators])
+    return replace(draft, target=target), replace(access, tensor=target.tensor)
+
+
+def _is_same(one: Access, other: Access) -> bool:
+    return one.tensor == other.tensor and one.indices == other.indices
+
+
+def _numbers(value: Expr) -> list[Poly]:
+    """The integers in a value that are no indices."""
+    match value:
+        case Value(value=number):
+            return [number]
+        case Apply(arguments=arguments):
+            return [number for each in arguments for number in _numbers(each)]
+        case _:
+            return []
+
+
+def _is_covered(access: Access, statement: Statement, made: NewTemporaries) -> bool:
+    """Whether the terms read every cell."""
+    plain = plain_dims(access, names_of(statement))
+    extents = {each.name: each.extent for each in statement.iterators}
+    return all(
+        axis in plain and extents[plain[axis]] == extent
+        for axis, extent in enumerate(made.extents(access.tensor))
+    )
+
+
+def _is_tame(value: Expr) -> bool:
+    match value:
+        case Apply(primitive="pow", arguments=(base, Constant(value=exponent))):
+            return exponent >= 1 and _is_tame(base)
+        case Apply(primitive=primitive, arguments=arguments):
+            return primitive in _TAME and all(map(_is_tame, arguments))
+        case _:
+            return True
+
+
+def _is_zero_outside(value: Expr, access: Access) -> bool:
+    """Whether a function of a cell is 0 where nothing is read, if that may be."""
+    if all(index.boundary is not Boundary.ZERO for index in access.indices):
+        return True
+    match value:
+        case Read(access=found):
+            return _is_same(found, access)
+        case Constant(value=number):
+            return number == 0
+        case Apply(primitive="add" | "sub" | "max" | "min", arguments=arguments):
+            return all(_is_zero_outside(each, access) for each in arguments)
+        case Apply(primitive=primitive, arguments=(argument,)) if primitive in _ZERO_AT_ZERO:
+            return _is_zero_outside(argument, access)
+        case Apply(primitive="pow", arguments=(base, Constant(value=exponent))):
+            return exponent > 0 and _is_zero_outside(base, access)
+        case _:
+            return False
