@@ -23,6 +23,7 @@ FACTORS = (
     *("2", "0.5", "rsqrt(K)", "(K-1)", "(N*M)", "(-x[n,k])", "(-w[m,k])", "(x[n,k] - a[n])"),
     *("relu(x[n,k+j ?0])", "max(w[m,k], 0)", "sigmoid(x[n,k])", "exp(w[m,k])", "x[n,k]**2"),
     *("(w[m,k] + s[k])", "exp(x[n,k-1 ?0])", "sqrt(x[n,k+j ?0]**2)", "select(k > 0, x[n,k], 1)"),
+    *("t[j]", "(t[j] + 1)", "(x[n,k] + t[j])", "relu(x[n,0])", "relu(x[n,n ?0])", "z[n,0 ?0]"),
     *("relu(x[n,k-1 ?0])", "silu(x[n,k+j-1 ?clamp])", "(x[n,k] > 0.5)", "(x[n,k]*s[k])"),
 )
 DIVISORS = ("K", "(K*N)", "sqrt(K)", "2", "(b[m]**2 + 1)", "(x[n,k]**2 + 1)", "(s[k]**2 + 2)")
@@ -48,7 +49,8 @@ def products(draw: st.DrawFn) -> str:
     more = f"; {', '.join(attributes)}" if attributes else ""
     end = draw(st.sampled_from(ENDS))
     statement = f"{target} += {term} for n in N, m in M, k in K, j in 2{end}"
-    return f"op f({tensors}{more}) -> y[{dims}]\n  {statement}\n"
+    table = "  const t = [1.5, -2.0]\n" if "t[" in term else ""
+    return f"op f({tensors}{more}) -> y[{dims}]\n{table}  {statement}\n"
 
 
 def values_of(op: Op, sizes: dict[str, int], seed: int) -> dict[str, np.ndarray]:

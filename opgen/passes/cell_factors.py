@@ -105,11 +105,14 @@ def _computed(
     if isinstance(value, Read):
         return None
     names = names_of(statement)
+    tables = {table.name for table in made.op.tables}
     for access in reads(value):
+        if access.tensor in tables:
+            continue
         others = [each for each in reads(value) if not _is_same(each, access)]
         symbols = frozenset[str]().union(*(v.symbols for v in _numbers(value)))
         if (
-            has_cells(access, names)
+            has_cells(access, names, made)
             and all(is_same_for(each, access, names) for each in others)
             and symbols & names <= {*plain_dims(access, names).values()}
             and _is_zero_outside(value, access)

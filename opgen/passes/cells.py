@@ -32,14 +32,21 @@ def plain_dims(access: Access, names: Set[str]) -> dict[int, str]:
     return {axis: name for axis, name in found.items() if name is not None and once[name] == 1}
 
 
-def has_cells(access: Access, names: Set[str]) -> bool:
-    """Whether all that it reads is a cell of the tensor or nothing, and one cell for many terms."""
-    if any(index.value.is_data_dependent for index in access.indices):
+def has_cells(access: Access, names: Set[str], made: NewTemporaries) -> bool:
+    """Whether all that it reads is a cell of the tensor or nothing, and one cell for many terms.
+
+    Not where it is one row of the tensor alone, or its diagonal.
+    """
+    pairs = zip(access.indices, made.extents(access.tensor), strict=True)
+    moved = [index for index, extent in pairs if extent != 1]
+    for index in access.indices:
+        if index.value.is_data_dependent or index.boundary is Boundary.FILL:
+            return False
+    if any(index.value.symbols.isdisjoint(names) for index in moved):
         return False
-    if any(index.boundary is Boundary.FILL for index in access.indices):
-        return False
-    is_window = len(plain_dims(access, names)) < len(access.indices)
-    return is_window or moving(access, names) < names
+    found = moving(access, names)
+    is_window = len(plain_dims(access, names)) < len(moved)
+    return len(found) >= len(moved) and (is_window or found < names)
 
 
 def is_same_for(small: Access, large: Access, names: Set[str]) -> bool:

@@ -62,7 +62,7 @@ def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statem
         for other, small in places.items()
         if at != other and made.is_generic(large)
         # Else the product of the two is as large as what is summed.
-        if moving(large, names) < names and has_cells(large, names)
+        if moving(large, names) < names and has_cells(large, names, made)
         if is_same_for(small, large, names)
     ]
     for _, at, other in sorted(pairs):
