@@ -27,6 +27,7 @@ from typing import assert_never
 from opgen.algebra.atom import Kind
 from opgen.algebra.poly import Poly, maximum, symbol
 from opgen.ir.factors import Factor, factors_of, product_of, times
+from opgen.ir.indices import digits, extents_of
 from opgen.ir.notation import (
     Apply,
     Boundary,
@@ -60,6 +61,8 @@ def _split(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
     target = statement.target
     if statement.reducer is not Reducer.ADD or not made.is_generic(target):
         return (statement,)
+    if _is_scattered(statement):
+        return (statement,)  # with more sums than cells
     fixed = frozenset[str]().union(*(index.value.symbols for index in target.indices))
     own = tuple(each for each in statement.iterators if each.name in fixed)
     inner = tuple(each for each in statement.iterators if each.name not in fixed)
@@ -86,6 +89,15 @@ def _split(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
             guards=guards,
             body=times(Read(total), found.shared, negative=found.negative),
         ),
+    )
+
+
+def _is_scattered(statement: Statement) -> bool:
+    """Whether iterators meet in an index of the target, and are no digits of it."""
+    extents = extents_of(statement.iterators)
+    return any(
+        len(index.value.symbols & extents.keys()) > 1 and digits(index.value, extents) is None
+        for index in statement.target.indices
     )
 
 

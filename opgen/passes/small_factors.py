@@ -10,17 +10,29 @@ After:
     y[b,o,h,v] = sum(c,i,j) x_scaled[b,c, h + i - 1 ?0, v + j - 1 ?0] * w[o,c,i,j]
 
 What is left is a product of two tensors, a convolution here, and so are the gradients, of which
-those of three factors are sums over all of their points that no kernel is fast at.
+those of three factors are sums over all of their points that no kernel is fast at. Of two tensors
+and a number, which `common_factors` leaves where terms are scattered, the number goes this way.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
 from dataclasses import replace
 
 from opgen.algebra.poly import symbol
 from opgen.ir.factors import Factor, factors_of, product_of
-from opgen.ir.notation import Access, Op, Read, Reducer, Statement
+from opgen.ir.notation import (
+    Access,
+    Constant,
+    Expr,
+    Op,
+    Parameter,
+    Read,
+    Reducer,
+    Statement,
+    Value,
+)
 from opgen.passes.cells import cells_of, has_cells, is_same_for, moving, names_of
 from opgen.passes.new_temporaries import NewTemporaries
 
@@ -48,25 +60,23 @@ def _folded(statement: Statement, made: NewTemporaries) -> list[Statement]:
 def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statement] | None:
     """The product of two factors, and the statement with that in their place."""
     negative, factors = factors_of(statement.body)
-    places = {
-        at: each.value.access
-        for at, each in enumerate(factors)
-        if isinstance(each.value, Read) and not each.divides
-    }
-    if statement.reducer is not Reducer.ADD or len(places) < 3:
+    names, tables = names_of(statement), {table.name for table in made.op.tables}
+    above = [at for at, each in enumerate(factors) if not each.divides]
+    places = {at: value.access for at in above if isinstance(value := factors[at].value, Read)}
+    tensors = [at for at, access in places.items() if access.tensor not in tables]
+    if statement.reducer is not Reducer.ADD or len(tensors) < 2:
         return None
-    names = names_of(statement)
+    small = places.keys() if len(places) > 2 else set(above) - places.keys()
     pairs = [
         (len(moving(large, names)), at, other)
         for at, large in places.items()
-        for other, small in places.items()
-        if at != other and made.is_generic(large)
         # Else the product of the two is as large as what is summed.
-        if moving(large, names) < names and has_cells(large, names, made)
-        if is_same_for(small, large, names)
+        if made.is_generic(large) and moving(large, names) < names and has_cells(large, names, made)
+        for other in small
+        if other != at and _is_same_for(factors[other].value, large, names)
     ]
     for _, at, other in sorted(pairs):
-        first = _multiplied(places[at], places[other], names, made)
+        first = _multiplied(places[at], factors[other].value, names, made)
         if first is None:
             continue
         read = Factor(Read(replace(places[at], tensor=first.target.tensor)))
@@ -76,13 +86,29 @@ def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statem
     return None
 
 
+def _is_same_for(value: Expr, access: Access, names: Set[str]) -> bool:
+    """Whether a factor is the same wherever an access reads the same cell; of those that read
+    nothing, whether it is the same for all terms."""
+    match value:
+        case Read(access=small):
+            return is_same_for(small, access, names)
+        case Constant(value=number):
+            return math.isfinite(number)
+        case Parameter():
+            return True
+        case Value(value=index):
+            return not index.is_data_dependent and index.symbols.isdisjoint(names)
+        case _:
+            return False
+
+
 def _multiplied(
-    large: Access, small: Access, names: Set[str], made: NewTemporaries
+    large: Access, small: Expr, names: Set[str], made: NewTemporaries
 ) -> Statement | None:
     """What multiplies two factors, for each cell of the large one; None where an element of the
     small one might not be there."""
     cell, iterators = cells_of(large, names, made)
-    body = product_of([Factor(Read(cell)), Factor(Read(small))])
+    body = product_of([Factor(Read(cell)), Factor(small)])
     draft = Statement(cell, Reducer.ASSIGN, iterators, (), body, is_exclusive=True)
     if not made.is_always_there(body, draft):
         return None
