@@ -174,12 +174,27 @@ def test_numbers_and_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("attribute", [1.0, 0.5])
 def test_a_sum_of_nothing_is_zero(attribute: float) -> None:
-    """Whatever the size is that it is divided by."""
+    """Whatever it is divided by."""
+    y = opgen.compile(ATTENTION).attention(torch.ones(2, 3), torch.ones(0, 3), torch.ones(0, 4))
+    assert torch.equal(y, torch.zeros(2, 4))
     y = opgen.compile(SCORE).score(torch.ones(2, 3, 0), torch.ones(2, 4, 0), scale=attribute)
     assert torch.equal(y, torch.zeros(2, 3, 4))
     for shape in ((2, 3, 0, 4), (2, 3, 4, 0)):
         assert torch.equal(opgen.compile(GRAM).gram(torch.ones(shape)), torch.zeros(2, 3, 3))
     assert opgen.compile(GRAM).gram(torch.ones(2, 0, 3, 4)).shape == (2, 0, 0)
+
+
+def test_where_there_is_no_term() -> None:
+    """No cell is looked for, and no tensor has less than no cells."""
+    at = opgen.compile("op f(x[N,K], w[K], t: int[N]) -> y[N]\n  y[t[n]] += 2*x[n,k]*w[k]\n").f
+    assert torch.equal(at(torch.ones(2, 0), torch.ones(0), torch.tensor([0, -1])), torch.zeros(2))
+    some = opgen.compile(
+        "op f(x[N,K], w[K]; g: int) -> y[N]\n  where g <= N\n"
+        "  y[n] += 2*x[n,k]*w[k] for n in g, k in K\n"
+    ).f
+    for count in (-1, 0, 1):
+        wanted = torch.tensor([6.0, 6]) * (torch.arange(2) < count)
+        assert torch.equal(some(torch.ones(2, 3), torch.ones(3), g=count), wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
@@ -203,8 +218,25 @@ def test_integers_wrap_as_before(dtype: torch.dtype) -> None:
         "op f(x[N,K], w[M,K], s[K]) -> y[N,M]\n  y[n,m] = sum(k) x[n,k ?(2)]*w[m,k ?(3)]*s[k]\n",
         "op f(x: f16[N,K], w: f16[M,K], s[K]) -> y[N,M]\n  y[n,m] = sum(k) x[n,k]*w[m,k]*s[k]\n",
         "op f(x[N,K], w[M,K], s[K]) -> y[N,M]\n  y[n,m] = sum(k) x[n,k]*w[m,k]*s[k-1 ?0]\n",
-        "op f(x[N,K], w[K]) -> y[N]\n  where K >= 2\n  y[n] = sum(k) x[n,k]*w[k]/(K-1)\n",
-        "op f(x[N,K], w[K]; s = 1) -> y[N]\n  where s >= 1\n  y[n] = sum(k) x[n,k]*w[k]/s\n",
+        # A row may have no term, and what all terms share no value there.
+        "op f(x[N,L], w[L], n: int[N]) -> y[N]\n  y[i] = sum(l if l < n[i]) x[i,l]*w[l]/n[i]\n",
+        "op f(x[N,K], w[K]) -> y[N]\n"
+        "  y[n+1] += 2*x[n,k]*w[k] for n in N, k in K if n + k < N - 1\n",
+        # What is outside is not read where another factor is absent.
+        "op f(x: float[N,K], w[N,K]) -> y[N]\n  y[n] = sum(k in K) w[n,k-1 ?0]*(2/x[n,k-1])\n",
+        "op f(x: i64[N,K], w: i64[M,K], z[N,M]) -> y[N,M]\n"
+        "  y[n,m] = sum(k) x[n,k]*w[m,k]*3*z[n,m]\n",
+        # What no term reads stays out of the gradients.
+        "op f(x[N,K], w[M,K], s[K], l: int[N]) -> y[N,M]\n"
+        "  y[n,m] = sum(k if k < l[n]) x[n,k]*w[m,k]*s[k]\n",
+        "op f(x: float[N,K], w[M,K]) -> y[N,M]\n  y[n,m] = sum(k) log(x[n,k])*w[m,k-1 ?0]\n",
+        "op f(x: float[N,K], w[M,K]) -> y[N,M]\n  y[n-1 ?drop,m] += exp(x[n,k])*w[m,k]\n",
+        "op f(x: float[N,K], w[J]) -> y[N,K-J+1]\n  where K >= J\n"
+        "  y[n,k] = sum(j) x[n,k+j]**3*w[j]\n",
+        # Nor is it computed, nor what is read once.
+        "op f(x: float[C,W], w[O,C]; h: size, top = 0) -> y[O,h]\n"
+        "  y[o,i] = sum(c) relu(x[c, i + top ?0])*w[o,c]\n",
+        "op f(x: float[N,(C I)], w[C,I]) -> y[N]\n  y[n] = sum(c,i) relu(x[n,(c i)])*w[c,i]\n",
         "op f(x[N,K], w[K], s[N]) -> y[N]\n  y[n] = sum(k) x[n,k]*w[k]*s[n-1 ?0]\n",
         "op f(x[N,K], w[K], s[M]) -> y[N]\n"
         "  y[n] += x[n,k]*w[k]*s[n] for n in N, k in K if n + k < M\n",

@@ -26,7 +26,17 @@ FACTORS = (
     *("t[j]", "(t[j] + 1)", "(x[n,k] + t[j])", "relu(x[n,0])", "relu(x[n,n ?0])", "z[n,0 ?0]"),
     *("relu(x[n,k-1 ?0])", "silu(x[n,k+j-1 ?clamp])", "(x[n,k] > 0.5)", "(x[n,k]*s[k])"),
 )
-DIVISORS = ("K", "(K*N)", "sqrt(K)", "2", "(b[m]**2 + 1)", "(x[n,k]**2 + 1)", "(s[k]**2 + 2)")
+DIVISORS = (
+    "a[n]",
+    "z[n,m]",
+    "K",
+    "(K*N)",
+    "sqrt(K)",
+    "2",
+    "(b[m]**2 + 1)",
+    "(x[n,k]**2 + 1)",
+    "(s[k]**2 + 2)",
+)
 ENDS = ("", "", " if k <= n", " if n + m > 1")
 
 
@@ -71,7 +81,7 @@ def test_random_products_mean_the_same(text: str, width: int, seed: int) -> None
         op = read_op(text)
     except OpgenError:
         assume(False)
-    sizes = {"N": 3, "M": 2, "K": width}
+    sizes = {"N": 3 - seed % 5 // 4 * 3, "M": 2 - seed % 7 // 6 * 2, "K": width}
     numbers = values_of(op, sizes, seed)
     changed = with_plain_products(op)
     pairs = [(op, changed)]

@@ -23,6 +23,9 @@ def factors_of(expr: Expr, *, divides: bool = False) -> tuple[bool, list[Factor]
         case Apply(primitive="neg", arguments=(inner,)) if not divides:
             negative, factors = factors_of(inner)
             return not negative, factors
+        case Apply(primitive="mul", arguments=(left, Apply(primitive="div") as quotient)):
+            one, first = factors_of(left)
+            return one, [*first, Factor(quotient)]  # `left` may say whether its divisor is there
         case Apply(primitive="mul" | "div" as kind, arguments=(left, right)) if not divides:
             one, first = factors_of(left)
             other, second = factors_of(right, divides=kind == "div")

@@ -63,6 +63,9 @@ def sign_after_sign(context: Context) -> Hint | None:
     """`x[i + -1]` for `x[i - 1]`, as programs that write specs put it."""
     if context.token.type != "MINUS" or context.last not in ("PLUS", "MINUS"):
         return None
+    ends = ("NAME", "INT", "FLOAT", "RPAR", "RSQB")
+    if len(context.before) < 2 or context.before[-2].type not in ends:
+        return None
     sign = "-" if context.last == "PLUS" else "+"
     whole = token_span(context.before[-1]).to(token_span(context.token))
     return f"of two signs one is written, here `{sign}`", (whole, sign + context.between)

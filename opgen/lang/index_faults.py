@@ -200,7 +200,7 @@ def no_element(expression: syntax.Subscript, length: int, environment: Environme
 def without_index(tensor: Tensor | Table, span: Span, scope: Scope) -> Fault:
     """The fault of a tensor's bare name, with the access that was probably meant."""
     environment, name = scope.environment, tensor.name
-    if not scope.iterators and isinstance(tensor, Tensor):
+    if scope.reduce is None and not scope.iterators and isinstance(tensor, Tensor):
         return Fault(
             "size-from-tensor",
             f"'{name}' is a tensor, and no size depends on what a tensor holds",

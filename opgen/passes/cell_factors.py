@@ -14,7 +14,8 @@ it was once for every result that reads it.
 
 Where `?0` reads nothing a function has its value at 0, and a term with an absent factor is absent:
 only functions that are 0 there go this way. Cells that no term reads have the gradient 0, which
-meets the slope of the function all the same: where there may be some, that must be a number.
+meets the slope of the function all the same: where there may be some, that must be a number. If it
+need not be, nothing is computed where there are no terms at all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Final
 
 from opgen.algebra.poly import Poly, symbol
 from opgen.ir.factors import Factor, factors_of, product_of
+from opgen.ir.indices import digits, extents_of
 from opgen.ir.notation import (
     Access,
     Apply,
@@ -38,27 +40,21 @@ from opgen.ir.notation import (
     map_expression,
     reads,
 )
-from opgen.passes.cells import cells_of, has_cells, is_same_for, names_of, plain_dims
+from opgen.passes.cells import (
+    cells_of,
+    has_cells,
+    is_plain_sum,
+    is_same_for,
+    names_of,
+    plain_dims,
+    some_of,
+)
 from opgen.passes.new_temporaries import NewTemporaries
 
 _TAME: Final = frozenset(
-    {
-        "add",
-        "sub",
-        "neg",
-        "mul",
-        "max",
-        "min",
-        "abs",
-        "relu",
-        "sigmoid",
-        "tanh",
-        "silu",
-        "sin",
-        "cos",
-    }
+    ("add", "sub", "neg", "max", "min", "abs", "relu", "sigmoid", "tanh", "silu", "sin", "cos")
 )
-"""Functions whose slopes are numbers, whatever number they are of."""
+"""Functions whose slopes are numbers, whatever number they are of; see `_is_tame` for others."""
 
 _ZERO_AT_ZERO: Final = frozenset({"neg", "abs", "relu", "tanh", "silu", "sin", "sqrt"})
 
@@ -79,8 +75,7 @@ def _split(statement: Statement, made: NewTemporaries) -> list[Statement]:
     negative, factors = factors_of(statement.body)
     tables = {table.name for table in made.op.tables}
     read = [each for each in factors if not tables.issuperset(a.tensor for a in reads(each.value))]
-    is_sum = statement.reducer is Reducer.ADD and not statement.guards
-    if not is_sum or len(read) < 2 or not made.is_generic(statement.target):
+    if not is_plain_sum(statement, made) or len(read) < 2:
         return [statement]
     before: list[Statement] = []
     left: list[Factor] = []
@@ -112,11 +107,11 @@ def _computed(
         others = [each for each in reads(value) if not _is_same(each, access)]
         symbols = frozenset[str]().union(*(v.symbols for v in _numbers(value)))
         if (
-            has_cells(access, names, made)
+            has_cells(access, statement, made)
             and all(is_same_for(each, access, names) for each in others)
             and symbols & names <= {*plain_dims(access, names).values()}
             and _is_zero_outside(value, access)
-            and (_is_covered(access, statement, made) or _is_tame(value))
+            and (_is_covered(access, statement) or (not others and _is_tame(value)))
         ):
             return _of_cells(value, access, statement, made)
     return None
@@ -132,7 +127,10 @@ def _of_cells(
         return Read(cell) if is_cell else None
 
     body = map_expression(value, change)
-    draft = Statement(cell, Reducer.ASSIGN, iterators, (), body, is_exclusive=True)
+    known = {each.name for each in iterators}
+    others = [each for each in statement.iterators if each.name not in known]
+    guards = () if _is_tame(value) else some_of(others)
+    draft = Statement(cell, Reducer.ASSIGN, iterators, guards, body, is_exclusive=True)
     if not made.is_always_there(body, draft):
         return None
     near = statement.target.tensor
@@ -155,20 +153,25 @@ def _numbers(value: Expr) -> list[Poly]:
             return []
 
 
-def _is_covered(access: Access, statement: Statement, made: NewTemporaries) -> bool:
-    """Whether the terms read every cell."""
-    plain = plain_dims(access, names_of(statement))
-    extents = {each.name: each.extent for each in statement.iterators}
-    return all(
-        axis in plain and extents[plain[axis]] == extent
-        for axis, extent in enumerate(made.extents(access.tensor))
-    )
+def _is_covered(access: Access, statement: Statement) -> bool:
+    """Whether terms read all cells, where they are any: no index is a window, and nothing else is
+    absent."""
+    extents = extents_of(statement.iterators)
+    is_window = any(digits(index.value, extents) is None for index in access.indices)
+    others = [each for each in reads(statement.body) if not _is_same(each, access)]
+    modes = [index.boundary for each in (statement.target, *others) for index in each.indices]
+    modes += [index.boundary for index in access.indices]
+    return not is_window and all(mode is Boundary.NONE for mode in modes)
 
 
 def _is_tame(value: Expr) -> bool:
+    """Whether a function has slopes that are numbers, whatever number it is of."""
     match value:
-        case Apply(primitive="pow", arguments=(base, Constant(value=exponent))):
-            return exponent >= 1 and _is_tame(base)
+        case Apply(primitive="pow", arguments=(base, Constant(value=1 | 2))):
+            return _is_tame(base)
+        case Apply(primitive="mul", arguments=arguments):
+            read = [each for each in arguments if any(True for _ in reads(each))]
+            return len(read) < 2 and all(map(_is_tame, arguments))
         case Apply(primitive=primitive, arguments=arguments):
             return primitive in _TAME and all(map(_is_tame, arguments))
         case _:

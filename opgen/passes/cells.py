@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
+from opgen.algebra.condition import Condition
 from opgen.algebra.poly import symbol
+from opgen.ir.indices import digits, extents_of, product
 from opgen.ir.names import fresh_name
-from opgen.ir.notation import Access, Boundary, Index, Iterator, Statement
+from opgen.ir.notation import (
+    Access,
+    Boundary,
+    Index,
+    Iterator,
+    Reducer,
+    Statement,
+    Table,
+    reads,
+)
 from opgen.passes.new_temporaries import NewTemporaries
 
 
 def names_of(statement: Statement) -> frozenset[str]:
     """The iterators of a statement."""
     return frozenset(each.name for each in statement.iterators)
+
+
+def is_plain_sum(statement: Statement, made: NewTemporaries) -> bool:
+    """Whether a statement adds up terms for every point of its box, in floating numbers.
+
+    A sum of integers wraps around, and where a call makes them floats it does so in all tensors.
+    """
+    tensors = (made.tensor(access.tensor) for access in reads(statement.body))
+    is_real = all(isinstance(t, Table) or not t.dtype.is_integer for t in tensors)
+    is_adding = statement.reducer is Reducer.ADD and not statement.guards
+    return is_adding and is_real and made.is_generic(statement.target)
+
+
+def some_of(iterators: Iterable[Iterator]) -> tuple[Condition, ...]:
+    """That none of them has nothing to go through."""
+    found = dict.fromkeys(each.extent for each in iterators if not each.extent.is_constant)
+    return tuple(Condition(extent - 1) for extent in found)
 
 
 def moving(access: Access, names: Set[str]) -> Set[str]:
@@ -32,21 +60,23 @@ def plain_dims(access: Access, names: Set[str]) -> dict[int, str]:
     return {axis: name for axis, name in found.items() if name is not None and once[name] == 1}
 
 
-def has_cells(access: Access, names: Set[str], made: NewTemporaries) -> bool:
-    """Whether all that it reads is a cell of the tensor or nothing, and one cell for many terms.
+def has_cells(access: Access, statement: Statement, made: NewTemporaries) -> bool:
+    """Whether all cells of the tensor, or nearly all, are read, and each for many terms.
 
-    Not where it is one row of the tensor alone, or its diagonal.
+    Nothing else is, but what is outside. An index goes through its dim, as an iterator, digits or a
+    window do; one that is fixed, goes by steps or is cut off does not.
     """
-    pairs = zip(access.indices, made.extents(access.tensor), strict=True)
-    moved = [index for index, extent in pairs if extent != 1]
-    for index in access.indices:
+    extents, is_window = extents_of(statement.iterators), False
+    for index, extent in zip(access.indices, made.extents(access.tensor), strict=True):
         if index.value.is_data_dependent or index.boundary is Boundary.FILL:
             return False
-    if any(index.value.symbols.isdisjoint(names) for index in moved):
-        return False
-    found = moving(access, names)
-    is_window = len(plain_dims(access, names)) < len(moved)
-    return len(found) >= len(moved) and (is_window or found < names)
+        found = index.value.symbols & extents.keys()
+        numbered = digits(index.value, extents)
+        if len(found) > 1 and numbered is None:
+            is_window = True
+        elif extent != product(extents[name] for name in numbered or ()):
+            return False
+    return is_window or moving(access, extents.keys()) < extents.keys()
 
 
 def is_same_for(small: Access, large: Access, names: Set[str]) -> bool:

@@ -16,6 +16,7 @@ from opgen.ir.notation import (
     Index,
     Op,
     Statement,
+    Table,
     Tensor,
     reads,
 )
@@ -41,8 +42,7 @@ class NewTemporaries:
     def cells(self, near: str, what: str, indices: Iterable[tuple[Poly, Poly]]) -> Access:
         """The cells of a new one, named after a tensor and of its type: extents and indices."""
         found = tuple(indices)
-        made = next((each for each in self.made if each.name == near), None)
-        tensor = self.op.tensor(near) if made is None else made
+        tensor = self.tensor(near)
         assert isinstance(tensor, Tensor)
         name = fresh_name(f"{near}_{what}", self.taken)
         dims = tuple(Dim(extent) for extent, _ in found)
@@ -70,6 +70,11 @@ class NewTemporaries:
             for access in accesses
             for index, extent in zip(access.indices, self.extents(access.tensor), strict=True)
         )
+
+    def tensor(self, name: str) -> Tensor | Table:
+        """A tensor or table, made here or not."""
+        made = next((each for each in self.made if each.name == name), None)
+        return self.op.tensor(name) if made is None else made
 
     def extents(self, name: str) -> tuple[Poly, ...]:
         """The extents of a tensor, made here or not."""

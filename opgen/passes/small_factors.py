@@ -33,7 +33,14 @@ from opgen.ir.notation import (
     Statement,
     Value,
 )
-from opgen.passes.cells import cells_of, has_cells, is_same_for, moving, names_of
+from opgen.passes.cells import (
+    cells_of,
+    has_cells,
+    is_plain_sum,
+    is_same_for,
+    moving,
+    names_of,
+)
 from opgen.passes.new_temporaries import NewTemporaries
 
 
@@ -64,14 +71,16 @@ def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statem
     above = [at for at, each in enumerate(factors) if not each.divides]
     places = {at: value.access for at in above if isinstance(value := factors[at].value, Read)}
     tensors = [at for at, access in places.items() if access.tensor not in tables]
-    if statement.reducer is not Reducer.ADD or len(tensors) < 2:
+    if not is_plain_sum(statement, made) or len(tensors) < 2:
         return None
     small = places.keys() if len(places) > 2 else set(above) - places.keys()
     pairs = [
         (len(moving(large, names)), at, other)
         for at, large in places.items()
         # Else the product of the two is as large as what is summed.
-        if made.is_generic(large) and moving(large, names) < names and has_cells(large, names, made)
+        if made.is_generic(large)
+        and moving(large, names) < names
+        and has_cells(large, statement, made)
         for other in small
         if other != at and _is_same_for(factors[other].value, large, names)
     ]
