@@ -16,7 +16,7 @@ and these are parts that passes are made of:
 
     derivatives        assemble, chain_rule, coverage, derivation, kept_positions, kept_quotients,
                        order, reducers
-    ops                cells, new_temporaries
+    ops                cell_factors, cells, common_factors, new_temporaries, small_factors
     loops of an op     lower, nest, point_form
     bodies of kernels  all_terms, block_tiling, jam, load_order, merge, moving_loops, nearby, peel,
                        plane_runs, tile

@@ -32,7 +32,6 @@ from opgen.ir.notation import (
     Boundary,
     Constant,
     Expr,
-    Op,
     Read,
     Reducer,
     Statement,
@@ -59,24 +58,13 @@ _TAME: Final = frozenset(
 _ZERO_AT_ZERO: Final = frozenset({"neg", "abs", "relu", "tanh", "silu", "sin", "sqrt"})
 
 
-def with_cell_factors(op: Op) -> Op:
-    """The op with temporaries for factors that are functions of a cell.
-
-    One with hand-written gradients stays as it is: these are of what is written.
-    """
-    if op.gradients:
-        return op
-    made = NewTemporaries.of(op)
-    return made.op_with([part for each in op.statements for part in _split(each, made)])
-
-
-def _split(statement: Statement, made: NewTemporaries) -> list[Statement]:
-    """The statement, behind those that compute factors of it."""
+def with_cells_before(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
+    """The statement, behind those that compute factors of it that are functions of a cell."""
     negative, factors = factors_of(statement.body)
     tables = {table.name for table in made.op.tables}
     read = [each for each in factors if not tables.issuperset(a.tensor for a in reads(each.value))]
     if not is_plain_sum(statement, made) or len(read) < 2:
-        return [statement]
+        return (statement,)
     before: list[Statement] = []
     left: list[Factor] = []
     for factor in factors:
@@ -88,8 +76,8 @@ def _split(statement: Statement, made: NewTemporaries) -> list[Statement]:
         before.append(first)
         left.append(Factor(Read(access)))
     if not before:
-        return [statement]
-    return [*before, replace(statement, body=product_of(left, negative=negative))]
+        return (statement,)
+    return (*before, replace(statement, body=product_of(left, negative=negative)))
 
 
 def _computed(

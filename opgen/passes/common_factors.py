@@ -25,12 +25,13 @@ from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly, symbol
 from opgen.ir.factors import Factor, factors_of, product_of, times
-from opgen.ir.indices import digits, extents_of
+from opgen.ir.indices import digits, extents_of, is_plainly_inside
 from opgen.ir.notation import (
+    Access,
+    Apply,
     Boundary,
     Constant,
     Iterator,
-    Op,
     Read,
     Reducer,
     Statement,
@@ -41,18 +42,7 @@ from opgen.passes.cells import is_plain_sum, some_of
 from opgen.passes.new_temporaries import NewTemporaries
 
 
-def with_common_factors(op: Op) -> Op:
-    """The op with temporaries for sums of products without the factors that their terms share.
-
-    One with hand-written gradients stays as it is: these are of what is written.
-    """
-    if op.gradients:
-        return op
-    made = NewTemporaries.of(op)
-    return made.op_with([part for each in op.statements for part in _split(each, made)])
-
-
-def _split(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
+def with_factors_behind(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
     """A statement, or one that adds up products and one that multiplies the sums."""
     target = statement.target
     if not is_plain_sum(statement, made) or not _has_sums(statement, made):
@@ -66,6 +56,8 @@ def _split(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
     total = made.cells(target.tensor, "sums", [(each.extent, symbol(each.name)) for each in own])
     writers = [each for each in made.op.statements if each.target.tensor == target.tensor]
     is_whole = statement.is_exclusive and len(writers) == 1
+    # Without a term there may be no such cell, and no such number; kernels are faster unasked.
+    is_free = _is_plain(target, statement, made) and all(map(_is_number, found.shared))
     return (
         replace(
             statement,
@@ -78,10 +70,23 @@ def _split(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
             statement,
             reducer=Reducer.ASSIGN if is_whole else Reducer.ADD,
             iterators=own,
-            guards=some_of(inner),
+            guards=() if is_free else some_of(inner),
             body=times(Read(total), found.shared, negative=found.negative),
         ),
     )
+
+
+def _is_plain(target: Access, statement: Statement, made: NewTemporaries) -> bool:
+    extents = extents_of(statement.iterators)
+    pairs = zip(target.indices, made.extents(target.tensor), strict=True)
+    return all(is_plainly_inside(index.value, extent, extents) for index, extent in pairs)
+
+
+def _is_number(factor: Factor) -> bool:
+    """Whether a factor is a number wherever what it reads is one."""
+    if isinstance(factor.value, Constant):
+        return factor.value.value != 0 or not factor.divides
+    return not factor.divides and not isinstance(factor.value, Apply)
 
 
 def _has_sums(statement: Statement, made: NewTemporaries) -> bool:

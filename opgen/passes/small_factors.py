@@ -26,7 +26,6 @@ from opgen.ir.notation import (
     Access,
     Constant,
     Expr,
-    Op,
     Parameter,
     Read,
     Reducer,
@@ -44,24 +43,13 @@ from opgen.passes.cells import (
 from opgen.passes.new_temporaries import NewTemporaries
 
 
-def with_small_factors(op: Op) -> Op:
-    """The op with temporaries for products of two of three factors.
-
-    One with hand-written gradients stays as it is: these are of what is written.
-    """
-    if op.gradients:
-        return op
-    made = NewTemporaries.of(op)
-    return made.op_with([part for each in op.statements for part in _folded(each, made)])
-
-
-def _folded(statement: Statement, made: NewTemporaries) -> list[Statement]:
+def with_products_before(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
     """The statement, behind those that multiply factors of it first."""
     before: list[Statement] = []
     while (found := _step(statement, made)) is not None:
         first, statement = found
         before.append(first)
-    return [*before, statement]
+    return (*before, statement)
 
 
 def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statement] | None:
