@@ -73,6 +73,10 @@ op enlarged(x[B,C,H,W], w[C,O,K,K]; gain = 0.5) -> y[B,O,(H-1)*2+K,(W-1)*2+K]
   where H >= 1, W >= 1
   y[b,o,h*2+i,v*2+j] += x[b,c,h,v]*w[c,o,i,j]*gain
 """
+QUOTIENT = """
+op quotient(x: float[N,K], w[M,K], a[N], b[N]) -> y[N,M]
+  y[n,m] = sum(k) x[n,k]*w[m,k]/(a[n]*(b[n]/2))
+"""
 SCATTERED = """
 op scattered(x[N,K], w[N,K], s[N]) -> y[N]
   where N >= 1
@@ -130,6 +134,10 @@ def enlarged(x: Tensor, w: Tensor) -> Tensor:
     return 0.5 * F.conv_transpose2d(x, w, stride=2)
 
 
+def quotient(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return x @ w.mT / (a * b / 2)[:, None]
+
+
 def scattered(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
     at = torch.arange(len(s)) // 2
     return x.new_zeros(len(s)).index_add(0, at, 2 * (x * w).sum(1) * s)
@@ -147,6 +155,7 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] 
     "perceptron": (PERCEPTRON, perceptron, [(5, 4), (6, 4), (3, 6)], 2),
     "centered": (CENTERED, centered, [(5, 4), (3, 4)], 1),
     "enlarged": (ENLARGED, enlarged, [(2, 3, 4, 5), (3, 4, 2, 2)], 1),
+    "quotient": (QUOTIENT, quotient, [(5, 4), (3, 4), (5,), (5,)], 1),
     "scattered": (SCATTERED, scattered, [(7, 4), (7, 4), (7,)], 0),
 }
 

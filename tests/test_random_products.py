@@ -27,6 +27,7 @@ FACTORS = (
     *("relu(x[n,k-1 ?0])", "silu(x[n,k+j-1 ?clamp])", "(x[n,k] > 0.5)", "(x[n,k]*s[k])"),
 )
 DIVISORS = (
+    "(a[n]*(b[m]/2))",
     "a[n]",
     "z[n,m]",
     "K",

@@ -20,18 +20,20 @@ class Factor:
 def factors_of(expr: Expr, *, divides: bool = False) -> tuple[bool, list[Factor]]:
     """Whether a product is negative, and its factors in their order."""
     match expr:
-        case Apply(primitive="neg", arguments=(inner,)) if not divides:
+        case _ if divides:
+            return False, [Factor(expr, divides)]
+        case Apply(primitive="neg", arguments=(inner,)):
             negative, factors = factors_of(inner)
             return not negative, factors
         case Apply(primitive="mul", arguments=(left, Apply(primitive="div") as quotient)):
             one, first = factors_of(left)
             return one, [*first, Factor(quotient)]  # `left` may say whether its divisor is there
-        case Apply(primitive="mul" | "div" as kind, arguments=(left, right)) if not divides:
+        case Apply(primitive="mul" | "div" as kind, arguments=(left, right)):
             one, first = factors_of(left)
             other, second = factors_of(right, divides=kind == "div")
             return one is not other, [*first, *second]
         case _:
-            return False, [Factor(expr, divides)]
+            return False, [Factor(expr)]
 
 
 def times(value: Expr, factors: Iterable[Factor], *, negative: bool = False) -> Expr:
