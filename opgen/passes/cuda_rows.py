@@ -43,7 +43,7 @@ from opgen.ir.sums import SHARED, BoxSum, box_sum, is_along
 from opgen.ir.transpose import transpose
 from opgen.passes.cuda_addends import added_first
 from opgen.passes.cuda_beside import with_beside
-from opgen.passes.cuda_sums import summed
+from opgen.passes.cuda_sums import MOST_APART, summed
 from opgen.passes.cuda_teams import team_sum
 from opgen.passes.cuda_tiles import copies_across, tiled
 from opgen.passes.cuda_warps import in_warps
@@ -116,6 +116,8 @@ def _kernel(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel:
                     return found
                 if found and _is_of_few_cells(found, integers, name):
                     return found
+                if found and _are_taps_apart(found, integers, name):
+                    return found
                 return _along(kernel, name, facts)
             case Choice(way=Way.POINTS):
                 stored = _stored_along(kernel)
@@ -187,6 +189,18 @@ def _is_of_few_cells(found: Kernel, integers: Sequence[str], name: str = "") -> 
     steps = [_step_along(indices, nearest, {}) for indices in loads]
     are_near = any(steps) and all(s is not None and abs(s) <= LARGEST_STEP for s in steps)
     return are_near and all(long.isdisjoint(indices[-1].symbols) for indices in loads)
+
+
+def _are_taps_apart(found: Kernel, integers: Sequence[str], name: str) -> bool:
+    """Whether neighbouring cells are the taps of a window, too many for one pass and too few for a
+    thread each: that one would add up a whole image."""
+    box = box_sum(found, integers)
+    (extent,) = (axis.extent for axis in found.axes if axis.name == name)
+    if box is None or not extent.is_constant or extent.constant > MOST_APART:
+        return False
+    points = {axis.name for axis in box.box}
+    indices = (index for load in loads_of(walk(box.terms)) for index in load.indices)
+    return any(name in each.symbols and not points.isdisjoint(each.symbols) for each in indices)
 
 
 def _lies_between(indices: tuple[Poly, ...], found: Kernel, box: BoxSum) -> bool:

@@ -50,7 +50,7 @@ gradients of [8,1024,20,20], which an H100 copies in 11 microseconds. One pass n
 of a thread, and loads once for 9 products.
 """
 
-_MOST_APART: Final = 64
+MOST_APART: Final = 64
 """The most taps of a window that have a pass each, or one for a row: 11 for 11 by 11 taps."""
 
 _FAR: Final = 2**31
@@ -171,7 +171,7 @@ def _apart(axes: Sequence[Axis]) -> frozenset[str]:
     leave most of their images out, and are enough cells to have a thread each."""
     short = [axis for axis in axes if axis.extent.is_constant]
     count = math.prod(axis.extent.constant for axis in short)
-    return frozenset(axis.name for axis in short) if count <= _MOST_APART else frozenset()
+    return frozenset(axis.name for axis in short) if count <= MOST_APART else frozenset()
 
 
 def _box(nests: Sequence[_Nest], facts: Facts, known: _Known) -> tuple[Axis, ...]:
