@@ -126,10 +126,11 @@ def forms(
     and what may be kept of an op of the spec.
 
     The result of a gradient is what flows back, the last input: those of image and weight are one
-    call of the library if both see it so.
+    call of the library if both see it so. That of an op of the spec, and of its stages, is what it
+    computes.
     """
     op = member.op
-    results = op.outputs[:1] if member.is_public else op.inputs[-1:]
+    results = op.inputs[-1:] if is_derived(member.path) else op.outputs[:1]
     found = convolution(op, "".join(each.name for each in results))
     product = matrix_product(op)
     if found or product:

@@ -57,6 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="count skipped tests as failures, except GPU tests where no GPU is",
     )
+    group.addoption(
+        "--begin",
+        type=int,
+        default=0,
+        metavar="N",
+        help="begin with another file for each N, where not all tests are run that there are",
+    )
 
 
 def missing_gpu() -> str:
@@ -74,12 +81,23 @@ def missing_gpu() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         _sample(item)
+    _begin_with(config.getoption("--begin"), items)
     reason = missing_gpu()
     if not reason or config.getoption("--require-gpu"):
         return
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _begin_with(number: int, items: list[pytest.Item]) -> None:
+    """Put the first files last, for each number others: neighbours of it begin far apart."""
+    files = list(dict.fromkeys(item.path for item in items))
+    if files:
+        # The golden ratio: the first n of its multiples divide a circle nearly evenly, for each n.
+        first = files[int(number * 0.6180339887 % 1 * len(files))]
+        at = next(at for at, item in enumerate(items) if item.path == first)
+        items[:] = items[at:] + items[:at]
 
 
 def _sample(item: pytest.Item) -> None:

@@ -69,6 +69,19 @@ def run(folder: Path, *options: str, profile: str = "ci", no_gpu: bool = True) -
     return {name: sum(line.startswith(name) for line in lines) for name in outcomes}
 
 
+def collected(folder: Path, *options: str) -> list[str]:
+    """The cases that pytest would run there, in that order."""
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *options],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [line for line in result.stdout.splitlines() if "::" in line]
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -92,17 +105,18 @@ def test_every_value_of_a_sampled_product_has_a_quick_case(tmp_path: Path) -> No
     """Those of a tuple together have one place, and those of a fixture have theirs."""
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
     (tmp_path / "test_product.py").write_text(PRODUCT)
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "not slow"],
-        cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    cases = [line for line in result.stdout.splitlines() if line.startswith("test_product.py::")]
-    found = {line.partition("[")[2] for line in cases}
-    assert found == {"1-1-2-a]", "1-5-6-b]", "2-1-2-b]", "2-5-6-a]"}, result.stdout
+    found = {line.partition("[")[2] for line in collected(tmp_path, "-m", "not slow")}
+    assert found == {"1-1-2-a]", "1-5-6-b]", "2-1-2-b]", "2-5-6-a]"}
+
+
+def test_runs_that_begin_elsewhere_have_the_same_cases(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    for name in "abcde":
+        (tmp_path / f"test_{name}.py").write_text("def test_one():\n    pass\n")
+    found = [collected(tmp_path, f"--begin={number}") for number in range(5)]
+    assert found[0] == sorted(found[0])
+    assert all(sorted(each) == found[0] for each in found)
+    assert {each[0] for each in found} == set(found[0])
 
 
 @pytest.mark.parametrize("profile", ["ci", pytest.param("fuzz", marks=pytest.mark.slow), "explore"])

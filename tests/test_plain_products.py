@@ -77,6 +77,34 @@ QUOTIENT = """
 op quotient(x: float[N,K], w[M,K], a[N], b[N]) -> y[N,M]
   y[n,m] = sum(k) x[n,k]*w[m,k]/(a[n]*(b[n]/2))
 """
+ADAPTED = """
+op adapted(x[N,K], a[R,K], b[M,R]) -> y[N,M]
+  y[n,m] = sum(k,r) x[n,k]*a[r,k]*b[m,r]
+"""
+BILINEAR = """
+op bilinear(a[N,I], w[K,I,J], b[N,J]) -> y[N,K]
+  y[n,k] = sum(i,j) 2*a[n,i]*w[k,i,j]*b[n,j]
+"""
+SEPARABLE = """
+op separable(x[B,C,H,W], d[C,3,3], w[O,C]) -> y[B,O,H,W]
+  y[b,o,h,v] = sum(c,i,j) x[b,c,h+i-1 ?0,v+j-1 ?0]*d[c,i,j]*w[o,c]
+"""
+POLYADIC = """
+op polyadic(a[I,R], b[J,R], c[K,R]) -> y[I,J,K]
+  y[i,j,k] = -(sum(r) a[i,r]*b[j,r]*c[k,r])
+"""
+POOLED = """
+op pooled(x[B,C,H,W], w[O,C]) -> y[B,O]
+  y[b,o] = sum(c,h,v) x[b,c,h,v]*w[o,c] / (H*W)
+"""
+CHAINED = """
+op chained(a[I,J], b[J,K], c[K,L], d[L,M]) -> y[I,M]
+  y[i,m] = sum(j,k,l) a[i,j]*b[j,k]*c[k,l]*d[l,m]
+"""
+ENERGY = """
+op energy(a[N], m[N,N]) -> y[1]
+  y[0] = sum(i,j) a[i]*m[i,j]*a[j]
+"""
 SCATTERED = """
 op scattered(x[N,K], w[N,K], s[N]) -> y[N]
   where N >= 1
@@ -138,6 +166,35 @@ def quotient(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return x @ w.mT / (a * b / 2)[:, None]
 
 
+def adapted(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return x @ a.mT @ b.mT
+
+
+def bilinear(a: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return 2 * F.bilinear(a, b, w)
+
+
+def separable(x: Tensor, d: Tensor, w: Tensor) -> Tensor:
+    channels = F.conv2d(x, d[:, None], padding=1, groups=len(d))
+    return F.conv2d(channels, w[..., None, None])
+
+
+def polyadic(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return -(a[:, None, None] * b[:, None] * c).sum(3)
+
+
+def pooled(x: Tensor, w: Tensor) -> Tensor:
+    return x.mean((2, 3)) @ w.mT
+
+
+def chained(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    return a @ b @ c @ d
+
+
+def energy(a: Tensor, m: Tensor) -> Tensor:
+    return (a @ m @ a).reshape(1)
+
+
 def scattered(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
     at = torch.arange(len(s)) // 2
     return x.new_zeros(len(s)).index_add(0, at, 2 * (x * w).sum(1) * s)
@@ -156,6 +213,13 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] 
     "centered": (CENTERED, centered, [(5, 4), (3, 4)], 1),
     "enlarged": (ENLARGED, enlarged, [(2, 3, 4, 5), (3, 4, 2, 2)], 1),
     "quotient": (QUOTIENT, quotient, [(5, 4), (3, 4), (5,), (5,)], 1),
+    "adapted": (ADAPTED, adapted, [(5, 7), (2, 7), (6, 2)], 2),
+    "bilinear": (BILINEAR, bilinear, [(5, 3), (4, 3, 2), (5, 2)], 1),
+    "separable": (SEPARABLE, separable, [(2, 3, 6, 7), (3, 3, 3), (4, 3)], 2),
+    "polyadic": (POLYADIC, polyadic, [(3, 5), (4, 5), (2, 5)], 1),
+    "pooled": (POOLED, pooled, [(2, 3, 4, 5), (6, 3)], 1),
+    "chained": (CHAINED, chained, [(2, 3), (3, 4), (4, 5), (5, 6)], 3),
+    "energy": (ENERGY, energy, [(4,), (4, 4)], 0),
     "scattered": (SCATTERED, scattered, [(7, 4), (7, 4), (7,)], 0),
 }
 
@@ -223,7 +287,18 @@ def test_integers_wrap_as_before(dtype: torch.dtype) -> None:
         "op f(x[N,K]) -> y[N]\n  const a = [1.0, 2.0]\n  y[n] = sum(k,j) x[n,k]*a[j]*2\n",
         "op f(x[N,K], w[K]) -> y[N]\n  y[n] = sum(k) x[n,k]*w[k]*k\n",
         "op f(x[N,K], w[N,K], s[N,K]) -> y[N]\n  y[n] = sum(k) s[n,k]*x[n,k]*w[n,k]\n",
-        "op f(x[N,I], w[O,I,J], z[N,J]) -> y[N,O]\n  y[n,o] = sum(i,j) x[n,i]*w[o,i,j]*z[n,j]\n",
+        # A temporary would have more dims than any tensor; or what it reads is not there by itself.
+        "op f(x[H,W], a[I], b[J]) -> y[H,W]\n  y[h,v] = sum(i,j) x[h+i-1 ?0,v+j-1 ?0]*a[i]*b[j]\n",
+        "op f(x[N,K], a[R,K], b[M,R]) -> y[N,M]\n"
+        "  y[n,m] = sum(k in K,r) x[n,k-1 ?0]*a[r,k-1]*b[m,r]\n",
+        "op f(x[N,K], a[R,K], b[M,R]) -> y[N,M]\n"
+        "  y[n,m] = sum(k,r) x[n-1 ?0,k]*a[r,k]*b[m-1 ?0,r]\n",
+        # What is computed only where there are terms.
+        "op f(x: float[N,K], w[M,K]; g: size) -> y[N,M]\n  z[n,k] = exp(x[n,k]) if M >= 1\n"
+        "  y[n,m] += z[n,k]*w[m,k] for n in N, m in M, k in K, i in g\n",
+        "op f(x[N,K], a[R,K], b[M,R]) -> y[N,M]\n"
+        "  y[n,m] = sum(k,r if k <= r) x[n,k]*a[r,k]*b[m,r]\n",
+        "op f(x[N,K], a[R,K], t: int[N]) -> y[N,R]\n  y[n,r] = sum(k) x[t[n],k]*a[r,k]*x[n,k]\n",
         "op f(x[N,K], w[M,K], s[K]) -> y[N,M]\n  y[n,m] = sum(k) x[n,k ?(2)]*w[m,k ?(3)]*s[k]\n",
         "op f(x: f16[N,K], w: f16[M,K], s[K]) -> y[N,M]\n  y[n,m] = sum(k) x[n,k]*w[m,k]*s[k]\n",
         "op f(x[N,K], w[M,K], s[K]) -> y[N,M]\n  y[n,m] = sum(k) x[n,k]*w[m,k]*s[k-1 ?0]\n",

@@ -15,7 +15,11 @@ from opgen.ir.reference import evaluate
 from opgen.passes.differentiate import derivative
 from opgen.passes.plain_products import with_plain_products
 
-INPUTS = {"x": "NK", "w": "MK", "s": "K", "a": "N", "b": "M", "z": "NM"}
+INPUTS = {
+    **{"x": "NK", "w": "MK", "s": "K", "a": "N", "b": "M", "z": "NM"},
+    **{"p": "KL", "q": "ML", "r": "NLK", "h": "L"},
+    **{"u": "ML2", "v": "2"},
+}
 FACTORS = (
     *("x[n,k]", "x[n,k-1 ?0]", "x[n,k+j ?0]", "x[n,k+j-1 ?clamp]", "x[n,k-j ?(2)]", "x[n ?0,k]"),
     *("w[m,k]", "w[m,k+j ?0]", "w[m,k-1 ?clamp]", "w[m,k ?wrap]", "w[m-1 ?0,k]"),
@@ -26,6 +30,14 @@ FACTORS = (
     *("t[j]", "(t[j] + 1)", "(x[n,k] + t[j])", "relu(x[n,0])", "relu(x[n,n ?0])", "z[n,0 ?0]"),
     *("relu(x[n,k-1 ?0])", "silu(x[n,k+j-1 ?clamp])", "(x[n,k] > 0.5)", "(x[n,k]*s[k])"),
 )
+LONGER = (
+    *("p[k,l]", "q[m,l]", "r[n,l,k]", "h[l]", "h[l+j-1 ?0]", "q[m,l-1 ?0]", "p[k,l]", "q[m,l]"),
+    *("u[m,l,j]", "u[m,l,j]", "r[n,l,k-j ?0]", "r[n,l,k-2*j+1 ?0]", "v[j]"),
+)
+"""What moves with one iterator more."""
+
+INSIDE = {" if k >= j": "x[n,k-j]", " if l >= j and n < M": "p[k,l-j]", " if 0 < n": "a[n-1]"}
+"""Conditions of terms, and what they keep inside."""
 DIVISORS = (
     "(a[n]*(b[m]/2))",
     "a[n]",
@@ -45,28 +57,36 @@ ENDS = ("", "", " if k <= n", " if n + m > 1")
 def products(draw: st.DrawFn) -> str:
     """A spec that sums products of some of these."""
     parts = [draw(st.sampled_from(FACTORS)) for _ in range(draw(st.integers(2, 5)))]
+    longer = [draw(st.sampled_from(LONGER)) for _ in range(max(0, draw(st.integers(-3, 2))))]
+    parts = draw(st.permutations([*parts, *longer])) if longer else parts
     term = "*".join(parts)
     if draw(st.booleans()):
         term += f"/{draw(st.sampled_from(DIVISORS))}"
         if draw(st.booleans()):
             term += f"*{draw(st.sampled_from(FACTORS))}"
+    end = draw(st.sampled_from((*ENDS, *INSIDE)))
+    if end in INSIDE:
+        term = f"{INSIDE[end]}*{term}"
+        longer += ["p"] if "p" in INSIDE[end] else []
     target = draw(st.sampled_from(("y[n,m]", "y[m,n]", "y[m,0]", "y[m, n//2]")))
     dims = {"y[n,m]": "N,M", "y[m,n]": "M,N", "y[m,0]": "M,1", "y[m, n//2]": "M,N"}[target]
     used = [(name, of) for name, of in INPUTS.items() if f"{name}[" in term]
     tensors = ", ".join(f"{name}: float[{','.join(of)}]" for name, of in used)
     known = "".join(of for _, of in used)
-    attributes = [f"{size}: size" for size in "NMK" if size not in known]
+    sizes = "NMKL" if longer else "NMK"
+    attributes = [f"{size}: size" for size in sizes if size not in known]
     attributes += ["g = 0.5"] if "g" in parts else []
     more = f"; {', '.join(attributes)}" if attributes else ""
-    end = draw(st.sampled_from(ENDS))
-    statement = f"{target} += {term} for n in N, m in M, k in K, j in 2{end}"
+    iterators = "n in N, m in M, k in K, j in 2" + (", l in L" if longer else "")
+    statement = f"{target} += {term} for {iterators}{end}"
     table = "  const t = [1.5, -2.0]\n" if "t[" in term else ""
     return f"op f({tensors}{more}) -> y[{dims}]\n{table}  {statement}\n"
 
 
 def values_of(op: Op, sizes: dict[str, int], seed: int) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(seed)
-    shapes = {name: tuple(sizes[size] for size in of) for name, of in INPUTS.items()}
+    known = {**sizes, "2": 2}
+    shapes = {name: tuple(known[size] for size in of) for name, of in INPUTS.items()}
     first = next(iter(op.outputs))
     shape = {"N": sizes["N"], "M": sizes["M"]}
     shapes["grad_y"] = tuple(each.extent.evaluate(shape) for each in first.dims)
@@ -83,6 +103,7 @@ def test_random_products_mean_the_same(text: str, width: int, seed: int) -> None
     except OpgenError:
         assume(False)
     sizes = {"N": 3 - seed % 5 // 4 * 3, "M": 2 - seed % 7 // 6 * 2, "K": width}
+    sizes["L"] = 2 - seed % 11 // 10 * 2
     numbers = values_of(op, sizes, seed)
     changed = with_plain_products(op)
     pairs = [(op, changed)]

@@ -36,6 +36,13 @@ def factors_of(expr: Expr, *, divides: bool = False) -> tuple[bool, list[Factor]
             return False, [Factor(expr)]
 
 
+def is_number(factor: Factor) -> bool:
+    """Whether a factor is a number wherever what it reads is one."""
+    if isinstance(factor.value, Constant):
+        return factor.value.value != 0 or not factor.divides
+    return not factor.divides and not isinstance(factor.value, Apply)
+
+
 def times(value: Expr, factors: Iterable[Factor], *, negative: bool = False) -> Expr:
     """A value times factors, one after the other."""
     found = reduce(_joined, factors, value)

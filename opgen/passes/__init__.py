@@ -16,7 +16,8 @@ and these are parts that passes are made of:
 
     derivatives        assemble, chain_rule, coverage, derivation, kept_positions, kept_quotients,
                        order, reducers
-    ops                cell_factors, cells, common_factors, new_temporaries, small_factors
+    ops                absent_outside, cell_factors, cells, common_factors, contractions,
+                       new_temporaries, small_factors, turned_filters
     loops of an op     lower, nest, point_form
     bodies of kernels  all_terms, block_tiling, jam, load_order, merge, moving_loops, nearby, peel,
                        plane_runs, tile

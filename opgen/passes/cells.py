@@ -11,9 +11,11 @@ from opgen.ir.indices import digits, extents_of, product
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
     Access,
+    Apply,
     Boundary,
     Index,
     Iterator,
+    Read,
     Reducer,
     Statement,
     Table,
@@ -36,6 +38,33 @@ def is_plain_sum(statement: Statement, made: NewTemporaries) -> bool:
     is_real = all(isinstance(t, Table) or not t.dtype.is_integer for t in tensors)
     is_adding = statement.reducer is Reducer.ADD and not statement.guards
     return is_adding and is_real and made.is_generic(statement.target)
+
+
+def are_sizes(iterators: Iterable[Iterator], made: NewTemporaries) -> bool:
+    """Whether each goes through a dim, or a part of one, or a size: none through less than nothing,
+    which a dim of a temporary cannot be."""
+    op = made.op
+    dims = [dim for each in (*op.inputs, *op.outputs, *op.temporaries) for dim in each.dims]
+    known = {extent for dim in dims for extent in (dim.extent, *dim.parts)}
+    known |= {symbol(name) for name in op.sizes}
+    return all(each.extent.is_constant or each.extent in known for each in iterators)
+
+
+def two_factors(statement: Statement, made: NewTemporaries) -> tuple[Access, Access] | None:
+    """What a sum of products of two tensors reads, where it writes to a third one."""
+    match statement.body:
+        case Apply(primitive="mul", arguments=(Read(access=left), Read(access=right))):
+            apart = len({left.tensor, right.tensor, statement.target.tensor}) == 3
+            return (left, right) if apart and is_plain_sum(statement, made) else None
+        case _:
+            return None
+
+
+def is_dense(image: Access, weight: Access, result: Access, names: Set[str]) -> bool:
+    """Whether channels of an image are summed, for channels of the result; windows aside, which
+    have no part in these `names` of iterators."""
+    into, over, out = (moving(each, names) for each in (image, weight, result))
+    return not (into & over <= out or over & out <= into)
 
 
 def some_of(iterators: Iterable[Iterator]) -> tuple[Condition, ...]:

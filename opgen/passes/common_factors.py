@@ -23,12 +23,11 @@ import math
 from collections.abc import Collection, Set
 from dataclasses import dataclass, replace
 
-from opgen.algebra.poly import Poly, symbol
-from opgen.ir.factors import Factor, factors_of, product_of, times
+from opgen.algebra.poly import symbol
+from opgen.ir.factors import Factor, factors_of, is_number, product_of, times
 from opgen.ir.indices import digits, extents_of, is_plainly_inside
 from opgen.ir.notation import (
     Access,
-    Apply,
     Boundary,
     Constant,
     Iterator,
@@ -38,7 +37,7 @@ from opgen.ir.notation import (
     reads,
 )
 from opgen.ir.walk import expression_polynomials
-from opgen.passes.cells import is_plain_sum, some_of
+from opgen.passes.cells import are_sizes, is_plain_sum, some_of
 from opgen.passes.new_temporaries import NewTemporaries
 
 
@@ -57,7 +56,7 @@ def with_factors_behind(statement: Statement, made: NewTemporaries) -> tuple[Sta
     writers = [each for each in made.op.statements if each.target.tensor == target.tensor]
     is_whole = statement.is_exclusive and len(writers) == 1
     # Without a term there may be no such cell, and no such number; kernels are faster unasked.
-    is_free = _is_plain(target, statement, made) and all(map(_is_number, found.shared))
+    is_free = _is_plain(target, statement, made) and all(map(is_number, found.shared))
     return (
         replace(
             statement,
@@ -82,13 +81,6 @@ def _is_plain(target: Access, statement: Statement, made: NewTemporaries) -> boo
     return all(is_plainly_inside(index.value, extent, extents) for index, extent in pairs)
 
 
-def _is_number(factor: Factor) -> bool:
-    """Whether a factor is a number wherever what it reads is one."""
-    if isinstance(factor.value, Constant):
-        return factor.value.value != 0 or not factor.divides
-    return not factor.divides and not isinstance(factor.value, Apply)
-
-
 def _has_sums(statement: Statement, made: NewTemporaries) -> bool:
     """Whether the cells of a statement are as many as its sums, and these make a tensor.
 
@@ -96,23 +88,13 @@ def _has_sums(statement: Statement, made: NewTemporaries) -> bool:
     scattered, nor where one has an extent that is that of no dim and may be less than nothing.
     """
     extents = extents_of(statement.iterators)
-    known = {dim for tensor in _tensors(made) for dim in tensor}
-    known |= {symbol(name) for name in made.op.sizes}
     for index in statement.target.indices:
         found = index.value.symbols & extents.keys()
         numbered = len(found) < 2 or digits(index.value, extents) is not None
-        if index.value.is_data_dependent or not numbered:
-            return False
-        if any(not extents[name].is_constant and extents[name] not in known for name in found):
+        own = (each for each in statement.iterators if each.name in found)
+        if index.value.is_data_dependent or not numbered or not are_sizes(own, made):
             return False
     return True
-
-
-def _tensors(made: NewTemporaries) -> list[tuple[Poly, ...]]:
-    """The extents of all tensors, and of the parts of their dims."""
-    op = made.op
-    tensors = (*op.inputs, *op.outputs, *op.temporaries)
-    return [(dim.extent, *dim.parts) for each in tensors for dim in each.dims]
 
 
 @dataclass(frozen=True, slots=True)

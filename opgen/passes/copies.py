@@ -27,9 +27,9 @@ from opgen.ir.walk import loads, polynomials
 
 
 def forward_copies(op: Op) -> Op:
-    """The op without temporaries that are plain copies."""
+    """The op without temporaries that are plain copies, but for those that are to be stored."""
     for tensor in op.temporaries:
-        copy = _copy(op, tensor.name)
+        copy = None if tensor.stored else _copy(op, tensor.name)
         if copy is not None and all(copy.serves(statement) for statement in op.statements):
             op = replace(
                 op,

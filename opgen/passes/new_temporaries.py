@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from opgen.algebra.poly import Poly
-from opgen.ir.indices import extents_of, is_plainly_inside
+from opgen.ir.indices import covers_plainly, extents_of, is_plainly_inside
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
     Access,
@@ -15,6 +15,7 @@ from opgen.ir.notation import (
     Expr,
     Index,
     Op,
+    Reducer,
     Statement,
     Table,
     Tensor,
@@ -39,14 +40,19 @@ class NewTemporaries:
         names |= {each.name for statement in op.statements for each in statement.iterators}
         return cls(op, names)
 
-    def cells(self, near: str, what: str, indices: Iterable[tuple[Poly, Poly]]) -> Access:
-        """The cells of a new one, named after a tensor and of its type: extents and indices."""
+    def cells(
+        self, near: str, what: str, indices: Iterable[tuple[Poly, Poly]], *, stored: bool = False
+    ) -> Access:
+        """The cells of a new one, named after a tensor and of its type: extents and indices.
+
+        One that is `stored` is no other one seen differently, in gradients either.
+        """
         found = tuple(indices)
         tensor = self.tensor(near)
         assert isinstance(tensor, Tensor)
         name = fresh_name(f"{near}_{what}", self.taken)
         dims = tuple(Dim(extent) for extent, _ in found)
-        self.made.append(Tensor(name, dims, tensor.dtype))
+        self.made.append(Tensor(name, dims, tensor.dtype, stored=stored))
         return Access(name, tuple(Index(index) for _, index in found))
 
     def op_with(self, statements: Iterable[Statement]) -> Op:
@@ -61,14 +67,26 @@ class NewTemporaries:
         """Whether a value reads cells of tensors, all of them inside at every point of the box.
 
         What a guard or a condition of the statement keeps inside is not: the value is computed
-        without these.
+        without these. Nor is a cell that is written under conditions alone: these need not hold
+        where there are no such points.
         """
         extents = extents_of(statement.iterators)
         accesses = tuple(reads(expr))
+        if not all(self.is_whole(access.tensor) for access in accesses):
+            return False
         return bool(accesses) and all(
             index.boundary is Boundary.NONE and is_plainly_inside(index.value, extent, extents)
             for access in accesses
             for index, extent in zip(access.indices, self.extents(access.tensor), strict=True)
+        )
+
+    def is_whole(self, name: str) -> bool:
+        """Whether all cells of a tensor have numbers, whatever else there is."""
+        return all(
+            not each.guards
+            and covers_plainly(each.target, self.extents(name), extents_of(each.iterators))
+            for each in self.op.statements
+            if each.target.tensor == name and each.reducer is Reducer.ASSIGN
         )
 
     def tensor(self, name: str) -> Tensor | Table:

@@ -7,21 +7,32 @@ then, too, and compute again what their op computes.
 from __future__ import annotations
 
 from opgen.ir.notation import Op
+from opgen.passes.absent_outside import with_absent_terms
 from opgen.passes.cell_factors import with_cells_before
 from opgen.passes.common_factors import with_factors_behind
+from opgen.passes.contractions import with_contractions
 from opgen.passes.new_temporaries import NewTemporaries
 from opgen.passes.small_factors import with_products_before
+from opgen.passes.turned_filters import with_turned_filters
 
 
 def with_plain_products(op: Op) -> Op:
     """The op with temporaries for sums without the factors that terms share, for functions of what
-    is summed, and for products of two of three factors.
+    is summed, for products of two of three factors and sums of these, and for filters that are gone
+    through backwards; with boundary modes for conditions that say no more.
 
     One with hand-written gradients stays as it is: these are of what is written.
     """
     if op.gradients:
         return op
-    for parts_of in (with_factors_behind, with_cells_before, with_products_before):
+    for parts_of in (
+        with_absent_terms,
+        with_factors_behind,
+        with_cells_before,
+        with_products_before,
+        with_contractions,
+        with_turned_filters,
+    ):
         made = NewTemporaries.of(op)
         op = made.op_with([part for each in op.statements for part in parts_of(each, made)])
     return op
