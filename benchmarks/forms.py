@@ -53,8 +53,18 @@ def _attended(scores: str, result: str) -> str:
     )
 
 
-def _convolved(term: str, more: str = "") -> str:
-    return f"x[B,C,H,W], w[O,C,3,3]{more}) -> y[B,O,H,W]\n  {_SUM}{term}"
+def _convolved(term: str, more: str = "", where: str = "") -> str:
+    total = _SUM.replace(") ", f"{where}) ")
+    return f"x[B,C,H,W], w[O,C,3,3]{more}) -> y[B,O,H,W]\n  {total}{term}"
+
+
+def _causal(x: Tensor, w: Tensor) -> Tensor:
+    return functional.conv1d(functional.pad(x, (w.shape[2] - 1, 0)), w.flip(2))
+
+
+def _separable(x: Tensor, d: Tensor, w: Tensor) -> Tensor:
+    channels = functional.conv2d(x, d[:, None], padding=1, groups=len(d))
+    return functional.conv2d(channels, w[..., None, None])
 
 
 _X, _W = (4, 64, 56, 56), (64, 64, 3, 3)
@@ -104,6 +114,49 @@ FORMS = (
         _convolved(f"relu({_WINDOW})*w[o,c,i,j]"),
         (_X, _W),
         lambda x, w: functional.conv2d(functional.relu(x), w, padding=1),
+    ),
+    Form(
+        "... that goes backwards through its filter",
+        _convolved("x[b,c,h-i+1 ?0,v-j+1 ?0]*w[o,c,i,j]"),
+        (_X, _W),
+        lambda x, w: functional.conv2d(x, w.flip(2, 3), padding=1),
+    ),
+    Form(
+        "... that says where its image ends",
+        _convolved("x[b,c,h+i-1,v+j-1]*w[o,c,i,j]", where=" if 0 <= h+i-1 < H and 0 <= v+j-1 < W"),
+        (_X, _W),
+        lambda x, w: functional.conv2d(x, w, padding=1),
+    ),
+    Form(
+        "causal convolution",
+        "x[B,C,T], w[O,C,K]) -> y[B,O,T]\n  y[b,o,t] = sum(c,k if k <= t) x[b,c,t-k]*w[o,c,k]",
+        ((8, 128, 512), (128, 128, 4)),
+        _causal,
+    ),
+    Form(
+        "depthwise and pointwise convolution in one sum",
+        f"x[B,C,H,W], d[C,3,3], w[O,C]) -> y[B,O,H,W]\n  {_SUM}{_WINDOW}*d[c,i,j]*w[o,c]",
+        (_X, (64, 3, 3), (64, 64)),
+        _separable,
+    ),
+    Form(
+        "two products of matrices in one sum, as in LoRA",
+        "x[N,K], a[R,K], b[M,R]) -> y[N,M]\n  y[n,m] = sum(k,r) x[n,k]*a[r,k]*b[m,r]",
+        ((512, 768), (16, 768), (768, 16)),
+        lambda x, a, b: x @ a.mT @ b.mT,
+    ),
+    Form(
+        "bilinear form of each result",
+        "a[N,I], w[K,I,J], b[N,J]) -> y[N,K]\n  y[n,k] = sum(i,j) a[n,i]*w[k,i,j]*b[n,j]",
+        ((64, 64), (64, 64, 64), (64, 64)),
+        lambda a, w, b: functional.bilinear(a, b, w),
+    ),
+    Form(
+        "attention without softmax, in one sum",
+        "q[B,N,D], k[B,M,D], v[B,M,E]) -> y[B,N,E]\n"
+        "  y[b,n,e] = sum(m,d) q[b,n,d]*k[b,m,d]*v[b,m,e]",
+        ((8, 256, 32),) * 3,
+        lambda q, k, v: torch.einsum("bnd,bmd,bme->bne", q, k, v),
     ),
     Form(
         "perceptron, with SiLU in its second sum",

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opgen.runtime import compat, convolution_tiles, cuda, library_cuda, special
+from opgen.runtime import (
+    compat,
+    convolution_tiles,
+    cuda,
+    library_cuda,
+    library_sides,
+    special,
+)
 from opgen.runtime.arrangement import Arrangement
 from opgen.runtime.description import LONGEST_ROW
 from opgen.runtime.record import record, replaced
@@ -33,6 +40,10 @@ _LEAST_CHANNELS_LAST = {torch.float32: 2, torch.bfloat16: 1, torch.float16: 4}
 """The same for images in channels-last format. Generated kernels take channels for their vectors;
 where those of a group are several, neighbours in one tensor are none in the other. Single channels
 go through kernels for rows of known length."""
+
+_MANY_CHANNELS = 1024
+"""From how many products of channels on it is faster also where images get zeros around them first,
+see `library_sides`."""
 
 _WIDE_WINDOW = 100
 """From how many taps on the library is faster for single channels too, in channels-last format: ten
@@ -98,6 +109,13 @@ class Case:
     image: Sizes
     weight: Sizes
     format: torch.memory_format
+    sides: Sizes = ()
+    """What the image of the call has not of this one, see `library_sides`."""
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether what is convolved has zeros that are none of the image."""
+        return any(self.padding) or any(number > 0 for number in self.sides)
 
     @property
     def is_library_form(self) -> bool:
@@ -138,7 +156,8 @@ class Case:
     @property
     def geometry(self) -> tuple[Hashable, ...]:
         """What is alike for the ops of one convolution, whatever their formats."""
-        sizes = (self.stride, self.padding, self.dilation, self.result, self.image, self.weight)
+        tensors = self.result, self.image, self.weight
+        sizes = (self.stride, self.padding, self.dilation, *tensors, self.sides)
         return (self.groups, *map(tuple, sizes))
 
     @property
@@ -312,7 +331,10 @@ def case_of(call: Call) -> Case | None:
     result, image, weight = (shapes[name] for name in roles)
     case = Case(groups, stride, padding, dilation, result, image, weight, format_)
     if not case.is_library_form:
-        return None
+        if on_gpu or case.has_empty_windows or case.channels < _MANY_CHANNELS:
+            return None
+        even = library_sides.evened(case)
+        return even if even is not None and even.is_library_form else None
     if on_gpu:
         found = library_cuda.settings()
         format_ = library_cuda.format_of(case, dtype, found)

@@ -199,7 +199,7 @@ def convolve(plan: Plan, tensors: Tensors) -> torch.Tensor | None:
     result, image, weight, bias = plan.operands(tensors)
     found = None
     if image is not None and weight is not None:
-        if (plan.checks_source or any(case.padding)) and not _is_right(plan, weight):
+        if (plan.checks_source or case.is_padded) and not _is_right(plan, weight):
             return None
         if plan.checks_source and not _is_finite(image):
             return None
@@ -316,7 +316,7 @@ def meets_zeros(plan: Plan, dtype: torch.dtype) -> bool:
     They are those of the padding, those at the ends of rows in tiles, and in 16 bits those with
     which the library fills up pixels that it multiplies some at a time.
     """
-    return any(plan.case.padding) or plan.tiles is not None or dtype != torch.float32
+    return plan.case.is_padded or plan.tiles is not None or dtype != torch.float32
 
 
 def _is_right(plan: Plan, tensor: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ from opgen.runtime import (
     library,
     library_cuda,
     library_repeats,
+    library_sides,
     library_strips,
 )
 from opgen.runtime.arrangement import Arrangement
@@ -182,6 +183,8 @@ class Plan:
         case, names, is_public = self.case, call.operation.convolution, self.is_forward
         assert names is not None
         dtype = next(tensor.dtype for tensor in call.tensors if tensor is not None)
+        if case.sides:
+            return replaced(self, checks_source=library.meets_neighbours(case, dtype, names))
         tiles = None if arranged else convolution_tiles.tiles_of(case, call)
         repeats = 1
         if tiles is None:
@@ -227,6 +230,8 @@ class Plan:
     def images(self, tensors: Tensors) -> torch.Tensor | None:
         """The image as the library takes it."""
         found = self.pixels(self.image, tensors)
+        if found is not None and self.case.sides:
+            return library_sides.with_sides(found, self.case.sides)
         if found is None or self.repeats == 1:
             return found
         return library_repeats.repeated(found, self.repeats)
@@ -246,6 +251,8 @@ class Plan:
         """The output of the op from that of the library."""
         if self.repeats > 1 and self.image is None:
             found = library_repeats.summed(found, self.repeats)
+        if self.case.sides and self.image is None:
+            found = library_sides.without_sides(found, self.case.sides)
         if self.restored is not None:
             found = self.restored.restored(found, self.case.format)
         return _in_format(found, self.case.format, self.strides)

@@ -49,6 +49,8 @@ def forward(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[int] | N
 
     Of tensors as they are; None for what Python prepares.
     """
+    if plan.case.sides:
+        return None
     source = plan.image or plan.result
     if plan.weight is None or (plan.image is None and not plan.is_forward):
         return _gradient(plan, tensors)
@@ -91,6 +93,8 @@ def gradients(
     cotangent, image, weight = given
     plans = (for_image, for_weight)
     if cotangent is None or image is None or weight is None:
+        return None
+    if for_image.case.sides or for_weight.case.sides:
         return None
     views = [] if all(map(_is_direct, plans)) else _views(for_image, for_weight, weight)
     if views is None or for_image.is_forward:
