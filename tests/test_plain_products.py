@@ -257,8 +257,40 @@ def test_a_sum_of_nothing_is_zero(attribute: float) -> None:
     assert opgen.compile(GRAM).gram(torch.ones(2, 0, 3, 4)).shape == (2, 0, 0)
 
 
+def test_nothing_times_what_is_infinite() -> None:
+    """Sums of parts of sums that have no terms, and where all are absent."""
+    adapted = "op f(x[N,K], a[R,K], b[M,R]) -> y[N,M]\n  y[n,m] = sum(k{},r) {}\n"
+    x, a, b = torch.ones(2, 0), torch.ones(3, 0), torch.ones(4, 3)
+    for more, term in (
+        ("", "x[n,k]*a[r,k]*b[m,r]*inf"),
+        ("", "x[n,k]*a[r,k]*b[m,r]/(b[m,r] - 1)"),
+        (", j in 0", "x[n,k]*a[r,j ?0]*b[m,r]/(b[m,r] - 1)"),
+    ):
+        found = opgen.compile(adapted.format(more, term)).f(x, a, b)
+        assert torch.equal(found, torch.zeros(2, 4))
+    outside = adapted.format(" in K", "x[n,k-1 ?0]*a[r,k]*b[m,r]/(b[m,r] - 1)")
+    given = torch.ones(2, 1), torch.ones(3, 1), b
+    assert torch.equal(opgen.compile(outside).f(*given), torch.zeros(2, 4))
+    alone = "op f(x[K], w[C]) -> y[1]\n  y[0] = sum(k in K, c) x[k-1 ?0]*w[c]\n"
+    infinite = torch.tensor([torch.inf, 1])
+    assert torch.equal(opgen.compile(alone).f(torch.ones(1), infinite), torch.zeros(1))
+
+
 def test_where_there_is_no_term() -> None:
     """No cell is looked for, and no tensor has less than no cells."""
+    one = opgen.compile(
+        "op f(a[N,K], b[N,K], c[K]) -> y[N]\n  y[0] += a[n,k]*b[n,k]*c[k] for n in N, k in K\n"
+    ).f
+    given = [torch.ones(0, 3), torch.ones(0, 3), torch.ones(3)]
+    y = one(*(each.requires_grad_() for each in given))
+    assert y.shape == (0,)
+    found = torch.autograd.grad(y, given, torch.ones(0))
+    assert all(torch.equal(each, torch.zeros_like(each)) for each in found)
+    parts = opgen.compile(
+        "op f(x[(p r),K], a[R,K], b[S,R]; p: int, r: size) -> y[(p S)]\n"
+        "  y[(m s)] += x[(m q),k]*a[t,k]*b[s,t]\n"
+    ).f
+    assert parts(torch.ones(0, 2), torch.ones(3, 2), torch.ones(0, 3), p=-2, r=0).shape == (0,)
     at = opgen.compile("op f(x[N,K], w[K], t: int[N]) -> y[N]\n  y[t[n]] += 2*x[n,k]*w[k]\n").f
     assert torch.equal(at(torch.ones(2, 0), torch.ones(0), torch.tensor([0, -1])), torch.zeros(2))
     some = opgen.compile(

@@ -119,6 +119,13 @@ def test_terms_outside_are_absent(condition: str) -> None:
         "op f(x[C,K], w[O,C,K]) -> y[O]\n  y[o] = sum(c,i) x[c,K-1-i]*w[o,c,i]\n",
         "op f(x[B,C,T], w[O,C,K]) -> y[B,O,T]\n"
         "  y[b,o,t] = sum(c, i in 2) x[b,c,t-i ?0]*w[o,c,i ?0]\n",
+        "op f(x[B,C,T], w[O,C,K]) -> y[B,O,T]\n  where K >= 2\n"
+        "  y[b,o,t] = sum(c, i in 2) x[b,c,t-i ?0]*w[o,c,i]\n",
+        # Or it has part in another dim of it; or the filter is a table.
+        "op f(x[B,C,T], w[O,C,K,L]) -> y[B,O,T]\n"
+        "  y[b,o,t] = sum(c,i) x[b,c,t-i ?0]*w[o,c,i,c+i ?0] for t in T\n",
+        "op f(x[B,2,T]) -> y[B,2,T]\n  const w = [[[1,2],[3,4]],[[5,6],[7,8.5]]]\n"
+        "  y[b,o,t] = sum(c,i) x[b,c,t-i ?0]*w[o,c,i]\n",
         # Conditions on more than where an access is, or on less, or of a function.
         "op f(x[B,C,T], w[O,C,K]) -> y[B,O,T]\n"
         "  y[b,o,t] = sum(c,i if i <= t and c <= i) x[b,c,t-i]*w[o,c,i]\n",
@@ -128,6 +135,7 @@ def test_terms_outside_are_absent(condition: str) -> None:
         "  y[b,o,t] = sum(c,i if i + 1 <= t) x[b,c,t-i]*w[o,c,i]\n",
         "op f(x: float[T], w[K], z[T]) -> y[T]\n  y[t] = sum(i if i <= t) exp(x[t-i])*w[i]*z[t]\n",
         "op f(x: float[T], w[K], z[T]) -> y[T]\n  y[t] = sum(i if i <= t) w[i]*z[t]/x[t-i]\n",
+        "op f(x[K], w[K]) -> y[1]\n  y[0] = sum(k if k >= 1) x[k-1]*w[k]*(7//k)\n",
         # A tensor that has no numbers where the conditions do not hold.
         "op f(x: float[T], z[T,T]) -> y[T]\n  p[t,i] = exp(z[t,i]) if i <= t\n"
         "  y[t] = sum(i if i <= t) p[t,i]*x[t-i]\n",

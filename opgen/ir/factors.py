@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
@@ -39,7 +40,7 @@ def factors_of(expr: Expr, *, divides: bool = False) -> tuple[bool, list[Factor]
 def is_number(factor: Factor) -> bool:
     """Whether a factor is a number wherever what it reads is one."""
     if isinstance(factor.value, Constant):
-        return factor.value.value != 0 or not factor.divides
+        return math.isfinite(factor.value.value) and (factor.value.value != 0 or not factor.divides)
     return not factor.divides and not isinstance(factor.value, Apply)
 
 

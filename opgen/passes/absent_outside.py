@@ -20,10 +20,12 @@ from dataclasses import replace
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
+from opgen.algebra.poly import Kind, Poly
 from opgen.algebra.prove import implies
 from opgen.ir.context import facts_of, with_iterators
 from opgen.ir.factors import factors_of, product_of
 from opgen.ir.notation import Access, Boundary, Read, Reducer, Statement, Table, reads
+from opgen.ir.walk import polynomials
 from opgen.passes.new_temporaries import NewTemporaries
 
 
@@ -39,7 +41,7 @@ def with_absent_terms(statement: Statement, made: NewTemporaries) -> tuple[State
     if not all(made.is_whole(access.tensor) for access in places):
         return (statement,)  # what conditions do not reach may have no numbers
     accesses = (statement.target, *places)
-    if any(index.value.is_data_dependent for access in accesses for index in access.indices):
+    if any(not _is_always_a_number(each) for each in polynomials(statement)):
         return (statement,)
     facts = with_iterators(facts_of(made.op), statement.iterators)
     needed = {access: tuple(_needed(access, made, facts)) for access in accesses}
@@ -73,6 +75,12 @@ def with_absent_terms(statement: Statement, made: NewTemporaries) -> tuple[State
             body=product_of(factors, negative=negative),
         ),
     )
+
+
+def _is_always_a_number(value: Poly) -> bool:
+    """Whether nothing is read for it, and conditions keep no divisor from being 0."""
+    divisors = (each.args[1] for each in value.all_atoms() if each.kind is Kind.FLOOR_DIV)
+    return not value.is_data_dependent and all(each.is_constant for each in divisors)
 
 
 def _needed(access: Access, made: NewTemporaries, facts: Facts) -> Iterator[tuple[int, Condition]]:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Set
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import symbol
-from opgen.ir.indices import digits, extents_of, product
+from opgen.algebra.prove import implies
+from opgen.ir.context import facts_of
+from opgen.ir.indices import digits, extents_of, is_plainly_inside, product
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
     Access,
@@ -40,14 +42,21 @@ def is_plain_sum(statement: Statement, made: NewTemporaries) -> bool:
     return is_adding and is_real and made.is_generic(statement.target)
 
 
+def is_inside(access: Access, statement: Statement, made: NewTemporaries) -> bool:
+    """Whether an access goes through whole dims, in which there is nothing to prove."""
+    extents = extents_of(statement.iterators)
+    pairs = zip(access.indices, made.extents(access.tensor), strict=True)
+    return all(is_plainly_inside(index.value, extent, extents) for index, extent in pairs)
+
+
 def are_sizes(iterators: Iterable[Iterator], made: NewTemporaries) -> bool:
-    """Whether each goes through a dim, or a part of one, or a size: none through less than nothing,
+    """Whether each goes through a dim, or a size, or what is one: none through less than nothing,
     which a dim of a temporary cannot be."""
     op = made.op
-    dims = [dim for each in (*op.inputs, *op.outputs, *op.temporaries) for dim in each.dims]
-    known = {extent for dim in dims for extent in (dim.extent, *dim.parts)}
+    known = {dim.extent for each in (*op.inputs, *op.outputs) for dim in each.dims}
     known |= {symbol(name) for name in op.sizes}
-    return all(each.extent.is_constant or each.extent in known for each in iterators)
+    others = {each.extent for each in iterators} - known
+    return all(implies(facts_of(op), Condition(each)) for each in others)
 
 
 def two_factors(statement: Statement, made: NewTemporaries) -> tuple[Access, Access] | None:
@@ -69,8 +78,9 @@ def is_dense(image: Access, weight: Access, result: Access, names: Set[str]) -> 
 
 def some_of(iterators: Iterable[Iterator]) -> tuple[Condition, ...]:
     """That none of them has nothing to go through."""
-    found = dict.fromkeys(each.extent for each in iterators if not each.extent.is_constant)
-    return tuple(Condition(extent - 1) for extent in found)
+    found = dict.fromkeys(each.extent for each in iterators)
+    conditions = [Condition(extent - 1) for extent in found]
+    return tuple(each for each in conditions if not each.value.is_constant or not each.holds({}))
 
 
 def moving(access: Access, names: Set[str]) -> Set[str]:

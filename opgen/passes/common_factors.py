@@ -25,9 +25,8 @@ from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import symbol
 from opgen.ir.factors import Factor, factors_of, is_number, product_of, times
-from opgen.ir.indices import digits, extents_of, is_plainly_inside
+from opgen.ir.indices import digits, extents_of
 from opgen.ir.notation import (
-    Access,
     Boundary,
     Constant,
     Iterator,
@@ -37,7 +36,7 @@ from opgen.ir.notation import (
     reads,
 )
 from opgen.ir.walk import expression_polynomials
-from opgen.passes.cells import are_sizes, is_plain_sum, some_of
+from opgen.passes.cells import are_sizes, is_inside, is_plain_sum, some_of
 from opgen.passes.new_temporaries import NewTemporaries
 
 
@@ -56,7 +55,7 @@ def with_factors_behind(statement: Statement, made: NewTemporaries) -> tuple[Sta
     writers = [each for each in made.op.statements if each.target.tensor == target.tensor]
     is_whole = statement.is_exclusive and len(writers) == 1
     # Without a term there may be no such cell, and no such number; kernels are faster unasked.
-    is_free = _is_plain(target, statement, made) and all(map(is_number, found.shared))
+    is_free = is_inside(target, statement, made) and all(map(is_number, found.shared))
     return (
         replace(
             statement,
@@ -73,12 +72,6 @@ def with_factors_behind(statement: Statement, made: NewTemporaries) -> tuple[Sta
             body=times(Read(total), found.shared, negative=found.negative),
         ),
     )
-
-
-def _is_plain(target: Access, statement: Statement, made: NewTemporaries) -> bool:
-    extents = extents_of(statement.iterators)
-    pairs = zip(target.indices, made.extents(target.tensor), strict=True)
-    return all(is_plainly_inside(index.value, extent, extents) for index, extent in pairs)
 
 
 def _has_sums(statement: Statement, made: NewTemporaries) -> bool:

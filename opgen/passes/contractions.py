@@ -30,9 +30,9 @@ from itertools import combinations
 from opgen.algebra.poly import ONE, ZERO, symbol
 from opgen.ir.factors import Factor, factors_of, is_number, product_of
 from opgen.ir.indices import extents_of, is_plainly_inside
-from opgen.ir.notation import Access, Boundary, Iterator, Read, Reducer, Statement, reads
+from opgen.ir.notation import Access, Boundary, Iterator, Parameter, Read, Reducer, Statement, reads
 from opgen.ir.walk import expression_polynomials
-from opgen.passes.cells import are_sizes, is_plain_sum, names_of, some_of
+from opgen.passes.cells import are_sizes, is_inside, is_plain_sum, names_of, some_of
 from opgen.passes.new_temporaries import NewTemporaries
 
 
@@ -84,8 +84,10 @@ def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statem
     left = [Factor(Read(total)) if place == at else each for place, each in enumerate(factors)]
     left = [each for place, each in enumerate(left) if place not in others]
     rest = tuple(each for each in statement.iterators if each.name not in found.summed)
-    # A sum of nothing is 0, whatever number of sizes it would be multiplied with.
-    guards = () if all(map(is_number, left)) else some_of(inner)
+    # A sum of nothing is 0, whatever number it would be multiplied with, and wherever added.
+    is_free = is_inside(statement.target, statement, made) and all(map(is_number, left))
+    is_free = is_free and not any(isinstance(each.value, Parameter) for each in left)
+    guards = () if is_free else some_of(inner)
     body = product_of(left, negative=negative)
     return first, replace(statement, iterators=rest, guards=guards, body=body)
 
@@ -158,6 +160,11 @@ def _may_come_first(
     outside = (index for access in (statement.target, *apart) for index in access.indices)
     if any(index.boundary is not Boundary.NONE for index in outside):
         return False
+    if any(index.boundary is Boundary.ZERO for access in together for index in access.indices):
+        # Terms may be absent for all that is summed, and what is left infinite there.
+        others = (each for at, each in enumerate(factors) if at not in group.places)
+        if len(group.places) == 1 or not all(map(is_number, others)):
+            return False
     if group.summed:
         return True
     indices = [index for access in together for index in access.indices]

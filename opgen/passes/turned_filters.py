@@ -27,6 +27,7 @@ from opgen.ir.notation import (
     Read,
     Reducer,
     Statement,
+    Table,
     map_expression,
     substitute_access,
 )
@@ -37,26 +38,32 @@ from opgen.passes.new_temporaries import NewTemporaries
 def with_turned_filters(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
     """The statement, behind the one that turns its filter around."""
     factors = two_factors(statement, made)
-    if factors is None:
+    if factors is None or any(isinstance(made.tensor(a.tensor), Table) for a in factors):
         return (statement,)
     (left, right), names, target = factors, names_of(statement), statement.target
     for weight, other in ((left, right), (right, left)):
         for image, result in ((other, target), (target, other)):
-            taps = _taps(image, weight, names) - moving(result, names)
+            taps = _taps(image, weight, statement, made) - moving(result, names)
             if taps and is_dense(image, weight, result, names - taps):
                 return _turned(statement, image, weight, taps, made)
     return (statement,)
 
 
-def _taps(image: Access, weight: Access, names: Set[str]) -> Set[str]:
-    """The iterators that number a dim of the filter, and go backwards through a window."""
-    return {
-        name
-        for name in plain_dims(weight, names).values()
-        if (found := [index.value for index in image.indices if name in index.value.symbols])
-        and len(found) == 1
-        and _is_backward(found[0], name, names)
-    }
+def _taps(image: Access, weight: Access, statement: Statement, made: NewTemporaries) -> Set[str]:
+    """The iterators that number a whole dim of the filter, have part in no other one, and go
+    backwards through a window."""
+    extents, sizes = extents_of(statement.iterators), made.extents(weight.tensor)
+    found = set()
+    for axis, name in plain_dims(weight, extents.keys()).items():
+        own, windows = (
+            [index.value for index in access.indices if name in index.value.symbols]
+            for access in (weight, image)
+        )
+        if sizes[axis] != extents[name] or len(own) != 1 or len(windows) != 1:
+            continue
+        if _is_backward(windows[0], name, extents.keys()):
+            found.add(name)
+    return found
 
 
 def _is_backward(value: Poly, name: str, names: Set[str]) -> bool:
