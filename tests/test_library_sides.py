@@ -59,11 +59,11 @@ def transposed(x: Tensor, w: Tensor) -> Tensor:
 
 
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...]]] = {
-    "causal": (causal, (2, 48, 20), (40, 48, 3)),
+    "causal": (causal, (2, 64, 20), (72, 64, 3)),
     "of_four": (of_four, (2, 40, 9, 11), (48, 40, 4, 4)),
-    "ahead": (ahead, (2, 48, 20), (40, 48, 3)),
-    "by_three": (by_three, (2, 48, 23), (40, 48, 2)),
-    "transposed": (transposed, (2, 48, 20), (48, 40, 3)),
+    "ahead": (ahead, (2, 64, 20), (72, 64, 3)),
+    "by_three": (by_three, (2, 64, 23), (72, 64, 2)),
+    "transposed": (transposed, (2, 64, 20), (64, 72, 3)),
 }
 
 
@@ -96,7 +96,7 @@ def test_numbers_and_gradients(name: str, dtype: torch.dtype, answers: list[bool
 def test_terms_outside_are_absent(dilation: int, answers: list[bool]) -> None:
     """An infinite weight meets no zeros around the image, nor does an infinite cotangent; kernels
     compute these."""
-    x, w = torch.ones(1, 48, 9, requires_grad=True), torch.zeros(48, 48, 3)
+    x, w = torch.ones(1, 64, 9, requires_grad=True), torch.zeros(64, 64, 3)
     w[0, 0, 0] = torch.inf
     y = OPS.causal(x, w.requires_grad_(), d=dilation)
     assert torch.equal(y[0, 0].isfinite(), torch.arange(9) < 2 * dilation)
@@ -110,15 +110,15 @@ def test_terms_outside_are_absent(dilation: int, answers: list[bool]) -> None:
 
 def test_what_generated_kernels_compute(answers: list[bool]) -> None:
     """With few channels a copy of the image takes more time than kernels."""
-    for shape in ((2, 4, 20), (0, 48, 20)):
-        x, w = torch.randn(shape), torch.randn(5, shape[1], 3)
+    for shape in ((2, 32, 20), (0, 64, 20)):
+        x, w = torch.randn(shape), torch.randn(64, shape[1], 3)
         torch.testing.assert_close(OPS.causal(x, w), causal(x, w), rtol=1e-4, atol=1e-4)
     assert answers == []
 
 
 def test_second_gradients() -> None:
-    x, w = torch.randn(1, 33, 4).requires_grad_(), torch.randn(33, 33, 2).requires_grad_()
-    along, more = torch.randn(1, 33, 4), torch.randn(1, 33, 4)
+    x, w = torch.randn(1, 64, 4).requires_grad_(), torch.randn(64, 64, 2).requires_grad_()
+    along, more = torch.randn(1, 64, 4), torch.randn(1, 64, 4)
     found = []
     for function in (OPS.causal, causal):
         (first,) = torch.autograd.grad(function(x, w), x, along, create_graph=True)

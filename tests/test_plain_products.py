@@ -85,6 +85,10 @@ BILINEAR = """
 op bilinear(a[N,I], w[K,I,J], b[N,J]) -> y[N,K]
   y[n,k] = sum(i,j) 2*a[n,i]*w[k,i,j]*b[n,j]
 """
+MAHALANOBIS = """
+op mahalanobis(x[N,K], m[K,K]) -> y[N]
+  y[n] = sum(i,j) x[n,i]*m[i,j]*x[n,j]
+"""
 SEPARABLE = """
 op separable(x[B,C,H,W], d[C,3,3], w[O,C]) -> y[B,O,H,W]
   y[b,o,h,v] = sum(c,i,j) x[b,c,h+i-1 ?0,v+j-1 ?0]*d[c,i,j]*w[o,c]
@@ -174,6 +178,10 @@ def bilinear(a: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return 2 * F.bilinear(a, b, w)
 
 
+def mahalanobis(x: Tensor, m: Tensor) -> Tensor:
+    return ((x @ m) * x).sum(1)
+
+
 def separable(x: Tensor, d: Tensor, w: Tensor) -> Tensor:
     channels = F.conv2d(x, d[:, None], padding=1, groups=len(d))
     return F.conv2d(channels, w[..., None, None])
@@ -215,6 +223,7 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] 
     "quotient": (QUOTIENT, quotient, [(5, 4), (3, 4), (5,), (5,)], 1),
     "adapted": (ADAPTED, adapted, [(5, 7), (2, 7), (6, 2)], 2),
     "bilinear": (BILINEAR, bilinear, [(5, 3), (4, 3, 2), (5, 2)], 1),
+    "mahalanobis": (MAHALANOBIS, mahalanobis, [(5, 3), (3, 3)], 1),
     "separable": (SEPARABLE, separable, [(2, 3, 6, 7), (3, 3, 3), (4, 3)], 2),
     "polyadic": (POLYADIC, polyadic, [(3, 5), (4, 5), (2, 5)], 1),
     "pooled": (POOLED, pooled, [(2, 3, 4, 5), (6, 3)], 1),
@@ -324,7 +333,7 @@ def test_integers_wrap_as_before(dtype: torch.dtype) -> None:
         "op f(x[N,K], a[R,K], b[M,R]) -> y[N,M]\n"
         "  y[n,m] = sum(k in K,r) x[n,k-1 ?0]*a[r,k-1]*b[m,r]\n",
         "op f(x[N,K], a[R,K], b[M,R]) -> y[N,M]\n"
-        "  y[n,m] = sum(k,r) x[n-1 ?0,k]*a[r,k]*b[m-1 ?0,r]\n",
+        "  y[n,m] = sum(k,r) x[n-1 ?0,k]*a[r,k]*b[m,r]/a[r,0]\n",
         # What is computed only where there are terms.
         "op f(x: float[N,K], w[M,K]; g: size) -> y[N,M]\n  z[n,k] = exp(x[n,k]) if M >= 1\n"
         "  y[n,m] += z[n,k]*w[m,k] for n in N, m in M, k in K, i in g\n",
@@ -353,7 +362,6 @@ def test_integers_wrap_as_before(dtype: torch.dtype) -> None:
         "op f(x: float[C,W], w[O,C]; h: size, top = 0) -> y[O,h]\n"
         "  y[o,i] = sum(c) relu(x[c, i + top ?0])*w[o,c]\n",
         "op f(x: float[N,(C I)], w[C,I]) -> y[N]\n  y[n] = sum(c,i) relu(x[n,(c i)])*w[c,i]\n",
-        "op f(x[N,K], w[K], s[N]) -> y[N]\n  y[n] = sum(k) x[n,k]*w[k]*s[n-1 ?0]\n",
         "op f(x[N,K], w[K], s[M]) -> y[N]\n"
         "  y[n] += x[n,k]*w[k]*s[n] for n in N, k in K if n + k < M\n",
         "op f(x[N,K], w[K], s[M], i: int[N]) -> y[N]\n  y[n] = sum(k) x[n,k]*w[k]*s[i[n]]\n",

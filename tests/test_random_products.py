@@ -18,7 +18,7 @@ from opgen.passes.plain_products import with_plain_products
 INPUTS = {
     **{"x": "NK", "w": "MK", "s": "K", "a": "N", "b": "M", "z": "NM"},
     **{"p": "KL", "q": "ML", "r": "NLK", "h": "L"},
-    **{"u": "ML2", "v": "2"},
+    **{"u": "ML2", "v": "2", "e": "M3L", "f": "ML22"},
 }
 FACTORS = (
     *("x[n,k]", "x[n,k-1 ?0]", "x[n,k+j ?0]", "x[n,k+j-1 ?clamp]", "x[n,k-j ?(2)]", "x[n ?0,k]"),
@@ -32,9 +32,12 @@ FACTORS = (
 )
 LONGER = (
     *("p[k,l]", "q[m,l]", "r[n,l,k]", "h[l]", "h[l+j-1 ?0]", "q[m,l-1 ?0]", "p[k,l]", "q[m,l]"),
-    *("u[m,l,j]", "u[m,l,j]", "r[n,l,k-j ?0]", "r[n,l,k-2*j+1 ?0]", "v[j]"),
+    *("u[m,l,j]", "u[m,l,j]", "r[n,l,k-j ?0]", "v[j]"),
 )
 """What moves with one iterator more."""
+
+IMAGES = ("r[n,l,k-j ?0]", "r[n,l,k-2*j+1 ?0]", "r[n,l,k+1-j ?clamp]", "r[n,l ?wrap,n-j ?0]")
+FILTERS = ("u[m,l,j]", "e[m,j,l]", "f[m,l,j,j]", "f[m,l,j,l-j ?0]", "q[m,l]", "u[m,l,1-j]")
 
 INSIDE = {" if k >= j": "x[n,k-j]", " if l >= j and n < M": "p[k,l-j]", " if 0 < n": "a[n-1]"}
 """Conditions of terms, and what they keep inside."""
@@ -58,6 +61,9 @@ def products(draw: st.DrawFn) -> str:
     """A spec that sums products of some of these."""
     parts = [draw(st.sampled_from(FACTORS)) for _ in range(draw(st.integers(2, 5)))]
     longer = [draw(st.sampled_from(LONGER)) for _ in range(max(0, draw(st.integers(-3, 2))))]
+    if draw(st.integers(0, 3)) == 3:
+        parts = parts[: draw(st.integers(0, 1))]
+        longer = [draw(st.sampled_from(IMAGES)), draw(st.sampled_from(FILTERS))]
     parts = draw(st.permutations([*parts, *longer])) if longer else parts
     term = "*".join(parts)
     if draw(st.booleans()):
@@ -85,7 +91,7 @@ def products(draw: st.DrawFn) -> str:
 
 def values_of(op: Op, sizes: dict[str, int], seed: int) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(seed)
-    known = {**sizes, "2": 2}
+    known = {**sizes, "2": 2, "3": 3}
     shapes = {name: tuple(known[size] for size in of) for name, of in INPUTS.items()}
     first = next(iter(op.outputs))
     shape = {"N": sizes["N"], "M": sizes["M"]}

@@ -17,7 +17,8 @@ matrices then. A sum that only one tensor has a part in is done before, where ot
 
 Which come first is not for opgen to know where sizes are those of a call: those of the fewest
 loops, and from the left, as `einsum` does. What stands in parentheses is computed as it stands. No
-temporary has more dims than a tensor which the sum reads or writes.
+temporary has more dims than a tensor which the sum reads or writes, and none that all loops would
+be needed for has more cells: of `sum(i,j) a[n,i]*w[k,i,j]*b[n,j]` a and b are multiplied first.
 """
 
 from __future__ import annotations
@@ -128,17 +129,20 @@ def _groups(
     read = [access.tensor for each in factors for access in reads(each.value)]
     most = max(len(made.extents(name)) for name in (statement.target.tensor, *read))
     fixed = frozenset[str]().union(*(i.value.symbols for i in statement.target.indices)) & names
-    sizes = [(at,) for at in tensors] + [*combinations(tensors, 2)]
-    for places in sizes if len(tensors) > 1 else ():
+    cells = [fixed, *(known[at] for at in tensors)]
+    alone = [(at,) for at in tensors] if len(tensors) > 1 else []
+    pairs = [*combinations(tensors, 2)] if len(tensors) > 2 else []
+    for places in (*alone, *pairs):
         own = frozenset[str]().union(*(known[at] for at in places))
         rest = fixed.union(*(each for at, each in enumerate(known) if at not in places))
         group = _Group(places, own, own - rest)
-        own_loops = (e for e in statement.iterators if e.name in own)
+        # With all loops that there are it takes as long as the sum, which needs no large temporary.
+        is_small = own < names or any(own & rest <= each for each in cells)
+        is_less = bool(group.summed) if own == names or len(places) == 1 else True
+        loops = (each for each in statement.iterators if each.name in own)
         if (
-            len(own & rest) <= most
-            and (group.summed if len(places) == 1 or own == names else True)
-            and (own < names if len(places) == 1 else len(tensors) > 2)
-            and are_sizes(own_loops, made)
+            (is_small and is_less and len(own & rest) <= most)
+            and are_sizes(loops, made)
             and _may_come_first(statement, factors, group, made)
         ):
             yield group
@@ -157,13 +161,14 @@ def _may_come_first(
     if not all(_is_there(access, statement, made) for access in (*together, *apart)):
         return False
     # What is written nowhere, or is no term, would be in sums of gradients.
-    outside = (index for access in (statement.target, *apart) for index in access.indices)
+    others = [] if group.summed else apart
+    outside = (index for access in (statement.target, *others) for index in access.indices)
     if any(index.boundary is not Boundary.NONE for index in outside):
         return False
     if any(index.boundary is Boundary.ZERO for access in together for index in access.indices):
         # Terms may be absent for all that is summed, and what is left infinite there.
-        others = (each for at, each in enumerate(factors) if at not in group.places)
-        if len(group.places) == 1 or not all(map(is_number, others)):
+        left = (each for at, each in enumerate(factors) if at not in group.places)
+        if len(group.places) == 1 or not all(map(is_number, left)):
             return False
     if group.summed:
         return True
