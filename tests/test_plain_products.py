@@ -328,6 +328,8 @@ def test_integers_wrap_as_before(dtype: torch.dtype) -> None:
         "op f(x[N,K]) -> y[N]\n  const a = [1.0, 2.0]\n  y[n] = sum(k,j) x[n,k]*a[j]*2\n",
         "op f(x[N,K], w[K]) -> y[N]\n  y[n] = sum(k) x[n,k]*w[k]*k\n",
         "op f(x[N,K], w[N,K], s[N,K]) -> y[N]\n  y[n] = sum(k) s[n,k]*x[n,k]*w[n,k]\n",
+        # One pass over a tensor is enough.
+        "op f(x[B,C,H], s[C]) -> y[B]\n  y[b] = sum(c,h) x[b,c,h]*s[c]\n",
         # A temporary would have more dims than any tensor; or what it reads is not there by itself.
         "op f(x[H,W], a[I], b[J]) -> y[H,W]\n  y[h,v] = sum(i,j) x[h+i-1 ?0,v+j-1 ?0]*a[i]*b[j]\n",
         "op f(x[N,K], a[R,K], b[M,R]) -> y[N,M]\n"

@@ -136,12 +136,14 @@ def _groups(
         own = frozenset[str]().union(*(known[at] for at in places))
         rest = fixed.union(*(each for at, each in enumerate(known) if at not in places))
         group = _Group(places, own, own - rest)
-        # With all loops that there are it takes as long as the sum, which needs no large temporary.
-        is_small = own < names or any(own & rest <= each for each in cells)
-        is_less = bool(group.summed) if own == names or len(places) == 1 else True
+        if own < names:
+            is_less = bool(group.summed) or len(places) > 1
+        else:  # it takes as long as the whole sum, which needs no large temporary
+            is_small = any(own & rest <= each for each in cells)
+            is_less = bool(group.summed) and is_small and len(places) > 1
         loops = (each for each in statement.iterators if each.name in own)
         if (
-            (is_small and is_less and len(own & rest) <= most)
+            (is_less and len(own & rest) <= most)
             and are_sizes(loops, made)
             and _may_come_first(statement, factors, group, made)
         ):
