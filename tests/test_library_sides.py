@@ -116,6 +116,18 @@ def test_what_generated_kernels_compute(answers: list[bool]) -> None:
     assert answers == []
 
 
+def test_gradients_of_dilated_filters_in_16_bits(answers: list[bool]) -> None:
+    """They are the kernels': with a dilation the library reads memory that nobody wrote."""
+    x, w = torch.randn(2, 64, 40).bfloat16(), torch.randn(64, 64, 3).bfloat16().requires_grad_()
+    y = OPS.causal(x, w, d=2)
+    assert answers == [True]
+    (found,) = torch.autograd.grad(y, w, torch.ones_like(y))
+    assert answers == [True]
+    doubled = w.detach().double().requires_grad_()
+    (wanted,) = torch.autograd.grad(causal(x.double(), doubled, 2).sum(), doubled)
+    torch.testing.assert_close(found.double(), wanted, rtol=0.02, atol=0.5)
+
+
 def test_second_gradients() -> None:
     x, w = torch.randn(1, 64, 4).requires_grad_(), torch.randn(64, 64, 2).requires_grad_()
     along, more = torch.randn(1, 64, 4), torch.randn(1, 64, 4)

@@ -331,13 +331,10 @@ def case_of(call: Call) -> Case | None:
     (groups,), stride, padding, dilation = geometry
     format_ = call.format_of(len(call.shapes.outputs[0]))
     result, image, weight = (shapes[name] for name in roles)
-    case = Case(groups, stride, padding, dilation, result, image, weight, format_)
-    if not case.is_library_form:
-        least = _MANY_CHANNELS_OF_ROWS if len(case.stride) == 1 else _MANY_CHANNELS
-        if on_gpu or case.has_empty_windows or case.channels < least:
-            return None
-        even = library_sides.evened(case)
-        return even if even is not None and even.is_library_form else None
+    plain = Case(groups, stride, padding, dilation, result, image, weight, format_)
+    case = plain if plain.is_library_form or on_gpu else _evened(plain)
+    if case is None or not case.is_library_form:
+        return None
     if on_gpu:
         found = library_cuda.settings()
         format_ = library_cuda.format_of(case, dtype, found)
@@ -352,6 +349,14 @@ def case_of(call: Call) -> Case | None:
     if case.is_of_planes and names.target != names.weight and _goes_over_planes(call):
         return None
     return case
+
+
+def _evened(case: Case) -> Case | None:
+    """The convolution of an image with zeros around it, where that is worth the copy."""
+    least = _MANY_CHANNELS_OF_ROWS if len(case.stride) == 1 else _MANY_CHANNELS
+    if case.has_empty_windows or case.channels < least:
+        return None
+    return library_sides.evened(case)
 
 
 def _copied(call: Call, names: Convolution) -> int:
