@@ -113,6 +113,13 @@ def test_what_generated_kernels_compute(answers: list[bool]) -> None:
     for shape in ((2, 32, 20), (0, 64, 20)):
         x, w = torch.randn(shape), torch.randn(64, shape[1], 3)
         torch.testing.assert_close(OPS.causal(x, w), causal(x, w), rtol=1e-4, atol=1e-4)
+    for image, kernel in (
+        ((2, 64, 0), (64, 64, 3)),
+        ((2, 0, 9), (0, 0, 3)),
+        ((2, 64, 9), (64, 64, 0)),
+    ):
+        y = OPS.causal(torch.ones(image), torch.ones(kernel))
+        assert torch.equal(y, torch.zeros(2, kernel[0], image[2]))
     assert answers == []
 
 

@@ -354,6 +354,8 @@ def case_of(call: Call) -> Case | None:
 def _evened(case: Case) -> Case | None:
     """The convolution of an image with zeros around it, where that is worth the copy."""
     least = _MANY_CHANNELS_OF_ROWS if len(case.stride) == 1 else _MANY_CHANNELS
+    if 0 in (*case.result, *case.image, *case.weight) or case.groups < 1:
+        return None
     if case.has_empty_windows or case.channels < least:
         return None
     return library_sides.evened(case)
