@@ -23,6 +23,9 @@ op of_four(x[B,C,H,W], w[O,C,4,4]) -> y[B,O,H,W]
 op ahead(x[B,C,T], w[O,C,K]) -> y[B,O,T]
   y[b,o,t] = sum(c,k) x[b,c, t + k + 2 ?0] * w[o,c,k]
 
+op far_ahead(x[B,C,T], w[O,C,K]; far = 30) -> y[B,O,T]
+  y[b,o,t] = sum(c,k) x[b,c, t + k + far ?0] * w[o,c,k]
+
 op by_three(x[B,C,T], w[O,C,2]) -> y[B,O,T//3]
   y[b,o,t] = sum(c,k) x[b,c, 3*t + k - 1 ?0] * w[o,c,k]
 
@@ -133,6 +136,18 @@ def test_gradients_of_dilated_filters_in_16_bits(answers: list[bool]) -> None:
     doubled = w.detach().double().requires_grad_()
     (wanted,) = torch.autograd.grad(causal(x.double(), doubled, 2).sum(), doubled)
     torch.testing.assert_close(found.double(), wanted, rtol=0.02, atol=0.5)
+
+
+@pytest.mark.parametrize("far", [-30, -3, 8, 9, 30])
+def test_windows_that_never_reach_the_image(far: int) -> None:
+    x, w = torch.randn(1, 64, 9).requires_grad_(), torch.randn(64, 64, 2).requires_grad_()
+    padded = F.pad(x, (40, 41))
+    wanted = F.conv1d(padded[..., 40 + far : 50 + far], w)
+    y = OPS.far_ahead(x, w, far=far)
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
+    along = torch.randn_like(wanted)
+    found, theirs = (torch.autograd.grad(each, (x, w), along) for each in (y, wanted))
+    torch.testing.assert_close(found, theirs, rtol=1e-4, atol=1e-3)
 
 
 def test_second_gradients() -> None:

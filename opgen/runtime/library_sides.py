@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def evened(case: Case) -> Case | None:
-    """The same convolution of an image that windows never leave; None where there are none."""
+    """The same convolution of an image that windows never leave; None where that has no pixel of
+    the image, or steps are none."""
     if min((*case.stride, *case.dilation)) < 1:
         return None
     pixels, sides = [], []
@@ -31,8 +32,11 @@ def evened(case: Case) -> Case | None:
         strict=True,
     ):
         reach = (result - 1) * stride + (taps - 1) * dilation + 1
+        before, behind = padding, reach - padding - image
+        if image + min(0, before) + min(0, behind) < 1:
+            return None
         pixels.append(reach)
-        sides.append((padding, reach - padding - image))
+        sides.append((before, behind))
     return replaced(
         case,
         image=(*case.image[:2], *pixels),
