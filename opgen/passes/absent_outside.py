@@ -10,12 +10,13 @@ After:
     y[b,o,h,v] = sum(c,i,j) x[b,c, h + i - 1 ?0, v + j - 1 ?0] * w[o,c,i,j]
 
 A term is absent where a factor is, so the two mean the same. The second form is the one that is
-seen to be a convolution. A target that conditions keep inside is written with `?drop`.
+seen to be a convolution, and it is for those alone: other kernels are as fast with conditions. A
+target that conditions keep inside is written with `?drop`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from opgen.algebra.condition import Condition
@@ -26,6 +27,7 @@ from opgen.ir.context import facts_of, with_iterators
 from opgen.ir.factors import factors_of, product_of
 from opgen.ir.notation import Access, Boundary, Read, Reducer, Statement, Table, reads
 from opgen.ir.walk import polynomials
+from opgen.passes.cells import is_dense, moving, names_of, plain_dims
 from opgen.passes.new_temporaries import NewTemporaries
 
 
@@ -37,6 +39,8 @@ def with_absent_terms(statement: Statement, made: NewTemporaries) -> tuple[State
     places = [each.value.access for each in factors if isinstance(each.value, Read)]
     read = [access for each in factors for access in reads(each.value)]
     if len(places) < 2 or len(places) < len(read) or any(each.divides for each in factors):
+        return (statement,)
+    if not _is_convolution(statement, places):
         return (statement,)
     if not all(made.is_whole(access.tensor) for access in places):
         return (statement,)  # what conditions do not reach may have no numbers
@@ -75,6 +79,23 @@ def with_absent_terms(statement: Statement, made: NewTemporaries) -> tuple[State
             body=product_of(factors, negative=negative),
         ),
     )
+
+
+def _is_convolution(statement: Statement, factors: Sequence[Access]) -> bool:
+    """Whether a filter is one of two factors, with channels that meet in its sums."""
+    if len(factors) != 2:
+        return False
+    names = names_of(statement)
+    for weight, other in (factors, factors[::-1]):
+        taps = {*plain_dims(weight, names).values()}
+        for image, result in ((other, statement.target), (statement.target, other)):
+            windows = [
+                i.value.symbols & names for i in image.indices if len(i.value.symbols & names) == 2
+            ]
+            found = taps & frozenset[str]().union(*windows) - moving(result, names)
+            if found and is_dense(image, weight, result, names - found):
+                return True
+    return False
 
 
 def _is_always_a_number(value: Poly) -> bool:
