@@ -67,6 +67,27 @@ def _separable(x: Tensor, d: Tensor, w: Tensor) -> Tensor:
     return functional.conv2d(channels, w[..., None, None])
 
 
+def _circular(x: Tensor, w: Tensor) -> Tensor:
+    return functional.conv2d(functional.pad(x, (1, 1, 1, 1), "circular"), w)
+
+
+def _of_each(x: Tensor, w: Tensor) -> Tensor:
+    return functional.conv2d(functional.pad(x, (1, 1, 1, 1), "reflect"), w[:, None], groups=len(w))
+
+
+def _along_each(x: Tensor, f: Tensor, g: Tensor) -> Tensor:
+    """Filters for rows and columns, the same for all channels, one after the other."""
+    planes = functional.pad(x, (3, 3, 3, 3), "reflect").flatten(0, 1)[:, None]
+    columns = functional.conv2d(planes, f[None, None, :, None])
+    return functional.conv2d(columns, g[None, None, None]).view(x.shape)
+
+
+def _covariance(x: Tensor, z: Tensor, g: Tensor) -> Tensor:
+    """The windowed mean of a product, as in SSIM."""
+    window = (g[:, None] * g)[None, None].expand(x.shape[1], 1, -1, -1)
+    return functional.conv2d(x * z, window, groups=x.shape[1])
+
+
 _X, _W = (4, 64, 56, 56), (64, 64, 3, 3)
 _QKV = ((96, 196, 64),) * 3
 _SCORES = "q[b,n,d]*k[b,m,d]"
@@ -126,6 +147,33 @@ FORMS = (
         _convolved("x[b,c,h+i-1,v+j-1]*w[o,c,i,j]", where=" if 0 <= h+i-1 < H and 0 <= v+j-1 < W"),
         (_X, _W),
         lambda x, w: functional.conv2d(x, w, padding=1),
+    ),
+    Form(
+        "convolution of an image that goes on around",
+        _convolved("x[b,c,h+i-1 ?wrap,v+j-1 ?wrap]*w[o,c,i,j]"),
+        (_X, _W),
+        _circular,
+    ),
+    Form(
+        "... of each channel, mirrored",
+        "x[B,C,H,W], w[C,3,3]) -> y[B,C,H,W]\n  where H >= 2, W >= 2\n"
+        "  y[b,c,h,v] = sum(i,j) x[b,c,h+i-1 ?reflect,v+j-1 ?reflect]*w[c,i,j]",
+        (_X, (64, 3, 3)),
+        _of_each,
+    ),
+    Form(
+        "blur along rows and columns in one sum",
+        "x[B,C,H,W], f[7], g[7]) -> y[B,C,H,W]\n  where H >= 4, W >= 4\n"
+        "  y[b,c,h,v] = sum(i,j) f[i]*g[j]*x[b,c,h+i-3 ?reflect,v+j-3 ?reflect]",
+        ((8, 3, 256, 256), (7,), (7,)),
+        _along_each,
+    ),
+    Form(
+        "windowed mean of a product of two images, as in SSIM",
+        "x[B,C,H,W], z[B,C,H,W], g[11]) -> y[B,C,H-10,W-10]\n"
+        "  y[b,c,h,v] = sum(i,j) g[i]*g[j]*x[b,c,h+i,v+j]*z[b,c,h+i,v+j]",
+        ((4, 3, 128, 128), (4, 3, 128, 128), (11,)),
+        _covariance,
     ),
     Form(
         "causal convolution",

@@ -110,7 +110,8 @@ def stages(
         else None  # gradients of gradients are large, and rarely what takes the time
         for ops_of, member, cpu, gpu in zip(computed, members, on_cpu, on_gpu, strict=True)
     ]
-    all_forms = zip(*map(forms, members), strict=True)
+    public = (by_name[member.path[0]] for member in members)
+    all_forms = zip(*map(forms, members, public), strict=True)
     joined = (joined_dims(op) for op, _ in computed)
     units = tuple(
         map(Unit, members, programs, on_cpu, on_gpu, all_traits, specials, *all_forms, joined)

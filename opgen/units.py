@@ -23,6 +23,7 @@ from opgen.passes.specialise import (
     default_values,
     factors_of,
     lengths_of,
+    windows_of,
 )
 from opgen.passes.stages import Stage, products_of
 from opgen.passes.unclamp import unclamped
@@ -96,7 +97,8 @@ def stage_unit(
     if stage.statement is None or stage.statement in own:
         return replace(unit(op, path, text, ops), apart=())
     member, plain = Member(op, path, ()), scheduled(op)
-    return Unit(member, plain, plain, plain, traits(op, ops), None, *forms(member))
+    found = forms(member, _public(member, ops))
+    return Unit(member, plain, plain, plain, traits(op, ops), None, *found)
 
 
 def unit(
@@ -111,19 +113,24 @@ def unit(
     cpu_op, gpu_op = for_cpu(op, is_derived(member.path)), for_gpu(op)
     program = scheduled(cpu_op)
     on_cpu, on_gpu = along_rows(cpu_op, program), threads(gpu_op, scheduled(gpu_op))
+    public = _public(member, ops)
     kernels = None  # without a spec nothing can be made later
     if text and len([step for step in member.path if step[0] not in (STAGE, KEEPING, KEPT)]) <= 2:
-        public = ops.get(begin(member.path)[0], op)
         kernels = special_kernels(cpu_op, gpu_op, on_cpu, on_gpu, public, leading)
-    about = traits(op, ops), kernels, *forms(member), joined_dims(cpu_op)
+    about = traits(op, ops), kernels, *forms(member, public), joined_dims(cpu_op)
     return Unit(member, program, on_cpu, on_gpu, *about)
 
 
+def _public(member: Member, ops: Mapping[str, Op]) -> Op:
+    """The op of the spec that one was derived from."""
+    return ops.get(begin(member.path)[0], member.op)
+
+
 def forms(
-    member: Member,
+    member: Member, public: Op
 ) -> tuple[Convolution | None, MatrixProduct | None, tuple[int, ...], Keepable]:
     """An op as a convolution, and as a product of matrices; if it is neither, which statements are,
-    and what may be kept of an op of the spec.
+    and what may be kept of an op of the spec. The `public` one knows what a window is.
 
     The result of a gradient is what flows back, the last input: those of image and weight are one
     call of the library if both see it so. That of an op of the spec, and of its stages, is what it
@@ -131,7 +138,7 @@ def forms(
     """
     op = member.op
     results = op.inputs[-1:] if is_derived(member.path) else op.outputs[:1]
-    found = convolution(op, "".join(each.name for each in results))
+    found = convolution(op, "".join(each.name for each in results), windows_of(public))
     product = matrix_product(op)
     if found or product:
         return found, product, (), Keepable()

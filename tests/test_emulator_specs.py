@@ -18,12 +18,11 @@ import torch
 
 from catalogue import CATALOGUE, SPECS
 from opgen import on_demand
-from opgen.errors import Source
 from opgen.ir.family import Member
 from opgen.ir.notation import Op
-from opgen.lang.read import read
 from opgen.passes.derive import derive
 from opgen.passes.differentiate import derivative
+from opgen.paths import checked
 from opgen.runtime import Operation, cuda_grid, special
 from opgen.testing.calls import Call, arrays
 from opgen.testing.cases import Case, cases
@@ -61,8 +60,8 @@ class Spec:
 
 
 def spec_of(text: str, name: str = "<spec>") -> Spec:
-    """A spec from its text."""
-    return Spec(text, name, {op.name: op for op in read(Source(text, name))})
+    """A spec from its text: its ops as modules have them."""
+    return Spec(text, name, checked(text, name))
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -18,7 +19,7 @@ from opgen.passes.plain_products import with_plain_products
 INPUTS = {
     **{"x": "NK", "w": "MK", "s": "K", "a": "N", "b": "M", "z": "NM"},
     **{"p": "KL", "q": "ML", "r": "NLK", "h": "L"},
-    **{"u": "ML2", "v": "2", "e": "M3L", "f": "ML22"},
+    **{"u": "ML2", "v": "2", "e": "M3L", "f": "ML22", "d": "2", "c": "LNM", "o": "L2", "t2": "22"},
 }
 FACTORS = (
     *("x[n,k]", "x[n,k-1 ?0]", "x[n,k+j ?0]", "x[n,k+j-1 ?clamp]", "x[n,k-j ?(2)]", "x[n ?0,k]"),
@@ -37,6 +38,37 @@ LONGER = (
 """What moves with one iterator more."""
 
 IMAGES = ("r[n,l,k-j ?0]", "r[n,l,k-2*j+1 ?0]", "r[n,l,k+1-j ?clamp]", "r[n,l ?wrap,n-j ?0]")
+WINDOWS = (
+    *(
+        "z[n+j ?0,m+i-1 ?0]",
+        "z[n-j ?0,m+i ?clamp]",
+        "z[n+j ?clamp,m-i ?wrap]",
+        "z[n+j,m+2*i ?wrap]",
+    ),
+    *("c[l,n+j ?wrap,m+i-1 ?wrap]", "c[l,n+j-1 ?0,m+i ?0]", "c[l,n-2*j ?clamp,m+i-1 ?0]"),
+    *("c[l,n+i ?wrap,m+i-1 ?0]", "c[l,n+j+1 ?0,m+i-1 ?0]", "c[l,n+j ?clamp,n+i ?clamp]"),
+)
+TAPS = (
+    "v[j]",
+    "d[i]",
+    "v[i]",
+    "u[m,l,j]",
+    "u[m,l,i]",
+    "o[l,j]",
+    "o[l,i]",
+    "o[n,j ?0]",
+    "h[l]",
+    "a[n]",
+)
+PAIRS = (
+    ("v[j]", "d[i]"),
+    ("o[l,j]", "v[i]"),
+    ("d[j]", "o[l,i]"),
+    ("e[m,j,l]", "v[i]"),
+    ("t2[i,j]",),
+)
+"""Images with two windows, and what there may be beside them."""
+
 FILTERS = ("u[m,l,j]", "e[m,j,l]", "f[m,l,j,j]", "f[m,l,j,l-j ?0]", "q[m,l]", "u[m,l,1-j]")
 
 INSIDE = {" if k >= j": "x[n,k-j]", " if l >= j and n < M": "p[k,l-j]", " if 0 < n": "a[n-1]"}
@@ -61,16 +93,22 @@ def products(draw: st.DrawFn) -> str:
     """A spec that sums products of some of these."""
     parts = [draw(st.sampled_from(FACTORS)) for _ in range(draw(st.integers(2, 5)))]
     longer = [draw(st.sampled_from(LONGER)) for _ in range(max(0, draw(st.integers(-3, 2))))]
-    if draw(st.integers(0, 3)) == 3:
+    kind = draw(st.integers(0, 7))
+    if kind < 4:
         parts = parts[: draw(st.integers(0, 1))]
         longer = [draw(st.sampled_from(IMAGES)), draw(st.sampled_from(FILTERS))]
+    if kind < 2:
+        taps = draw(st.lists(st.sampled_from(TAPS), max_size=2))
+        pair = draw(st.sampled_from(PAIRS)) if kind == 0 or draw(st.booleans()) else ()
+        longer = [draw(st.sampled_from(WINDOWS)), *pair, *taps]
+        longer += longer[:1] if draw(st.integers(0, 3)) == 3 else []
     parts = draw(st.permutations([*parts, *longer])) if longer else parts
     term = "*".join(parts)
-    if draw(st.booleans()):
+    if kind > 0 and draw(st.booleans()):
         term += f"/{draw(st.sampled_from(DIVISORS))}"
         if draw(st.booleans()):
             term += f"*{draw(st.sampled_from(FACTORS))}"
-    end = draw(st.sampled_from((*ENDS, *INSIDE)))
+    end = draw(st.sampled_from((*ENDS, *INSIDE))) if kind > 0 else ""
     if end in INSIDE:
         term = f"{INSIDE[end]}*{term}"
         longer += ["p"] if "p" in INSIDE[end] else []
@@ -84,6 +122,7 @@ def products(draw: st.DrawFn) -> str:
     attributes += ["g = 0.5"] if "g" in parts else []
     more = f"; {', '.join(attributes)}" if attributes else ""
     iterators = "n in N, m in M, k in K, j in 2" + (", l in L" if longer else "")
+    iterators += ", i in 2" if re.search(r"\bi\b", term) else ""
     statement = f"{target} += {term} for {iterators}{end}"
     table = "  const t = [1.5, -2.0]\n" if "t[" in term else ""
     return f"op f({tensors}{more}) -> y[{dims}]\n{table}  {statement}\n"

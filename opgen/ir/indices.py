@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, assert_never
 
+from opgen.algebra.condition import Condition
 from opgen.algebra.poly import (
     ONE,
     ZERO,
@@ -105,6 +106,20 @@ def position(names: Iterable[str], extents: Mapping[str, Poly]) -> Poly:
     for name in names:
         result = result * extents[name] + symbol(name)
     return result
+
+
+def index_conditions(index: Index, extent: Poly) -> tuple[Condition, ...]:
+    """What an index must satisfy under its boundary mode, which moves it into a cell."""
+    value = index.value
+    match index.boundary:
+        case Boundary.CLAMP | Boundary.WRAP:
+            return (Condition(extent - 1),)
+        case Boundary.REFLECT:
+            return Condition(value + extent - 1), Condition(2 * extent - 2 - value)
+        case Boundary.SYMMETRIC:
+            return Condition(value + extent), Condition(2 * extent - 1 - value)
+        case _:
+            return Condition(value), Condition(extent - 1 - value)
 
 
 def is_plainly_inside(value: Poly, extent: Poly, extents: Mapping[str, Poly]) -> bool:

@@ -12,7 +12,7 @@ from opgen.algebra.facts import Facts
 from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
 from opgen.algebra.prove import implies
 from opgen.errors import Edit, Span
-from opgen.ir.indices import extents_of, is_plainly_inside
+from opgen.ir.indices import extents_of, index_conditions, is_plainly_inside
 from opgen.ir.notation import (
     Access,
     Apply,
@@ -113,7 +113,7 @@ def _access(
         if index.boundary is Boundary.NONE and is_plainly_inside(index.value, extent, box):
             continue
         failing: list[Condition] = []
-        for condition in _bounds(index, extent):
+        for condition in index_conditions(index, extent):
             if implies(facts, condition):
                 continue
             if obligations.is_launch_condition(condition):
@@ -187,13 +187,13 @@ def _miscounted(
     )
     before = value - 1
     if falls and all(
-        implies(facts, each) for each in _bounds(replace(index, value=before), extent)
+        implies(facts, each) for each in index_conditions(replace(index, value=before), extent)
     ):
         return f"the last cell has the index {extent - 1}: write {before}", (span, f"{before}")
     from_end = extent + value
     if implies(facts, Condition(-value - 1)):
         is_place = not from_end.is_constant or from_end.constant >= 0
-        inside = _bounds(replace(index, value=from_end), extent)
+        inside = index_conditions(replace(index, value=from_end), extent)
         if (value.is_constant and is_place) or all(implies(facts, each) for each in inside):
             advice = f"indices count from 0: write {from_end} to count from the end"
             return advice, (span, f"{from_end}")
@@ -250,7 +250,8 @@ def _reflected_too_far(
         else (-extent, 2 * extent - 1)
     )
     bounds = [
-        _at_worst(condition.value, obligations, facts) for condition in _bounds(index, extent)
+        _at_worst(condition.value, obligations, facts)
+        for condition in index_conditions(index, extent)
     ]
     demands = [b for b in bounds if b is not None and b.symbols]
     edits = [required((b,), environment) for b in demands]
@@ -293,17 +294,3 @@ def _upper(name: str, facts: Facts) -> Poly | None:
         if condition.relation is Relation.GE and name not in rest.symbols:
             return rest
     return None
-
-
-def _bounds(index: Index, extent: Poly) -> tuple[Condition, ...]:
-    """What an index must satisfy under its boundary mode, which moves it into a cell."""
-    value = index.value
-    match index.boundary:
-        case Boundary.CLAMP | Boundary.WRAP:
-            return (Condition(extent - 1),)
-        case Boundary.REFLECT:
-            return Condition(value + extent - 1), Condition(2 * extent - 2 - value)
-        case Boundary.SYMMETRIC:
-            return Condition(value + extent), Condition(2 * extent - 1 - value)
-        case _:
-            return Condition(value), Condition(extent - 1 - value)

@@ -27,7 +27,7 @@ from opgen.ir.context import facts_of, with_iterators
 from opgen.ir.factors import factors_of, product_of
 from opgen.ir.notation import Access, Boundary, Read, Reducer, Statement, Table, reads
 from opgen.ir.walk import polynomials
-from opgen.passes.cells import is_dense, moving, names_of, plain_dims
+from opgen.passes.cells import is_dense, names_of, taps_of
 from opgen.passes.new_temporaries import NewTemporaries
 
 
@@ -38,7 +38,7 @@ def with_absent_terms(statement: Statement, made: NewTemporaries) -> tuple[State
     negative, factors = factors_of(statement.body)
     places = [each.value.access for each in factors if isinstance(each.value, Read)]
     read = [access for each in factors for access in reads(each.value)]
-    if len(places) < 2 or len(places) < len(read) or any(each.divides for each in factors):
+    if len(places) < len(read) or any(each.divides for each in factors):
         return (statement,)
     if not _is_convolution(statement, places):
         return (statement,)
@@ -85,15 +85,11 @@ def _is_convolution(statement: Statement, factors: Sequence[Access]) -> bool:
     """Whether a filter is one of two factors, with channels that meet in its sums."""
     if len(factors) != 2:
         return False
-    names = names_of(statement)
+    names, target = names_of(statement), statement.target
     for weight, other in (factors, factors[::-1]):
-        taps = {*plain_dims(weight, names).values()}
-        for image, result in ((other, statement.target), (statement.target, other)):
-            windows = [
-                i.value.symbols & names for i in image.indices if len(i.value.symbols & names) == 2
-            ]
-            found = taps & frozenset[str]().union(*windows) - moving(result, names)
-            if found and is_dense(image, weight, result, names - found):
+        for image, result in ((other, target), (target, other)):
+            taps = taps_of(image, weight, result, statement)
+            if taps and is_dense(image, weight, result, names - taps):
                 return True
     return False
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Set
 
 from opgen.algebra.condition import Condition
-from opgen.algebra.poly import symbol
+from opgen.algebra.poly import Poly, symbol
 from opgen.algebra.prove import implies
 from opgen.ir.context import facts_of
 from opgen.ir.indices import digits, extents_of, is_plainly_inside, product
@@ -76,6 +76,15 @@ def is_dense(image: Access, weight: Access, result: Access, names: Set[str]) -> 
     return not (into & over <= out or over & out <= into)
 
 
+def taps_of(image: Access, weight: Access, result: Access, statement: Statement) -> Set[str]:
+    """The iterators that number a filter's dims and slide along an image, but not the result."""
+    extents = extents_of(statement.iterators)
+    values = (i.value for i in image.indices if digits(i.value, extents) is None)
+    windows = (value.symbols & extents.keys() for value in values)
+    sliding = frozenset[str]().union(*(each for each in windows if len(each) == 2))
+    return {*plain_dims(weight, extents.keys()).values()} & sliding - moving(result, extents.keys())
+
+
 def some_of(iterators: Iterable[Iterator]) -> tuple[Condition, ...]:
     """That none of them has nothing to go through."""
     found = dict.fromkeys(each.extent for each in iterators)
@@ -103,7 +112,8 @@ def has_cells(access: Access, statement: Statement, made: NewTemporaries) -> boo
     """Whether all cells of the tensor, or nearly all, are read, and each for many terms.
 
     Nothing else is, but what is outside. An index goes through its dim, as an iterator, digits or a
-    window do; one that is fixed, goes by steps or is cut off does not.
+    window do, which has as many places as there are cells; one that is fixed, goes by steps or is
+    cut off does not.
     """
     extents, is_window = extents_of(statement.iterators), False
     for index, extent in zip(access.indices, made.extents(access.tensor), strict=True):
@@ -112,10 +122,25 @@ def has_cells(access: Access, statement: Statement, made: NewTemporaries) -> boo
         found = index.value.symbols & extents.keys()
         numbered = digits(index.value, extents)
         if len(found) > 1 and numbered is None:
+            if not any(_grows_with(extents[name], extent, made) for name in found):
+                return False
             is_window = True
         elif extent != product(extents[name] for name in numbered or ()):
             return False
     return is_window or moving(access, extents.keys()) < extents.keys()
+
+
+def _grows_with(count: Poly, extent: Poly, made: NewTemporaries) -> bool:
+    """Whether a range may be as long as a dim is, whatever sizes are."""
+    if count.is_constant or extent.is_constant:
+        return count.is_constant and extent.is_constant
+    found = []
+    for symbols in (count.symbols, extent.symbols):
+        for let in reversed(made.op.lets):
+            if let.name in symbols:
+                symbols = symbols - {let.name} | let.value.symbols
+        found.append(symbols)
+    return not found[0].isdisjoint(found[1])
 
 
 def is_same_for(small: Access, large: Access, names: Set[str]) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from opgen.algebra.poly import Poly, poly, symbol_atom
@@ -35,11 +35,12 @@ _READ = frozenset({Boundary.NONE, Boundary.ZERO})
 _WRITTEN = frozenset({Boundary.NONE, Boundary.DROP})
 
 
-def convolution(op: Op, result: str = "") -> Convolution | None:
+def convolution(op: Op, result: str = "", filters: Collection[str] = ()) -> Convolution | None:
     """The op as a convolution; None if it is anything else, or does anything beside it.
 
-    Where it is one in two ways, as the sum of products of two tensors of one size is, that with the
-    fewest tensors to be rearranged, and of these one whose result has that name.
+    Where it is one in two ways, as the sum of products of two tensors of one size is, that whose
+    windows are numbers or the sizes of `filters`, of these that with the fewest tensors to be
+    rearranged, and of these one whose result has that name.
     """
     product = product_of(op)
     if product is None or not is_of_one_type(op, product):
@@ -47,13 +48,16 @@ def convolution(op: Op, result: str = "") -> Convolution | None:
     if any(tensor.batched for tensor in (*op.inputs, *op.outputs)):
         return None
     accesses = (product.target, *product.factors)
-    found: list[Convolution] = []
+    found: list[tuple[tuple[int, int, bool], Convolution]] = []
     for order in itertools.permutations(range(3)):
         roles = dict(zip(Role, (accesses[at] for at in order), strict=True))
         one = _in_roles(op, product, roles, tuple(Role)[order.index(0)])
-        found += () if one is None else (one,)
-    ranks = [(len(each.arrangements), each.result != result) for each in found]
-    return found[ranks.index(min(ranks))] if found else None
+        if one is not None:
+            convolved, windows = one
+            turned = sum(_is_turned(each, product.extents, filters) for each in windows)
+            rank = turned, len(convolved.arrangements), convolved.result != result
+            found.append((rank, convolved))
+    return min(found, key=lambda each: each[0])[1] if found else None
 
 
 # ---------------------------------------------------------------------------- roles
@@ -79,8 +83,9 @@ _Dims = list[_Dim]
 
 def _in_roles(
     op: Op, product: Product, roles: Mapping[Role, Access], target: Role
-) -> Convolution | None:
-    """The product with its tensors in these roles; None where an index does not fit."""
+) -> tuple[Convolution, Sequence[_Window]] | None:
+    """The product with its tensors in these roles, and its windows; None where an index does not
+    fit."""
     if len({access.tensor for access in roles.values()}) < len(roles):
         return None
     kinds = _Kinds.of(roles, product.extents)
@@ -101,12 +106,13 @@ def _in_roles(
         if own is None or sorted(_names(own)) != sorted(_names(into)):
             return None
         arrangements[access.tensor] = _arrangement(op, access, own, into, product.extents)
+    spatial = wanted[Role.IMAGE][2:]
     geometry = [
         (dim.stride, dim.padding, dim.dilation) if isinstance(dim, _Window) else _UNMOVED
-        for dim in wanted[Role.IMAGE][2:]
+        for dim in spatial
     ]
     stride, padding, dilation = zip(*geometry, strict=True)
-    return Convolution(
+    found = Convolution(
         target,
         roles[Role.RESULT].tensor,
         roles[Role.IMAGE].tensor,
@@ -118,6 +124,21 @@ def _in_roles(
         dilation,
         {name: each for name, each in arrangements.items() if each is not None},
     )
+    return found, [dim for dim in spatial if isinstance(dim, _Window)]
+
+
+def _is_turned(window: _Window, extents: Extents, filters: Collection[str]) -> bool:
+    """Whether the image slides along what is known for a filter.
+
+    The gradient of a filter that all channels share is also a convolution with the other gradient
+    as its filter, one of all channels and pixels.
+    """
+    tap, inner = (_is_known(extents[name], filters) for name in (window.tap, window.inner))
+    return inner and not tap
+
+
+def _is_known(extent: Poly, filters: Collection[str]) -> bool:
+    return extent.is_constant or extent.symbol in filters
 
 
 def _boundaries(role: Role, target: Role) -> frozenset[Boundary] | None:

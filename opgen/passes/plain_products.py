@@ -10,16 +10,19 @@ from opgen.ir.notation import Op
 from opgen.passes.absent_outside import with_absent_terms
 from opgen.passes.cell_factors import with_cells_before
 from opgen.passes.common_factors import with_factors_behind
+from opgen.passes.continued_images import with_continued_images
 from opgen.passes.contractions import with_contractions
 from opgen.passes.new_temporaries import NewTemporaries
+from opgen.passes.separable_filters import with_separate_dims
 from opgen.passes.small_factors import with_products_before
 from opgen.passes.turned_filters import with_turned_filters
 
 
 def with_plain_products(op: Op) -> Op:
     """The op with temporaries for sums without the factors that terms share, for functions of what
-    is summed, for products of two of three factors and sums of these, and for filters that are gone
-    through backwards; with boundary modes for conditions that say no more.
+    is summed, for products of two of three factors and sums of these, for sums along one dim of an
+    image, for images that go on beyond their ends, and for filters that are gone through backwards;
+    with boundary modes for conditions that say no more.
 
     One with hand-written gradients stays as it is: these are of what is written.
     """
@@ -30,7 +33,9 @@ def with_plain_products(op: Op) -> Op:
         with_factors_behind,
         with_cells_before,
         with_products_before,
+        with_separate_dims,
         with_contractions,
+        with_continued_images,
         with_turned_filters,
     ):
         made = NewTemporaries.of(op)

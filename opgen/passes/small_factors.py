@@ -9,9 +9,11 @@ After:
     x_scaled[b,c,h,w] = x[b,c,h,w] * s[b,c]
     y[b,o,h,v] = sum(c,i,j) x_scaled[b,c, h + i - 1 ?0, v + j - 1 ?0] * w[o,c,i,j]
 
-What is left is a product of two tensors, a convolution here, and so are the gradients, of which
-those of three factors are sums over all of their points that no kernel is fast at. Of two tensors
-and a number, which `common_factors` leaves where terms are scattered, the number goes this way.
+Another image that is read through the same windows multiplies it so, too, as in the covariance of
+two images. What is left is a product of two tensors, a convolution here, and so are the gradients,
+of which those of three factors are sums over all of their points that no kernel is fast at. Of two
+tensors and a number, which `common_factors` leaves where terms are scattered, the number goes this
+way.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from dataclasses import replace
 
 from opgen.algebra.poly import symbol
 from opgen.ir.factors import Factor, factors_of, product_of
+from opgen.ir.indices import digits, extents_of
 from opgen.ir.notation import (
     Access,
     Constant,
@@ -65,12 +68,14 @@ def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statem
     pairs = [
         (len(moving(large, names)), at, other)
         for at, large in places.items()
-        # Else the product of the two is as large as what is summed.
-        if made.is_generic(large)
-        and moving(large, names) < names
-        and has_cells(large, statement, made)
+        if made.is_generic(large) and has_cells(large, statement, made)
         for other in small
-        if other != at and _is_same_for(factors[other].value, large, names)
+        if other != at
+        and (
+            _has_same_cells(factors[other].value, large, statement)
+            # Else the product of the two is as large as what is summed.
+            or (moving(large, names) < names and _is_same_for(factors[other].value, large, names))
+        )
     ]
     for _, at, other in sorted(pairs):
         first = _multiplied(places[at], factors[other].value, names, made)
@@ -99,12 +104,22 @@ def _is_same_for(value: Expr, access: Access, names: Set[str]) -> bool:
             return False
 
 
+def _has_same_cells(value: Expr, access: Access, statement: Statement) -> bool:
+    """Whether a factor reads another image through the same windows."""
+    if not isinstance(value, Read) or value.access.indices != access.indices:
+        return False
+    extents = extents_of(statement.iterators)
+    return any(digits(index.value, extents) is None for index in access.indices)
+
+
 def _multiplied(
     large: Access, small: Expr, names: Set[str], made: NewTemporaries
 ) -> Statement | None:
     """What multiplies two factors, for each cell of the large one; None where an element of the
     small one might not be there."""
     cell, iterators = cells_of(large, names, made)
+    if isinstance(small, Read) and small.access.indices == large.indices:
+        small = Read(replace(small.access, indices=cell.indices))
     body = product_of([Factor(Read(cell)), Factor(small)])
     draft = Statement(cell, Reducer.ASSIGN, iterators, (), body, is_exclusive=True)
     if not made.is_always_there(body, draft):
