@@ -211,22 +211,28 @@ def test_they_are_looked_up(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "format_", "image", "results", "ways"),
+    ("dtype", "format_", "image", "results", "ways", "is_small"),
     [
         # Few channels, or little work, are products, and with very few it is for kernels; so is
         # the gradient of the weight. Else the two gradients are one convolution.
-        (torch.float32, PLAIN, (2, 64, 20, 20), 3, []),
-        (torch.float32, PLAIN, (2, 64, 20, 20), 8, ["multiply"] * 2),
-        (torch.float32, PLAIN, (2, 64, 16, 16), 64, ["multiply"] * 2),
-        (torch.float32, PLAIN, (8, 64, 20, 20), 64, ["convolve"] * 2),
-        (torch.float32, PLAIN, (16, 64, 20, 20), 64, ["convolve"] * 3),
-        (torch.float32, LAST, (2, 64, 16, 16), 64, ["convolve"] * 3),
+        (torch.float32, PLAIN, (2, 64, 20, 20), 3, [], False),
+        (torch.float32, PLAIN, (2, 64, 20, 20), 8, ["multiply"] * 2, False),
+        (torch.float32, PLAIN, (2, 64, 16, 16), 64, ["multiply"] * 2, False),
+        (torch.float32, PLAIN, (8, 64, 20, 20), 64, ["convolve"] * 2, False),
+        (torch.float32, PLAIN, (16, 64, 20, 20), 64, ["convolve"] * 3, False),
+        (torch.float32, LAST, (2, 64, 16, 16), 64, ["convolve"] * 3, False),
+        # They are products more often where the first cache is small.
+        (torch.float32, PLAIN, (8, 64, 20, 20), 64, ["multiply"] * 2, True),
+        (torch.float32, PLAIN, (16, 64, 20, 20), 64, ["multiply"] * 2 + ["convolve"], True),
+        (torch.float32, PLAIN, (2, 512, 25, 25), 512, ["multiply"] * 2 + ["convolve"], True),
+        (torch.float32, PLAIN, (4, 512, 7, 7), 512, ["convolve"] * 3, True),
+        (torch.float32, LAST, (2, 64, 20, 20), 64, ["convolve"] * 3, True),
         # In 16 bits they are products unless pixels are few, or there is little to do.
-        (torch.bfloat16, PLAIN, (2, 16, 8, 8), 16, []),
-        (torch.bfloat16, PLAIN, (8, 64, 20, 20), 64, ["multiply"] * 2),
-        (torch.bfloat16, PLAIN, (16, 64, 20, 20), 64, ["multiply"] * 3),
-        (torch.bfloat16, PLAIN, (12, 512, 7, 7), 512, ["convolve", "convolve", "multiply"]),
-        (torch.bfloat16, LAST, (8, 64, 20, 20), 64, ["convolve"] * 3),
+        (torch.bfloat16, PLAIN, (2, 16, 8, 8), 16, [], False),
+        (torch.bfloat16, PLAIN, (8, 64, 20, 20), 64, ["multiply"] * 2, False),
+        (torch.bfloat16, PLAIN, (16, 64, 20, 20), 64, ["multiply"] * 3, False),
+        (torch.bfloat16, PLAIN, (12, 512, 7, 7), 512, ["convolve", "convolve", "multiply"], False),
+        (torch.bfloat16, LAST, (8, 64, 20, 20), 64, ["convolve"] * 3, False),
     ],
 )
 @pytest.mark.sampled(8)
@@ -236,10 +242,14 @@ def test_products_or_convolutions(
     image: tuple[int, ...],
     results: int,
     ways: list[str],
+    is_small: bool,
     asked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(library_product, "_has_small_cache", lambda: is_small)
     # An op of its own, whose calls are not looked up yet.
     name = f"pointwise_{results}_{image[0]}_{image[2]}_{dtype.itemsize}_{int(format_ == LAST)}"
+    name += f"_{int(is_small)}"
     function = getattr(opgen.compile(POINTWISE.replace("op pointwise", f"op {name}")), name)
     torch.manual_seed(0)
     x = torch.randint(-1, 2, image).to(dtype).contiguous(memory_format=format_).requires_grad_()
@@ -252,6 +262,31 @@ def test_products_or_convolutions(
     wanted = exact, *torch.autograd.grad(exact, (x, w), seed.double())
     for one, other in zip((y, *gradients), wanted, strict=True):
         assert torch.equal(one, other.to(dtype)), "small integers have no rounding"
+    assert asked == ways
+
+
+@pytest.mark.parametrize(
+    ("rows", "ways"), [(24, ["multiply"] * 3), (2, []), (0, [])], ids=["many", "few", "none"]
+)
+def test_what_is_copied_as_a_convolution_is_a_product(
+    rows: int, ways: list[str], asked: list[str]
+) -> None:
+    """Heads are dims of pixels behind channels, and of a matrix. It is copied once, and not both of
+    image and result."""
+    text = (
+        f"op heads_{rows}(x[B,N,D], w[A,H,E,D]) -> y[A,B,H,N,E]\n"
+        "  y[a,b,h,n,e] = sum(d) x[b,n,d]*w[a,h,e,d]\n"
+    )
+    function = getattr(opgen.compile(text), f"heads_{rows}")
+    torch.manual_seed(0)
+    x = torch.randint(-2, 3, (4, rows, 96)).float().requires_grad_()
+    w = torch.randint(-2, 3, (3, 4, 32 if rows > 2 else 2, 96)).float().requires_grad_()
+    y = function(x, w)
+    exact = torch.einsum("bnd,ahed->abhne", x.double(), w.double())
+    assert torch.equal(y, exact.float()), "small integers have no rounding"
+    assert y.is_contiguous()
+    found, wanted = (torch.autograd.grad(r, (x, w), torch.ones_like(r)) for r in (y, exact))
+    assert all(map(torch.equal, found, wanted))
     assert asked == ways
 
 

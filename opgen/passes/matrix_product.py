@@ -66,11 +66,13 @@ def matrix_product(op: Op) -> MatrixProduct | None:
 def _apart(
     target: tuple[str, ...], rows: tuple[str, ...], columns: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns before all rows, and the others; all are others where they are on one side."""
-    first = min(map(target.index, rows))
+    """The columns before all rows, and the others; all are others where they are on one side, or
+    where rows and columns take turns: no part of the target is a matrix then."""
+    first, last = min(map(target.index, rows)), max(map(target.index, rows))
     before = tuple(n for n in columns if target.index(n) < first)
     others = tuple(n for n in columns if n not in before)
-    return (before, others) if others else ((), columns)
+    is_matrix = all(target.index(n) > last for n in others)
+    return (before, others) if others and is_matrix else ((), columns)
 
 
 def _last(target: _Dims, left: _Dims, right: _Dims) -> str | None:

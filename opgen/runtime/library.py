@@ -338,7 +338,7 @@ def case_of(call: Call) -> Case | None:
     if on_gpu:
         found = library_cuda.settings()
         format_ = library_cuda.format_of(case, dtype, found)
-        about = found, _copied(call, names) if format_ == case.format else 0
+        about = found, copied(call, names) if format_ == case.format else 0
         return case if library_cuda.takes_convolution(case, dtype, names, *about) else None
     # With a dilation the library reads memory that nobody wrote, of rows of more than 30 pixels.
     reads_more = max(dilation) > 1 or case.has_idle_taps
@@ -361,7 +361,7 @@ def _evened(case: Case) -> Case | None:
     return library_sides.evened(case)
 
 
-def _copied(call: Call, names: Convolution) -> int:
+def copied(call: Call, names: Convolution) -> int:
     """How many elements of image and result are copied, since they do not lie as the library takes
     them; it finds no other order for filters, which are small."""
     count, arranged = 0, arrangements(call)
