@@ -243,6 +243,58 @@ def test_tiles(kind: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert found == (True, done), copy
 
 
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+def test_tiles_past_the_caches_follow_rows_of_the_source(kind: str) -> None:
+    """As many as are in such a row, the last one over the one before, or few."""
+    compiled, lanes = library(kind), 64 // np.dtype(TYPES[kind]).itemsize
+    for height, width in itertools.product((4 * lanes, 5 * lanes - 3), (lanes, 3 * lanes)):
+        size = height * width
+        for copy in (
+            Copy((height, width), (width, 1), (1, height)),
+            Copy((2, height, 3, width), (3 * size, 3 * width, width, 1), (size, 1, 0, height)),
+            Copy((3, height, width), (size, width, 1), (1, 3, 3 * height + 5)),
+        ):
+            done = TILES if copy.source[-2] == 1 or copy.source[1] == 1 else LOOPS
+            for at_end in (False, True):
+                assert copy.is_right(compiled, kind, 1000, 1, at_end) == (True, done), copy
+
+
+PAST = """
+void set_cache(int64_t bytes) { largest_cache = bytes; }
+int64_t has_lines(void) { return LANE_BYTES == LINE; }
+int64_t goes_past(T *to, const T *from, int64_t height, int64_t width, int64_t gap)
+{
+    struct move move = {to, from, 2, {{height, width + gap, 1}, {width, 1, height}}, 0};
+    struct move_row along = {1, 1, 1};
+    struct move_plan plan;
+    move.axes[0].extent = height, move.axes[1].extent = width;
+    return move_planned(&move, &along, &plan, 0, 0) && plan.tile_from && plan.streams;
+}
+"""
+
+
+def test_which_tiles_go_past_the_caches() -> None:
+    """Those of whole lines into memory that is there, if source and target fill most of a cache."""
+    compiled = build.library(f"{ALWAYS}{prelude.bindings('f32', 'f32', {})}{moves.helpers()}{PAST}")
+    height = width = 1536
+    given = np.zeros(height * (width + 16) + 16, np.float32)
+    to = np.zeros_like(given)
+    first = (-to.ctypes.data // 4) % 16
+
+    def goes_past(begin: int = first, width: int = width, gap: int = 0) -> bool:
+        place, source = to.ctypes.data + 4 * begin, ctypes.c_void_p(given.ctypes.data)
+        sizes = map(ctypes.c_int64, (height, width, gap))
+        return bool(compiled.goes_past(ctypes.c_void_p(place), source, *sizes))
+
+    for cache, is_small in ((16 << 20, True), (24 << 20, True), (26 << 20, False)):
+        compiled.set_cache(ctypes.c_int64(cache))
+        assert goes_past() == (is_small and bool(compiled.has_lines()))
+    compiled.set_cache(ctypes.c_int64(16 << 20))
+    assert not goes_past(gap=16), "what lies between is not written"
+    assert not goes_past(begin=first + 1)
+    assert not goes_past(width=width - 1)
+
+
 def test_the_harness_notices_a_wrong_copy() -> None:
     right = moves.helpers()
     wrong = right.replace("to + (at), &part", "to + (at) + (at > 0), &part")
