@@ -78,6 +78,9 @@ class Printer:
     ones: Mapping[str, str] = field(default_factory=dict)  # vectors of the number for all elements
     tables: Mapping[Atom | loops.Scalar, tuple[str, Poly]] = field(default_factory=dict)  # arrays
     # of what differs along a row, a loop or an axis alone, and places in these
+    held: Mapping[Atom | loops.Test, str] = field(
+        default_factory=dict
+    )  # what is the same in a pass
 
     # ------------------------------------------------------------ polynomials
     def poly(self, value: Poly) -> Text:
@@ -85,6 +88,8 @@ class Printer:
         return sum_text(value, self._atom)
 
     def _atom(self, atom: Atom) -> Text:
+        if atom in self.held:
+            return Text(self.held[atom])
         if atom in self.tables:
             return self._tabled(atom)
         match atom.kind:
@@ -312,6 +317,8 @@ class Printer:
 
     def test(self, test: loops.Test) -> Text:
         """A truth value."""
+        if test in self.held:
+            return Text(self.held[test])
         match test:
             case loops.Always():
                 return Text("1")

@@ -8,12 +8,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final, Self
 
-from opgen.algebra.poly import Kind, poly, symbol
+from opgen.algebra.poly import Atom, Kind, of_atom, poly, symbol
 from opgen.emit.block_cells import BlockCellEmitter
 from opgen.emit.chosen_cells import chosen_cells
 from opgen.emit.chosen_lanes import choosing, print_choosing
 from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
+from opgen.emit.held_indices import held_atoms, held_tests
 from opgen.emit.lane_pairs import Pass, held_pair, hold_pairs, in_pairs, one_by_one
 from opgen.emit.lanes_ahead import fetch_lanes
 from opgen.emit.planes import FEW_TERMS
@@ -31,8 +32,10 @@ from opgen.ir.loops import (
     Short,
     Start,
     Store,
+    Test,
     walk,
 )
+from opgen.ir.primitives import Level
 
 FEW: Final = 8
 """How many lanes are not worth a vector, nor the time that the compiler takes to make one."""
@@ -91,6 +94,7 @@ class LaneEmitter(BlockCellEmitter):
         else:
             if not few:
                 self.load_ahead(node, inner)
+                self.hold_indices(node, inner, first, last)
                 self.write("INDEPENDENT")
             head = f"int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++"
             self.write(f"for ({head}) {{")
@@ -120,6 +124,23 @@ class LaneEmitter(BlockCellEmitter):
             kind = self.printer.types.of(load).value
             self.write(f"const {kind} {name} = {self.printer.scalar(load).text};")
             inner.printer.columns[load.tensor, load.indices] = name
+
+    def hold_indices(self, node: Lanes, inner: Self, first: str, last: str) -> None:
+        """Read indices before the loop that are the same for all lanes, see `held_indices`."""
+        if self.printer.cuda:
+            return
+        held: dict[Atom | Test, str] = dict(self.printer.held)
+        for atom in held_atoms(node, self.kernel):
+            loads = (atom, *(load for argument in atom.args for load in argument.loads))
+            name = next(each.name for each in loads if each.kind is Kind.LOAD)
+            value = self.text(of_atom(atom))
+            held[atom] = self.scope.fresh(f"{name}_at")
+            self.write(f"const int64_t {held[atom]} = {value};")
+        inner.printer = replace(inner.printer, held=held)
+        for test in held_tests(node, self.kernel):
+            asked = inner.printer.test(test).at(Level.EQUALITY)
+            held[test] = self.scope.fresh("is_inside")
+            self.write(f"const int {held[test]} = {first} <= {last} && {asked};")
 
     def whole_vectors(self, node: Lanes, row: Row, inner: Self) -> None:
         """A loop over as many lanes as a vector has, again and again; the last ones begin earlier.
