@@ -88,6 +88,13 @@ def _covariance(x: Tensor, z: Tensor, g: Tensor) -> Tensor:
     return functional.conv2d(x * z, window, groups=x.shape[1])
 
 
+def _of_blocks(x: Tensor, d: Tensor) -> Tensor:
+    count, channels, height, width = x.shape
+    parts = x.view(count, channels, height // 8, 8, width // 8, 8).transpose(3, 4)
+    blocks: Tensor = d @ parts @ d.mT
+    return blocks.transpose(3, 4).reshape(x.shape)
+
+
 _X, _W = (4, 64, 56, 56), (64, 64, 3, 3)
 _QKV = ((96, 196, 64),) * 3
 _SCORES = "q[b,n,d]*k[b,m,d]"
@@ -174,6 +181,13 @@ FORMS = (
         "  y[b,c,h,v] = sum(i,j) g[i]*g[j]*x[b,c,h+i,v+j]*z[b,c,h+i,v+j]",
         ((4, 3, 128, 128), (4, 3, 128, 128), (11,)),
         _covariance,
+    ),
+    Form(
+        "transform of blocks of 8x8, as in JPEG",
+        "x[B,C,(H 8),(W 8)], d[8,8]) -> y[B,C,(H 8),(W 8)]\n"
+        "  y[b,c,(h u),(w v)] = sum(i,j) x[b,c,(h i),(w j)]*d[u,i]*d[v,j]",
+        ((64, 3, 64, 64), (8, 8)),
+        _of_blocks,
     ),
     Form(
         "causal convolution",

@@ -114,6 +114,10 @@ op scattered(x[N,K], w[N,K], s[N]) -> y[N]
   where N >= 1
   y[n//2] += 2*x[n,k]*w[n,k]*s[n]
 """
+BLOCKS = """
+op blocks(x[B,C,(H 4),(W 4)], d[4,4]) -> y[B,C,(H 4),(W 4)]
+  y[b,c,(h u),(w v)] = sum(i,j) x[b,c,(h i),(w j)]*d[u,i]*d[v,j]
+"""
 
 
 def read(spec: str) -> Op:
@@ -208,6 +212,12 @@ def scattered(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
     return x.new_zeros(len(s)).index_add(0, at, 2 * (x * w).sum(1) * s)
 
 
+def blocks(x: Tensor, d: Tensor) -> Tensor:
+    """A transform of each block, as in JPEG."""
+    parts = x.unflatten(3, (-1, 4)).unflatten(2, (-1, 4)).transpose(3, 4)
+    return (d @ parts @ d.mT).transpose(3, 4).reshape(x.shape)
+
+
 CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] = {
     "score": (SCORE, score, [(2, 3, 9, 8), (2, 3, 7, 8)], 1),
     "gram": (GRAM, gram, [(2, 5, 3, 4)], 1),
@@ -229,6 +239,7 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] 
     "pooled": (POOLED, pooled, [(2, 3, 4, 5), (6, 3)], 1),
     "chained": (CHAINED, chained, [(2, 3), (3, 4), (4, 5), (5, 6)], 3),
     "energy": (ENERGY, energy, [(4,), (4, 4)], 0),
+    "blocks": (BLOCKS, blocks, [(2, 3, 8, 12), (4, 4)], 2),
     "scattered": (SCATTERED, scattered, [(7, 4), (7, 4), (7,)], 0),
 }
 

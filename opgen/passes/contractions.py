@@ -30,7 +30,7 @@ from itertools import combinations
 
 from opgen.algebra.poly import ONE, ZERO, symbol
 from opgen.ir.factors import Factor, factors_of, is_number, product_of
-from opgen.ir.indices import extents_of, is_plainly_inside
+from opgen.ir.indices import digits, extents_of, is_plainly_inside
 from opgen.ir.notation import Access, Boundary, Iterator, Parameter, Read, Reducer, Statement, reads
 from opgen.ir.walk import expression_polynomials
 from opgen.passes.cells import are_sizes, is_inside, is_plain_sum, names_of, some_of
@@ -98,10 +98,16 @@ def _in_order(
 ) -> tuple[Iterator, ...]:
     """The iterators of a statement as the dims of a temporary: first those of the target, or where
     there is a window, as those of the tensor are that it goes through."""
+    extents = extents_of(statement.iterators)
     for at in group.places:
         for access in reads(factors[at].value):
             order = [index.value.symbols & group.moving for index in access.indices]
-            if any(len(names) > 1 and names & group.summed for names in order):
+            windows = [
+                names
+                for names, index in zip(order, access.indices, strict=True)
+                if digits(index.value, extents) is None
+            ]
+            if any(len(names) > 1 and names & group.summed for names in windows):
                 place = {name: axis for axis, names in enumerate(order) for name in names}
                 return tuple(
                     sorted(statement.iterators, key=lambda e: place.get(e.name, len(place)))
@@ -126,8 +132,8 @@ def _groups(
         and each.value.access.tensor not in tables
         and made.is_generic(each.value.access)
     ]
-    read = [access.tensor for each in factors for access in reads(each.value)]
-    most = max(len(made.extents(name)) for name in (statement.target.tensor, *read))
+    read = [access for each in factors for access in reads(each.value)]
+    most = max(_dims(access, statement) for access in (statement.target, *read))
     fixed = frozenset[str]().union(*(i.value.symbols for i in statement.target.indices)) & names
     cells = [fixed, *(known[at] for at in tensors)]
     alone = [(at,) for at in tensors] if len(tensors) > 1 else []
@@ -148,6 +154,12 @@ def _groups(
             and _may_come_first(statement, factors, group, made)
         ):
             yield group
+
+
+def _dims(access: Access, statement: Statement) -> int:
+    """How many dims a tensor has, where each part of a composite one is one."""
+    extents = extents_of(statement.iterators)
+    return sum(len(digits(index.value, extents) or ("",)) for index in access.indices)
 
 
 def _may_come_first(
