@@ -149,6 +149,18 @@ def test_images_and_filters_of_nothing() -> None:
         # No mode, or one that is no cell of the image.
         "op f(x[B,C,T], w[O,C,3]) -> y[B,O,T]\n  y[b,o,t] = sum(c,i) x[b,c,t+i-1 ?0]*w[o,c,i]\n",
         "op f(x[B,C,T], w[O,C,3]) -> y[B,O,T]\n  y[b,o,t] = sum(c,i) x[b,c,t+i-1 ?(1)]*w[o,c,i]\n",
+        # Few cells of the image are read, or it would go on for many times its length.
+        "op f(x[N,C,T], w[O,C,K]; n = 0) -> y[O,T]\n  where 0 <= n < N\n"
+        "  y[o,t] = sum(c,i) x[n,c,t+i-1 ?wrap]*w[o,c,i]\n",
+        "op f(x[N,C,T], w[O,C,K], r: int[B]) -> y[B,O,T]\n"
+        "  y[b,o,t] = sum(c,i) x[r[b],c,t+i-1 ?wrap]*w[o,c,i]\n",
+        "op f(x[B,C,T], w[O,C,K]; d = 1) -> y[B,O,T]\n  where d >= 1\n"
+        "  y[b,o,t] = sum(c,i) x[b,c,t+d*i ?wrap]*w[o,c,i]\n",
+        "op f(x[B,C,T], w[O,C,3]) -> y[B,O,T]\n"
+        "  y[b,o,t] = sum(c,i) x[b,c,t+1000*i ?clamp]*w[o,c,i]\n",
+        "op f(x[B,C,H,W], w[C,3,3]; s = 1) -> y[B,C,M,N]\n  where s >= 1\n"
+        "  let M = H//s, N = W//s\n"
+        "  y[b,c,h,v] = sum(i,j) x[b,c,s*h+i-1 ?clamp,s*v+j-1 ?clamp]*w[c,i,j]\n",
         # How far a window goes depends on numbers in a tensor, or on the sign of an attribute.
         "op f(x[B,C,T], w[O,C,3], n: int[B]) -> y[B,O,T]\n"
         "  y[b,o,t] = sum(c,i) x[b,c,t+i-n[b] ?wrap]*w[o,c,i]\n",

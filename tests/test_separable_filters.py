@@ -142,6 +142,64 @@ def test_terms_outside_are_absent() -> None:
     assert torch.equal(y, torch.tensor([[[[4.0, 4], [torch.inf, torch.inf]]]]))
 
 
+def test_an_image_without_cells_has_no_terms() -> None:
+    """However infinite the filters are that would meet them."""
+    function = opgen.compile(
+        "op f(x[H,W], a[3], b[3]) -> y[H,M]\n  let M = W + 1\n"
+        "  y[h,v] = sum(i,j) x[h+i-1 ?0,v+j-1 ?0]*a[i]*b[j]\n"
+    ).f
+    infinite = torch.full((3,), torch.inf)
+    assert torch.equal(function(torch.ones(2, 0), infinite, torch.ones(3)), torch.zeros(2, 1))
+
+
+_UNREAD = {
+    "by steps": ("y[H//2,W-1]", "sum(i,j) x[2*h+i,v+j]*a[i]*b[j]", 1, [1, 3]),
+    "by longer steps": ("y[(H+1)//3,W-1]", "sum(i,j) x[3*h+i,v+j]*a[i]*b[j]", 2, [2]),
+    "dropped": ("y[H-1,W-1]", "sum(i,j) x[h+i,v+j]*a[i]*b[j] for h in H", 1, [3]),
+    "no terms": ("y[H-4,W-1]", "sum(i,j) x[h+i,v+j]*a[i]*b[j]", 5, [0, 1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("name", _UNREAD)
+def test_what_no_term_reads_is_in_no_gradient(name: str) -> None:
+    """Rows of NaN beside those that are read."""
+    dims, term, taps, unread = _UNREAD[name]
+    size = "I" if name == "no terms" else str(taps)
+    where = "  where H >= 4, I == 5\n" if name == "no terms" else ""
+    target = "y[h ?drop,v]" if name == "dropped" else "y[h,v]"
+    function = opgen.compile(
+        f"op f(x[H,W], a[{size}], b[2]) -> {dims}\n  where H >= 4, W >= 1\n{where}"
+        f"  {target} = {term}\n"
+    ).f
+    x = torch.ones(4, 3)
+    x[unread] = torch.nan
+    a, b = torch.ones(taps, requires_grad=True), torch.ones(2, requires_grad=True)
+    y = function(x, a, b)
+    assert y.isfinite().all()
+    found = torch.autograd.grad(y, (a, b), torch.ones_like(y))
+    assert all(each.isfinite().all() for each in found)
+
+
+def test_pixels_of_two_images_that_no_term_reads() -> None:
+    steps = opgen.compile(
+        "op f(x[T], z[T], a[2]) -> y[T//4]\n  y[t] = sum(i) x[4*t+i]*z[4*t+i]*a[i]\n"
+    ).f
+    x, a = torch.ones(8, requires_grad=True), torch.ones(2)
+    z = torch.ones(8)
+    z[2], z[3] = torch.inf, torch.nan
+    (found,) = torch.autograd.grad(steps(x, z, a).sum(), x)
+    assert torch.equal(found, torch.tensor([1.0, 1, 0, 0, 1, 1, 0, 0]))
+    valid = opgen.compile(
+        "op f(x[T], z[T], a[K]) -> y[T-K+1]\n  where K <= T + 1\n"
+        "  y[t] = sum(i) x[t+i]*z[t+i]*a[i]\n"
+    ).f
+    for count in (0, 4):
+        x = torch.ones(3, requires_grad=True)
+        y = valid(x, torch.full((3,), torch.nan), torch.ones(count))
+        (found,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert torch.equal(found, torch.zeros(3)), count
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -153,7 +211,22 @@ def test_terms_outside_are_absent() -> None:
         "op f(x[W], a[3], b[3]) -> y[W]\n  y[v] = sum(i,j) x[v+i+j ?clamp]*a[i]*b[j] for v in W\n",
         "op f(x[H,W], a[3], b[3]) -> y[H,W,3]\n"
         "  y[h,v,j] = max(i) x[h+i-1 ?0,v+j-1 ?0]*a[i]*b[j]\n",
-        # A dim of which few cells are read.
+        # A dim of which few cells are read, as far as is known.
+        "op f(x[B,H,W], a[3], b[3]) -> y[B,M,W]\n  let M = min(H,4)\n"
+        "  y[b_,h,v] = sum(i,j) x[b_,h+i-1 ?0,v+j-1 ?0]*a[i]*b[j]\n".replace("b_", "n"),
+        "op f(x[4096,W], a[3], b[3]) -> y[2,W]\n"
+        "  y[h,v] = sum(i,j) x[h+i-1 ?0,v+j-1 ?0]*a[i]*b[j]\n",
+        "op f(x[H,W], a[3], b[3]; s = 2) -> y[M,N]\n  where s >= 1\n"
+        "  let M = (H-3)//s + 1, N = (W-3)//s + 1\n"
+        "  y[h,v] = sum(i,j) x[s*h+i,s*v+j]*a[i]*b[j]\n",
+        "op f(x[H,W], a[2], b[2]) -> y[M,N]\n  let M = (H-2)//4 + 1, N = (W-2)//4 + 1\n"
+        "  y[h,v] = sum(i,j) x[4*h+i,4*v+j]*a[i]*b[j]\n",
+        "op f(x[N,N], z[N,N], a[3]) -> y[N]\n  y[n] = sum(i) x[n,n+i-1 ?0]*z[n,n+i-1 ?0]*a[i]\n",
+        "op f(x[T], a[3]; s = 2) -> y[M]\n  where s >= 1\n  let M = (T-3)//s + 1\n"
+        "  y[t] = sum(i) x[s*t+i]*x[s*t+i]*a[i]\n",
+        # Or which another factor leaves out.
+        "op f(x[H,W], m[W], a[3], b[3]) -> y[H,W]\n"
+        "  y[h,v] = sum(i,j) x[h+i-1 ?0,v+j-1 ?0]*m[v-1 ?0]*a[i]*b[j] for v in W\n",
         "op f(x[N,H,W], a[3], b[3]) -> y[H,W]\n"
         "  y[h,v] = sum(i,j) x[0,h+i-1 ?0,v+j-1 ?0]*a[i]*b[j]\n",
         "op f(x[H,W], a[3], b[3]) -> y[2,W]\n"

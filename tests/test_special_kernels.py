@@ -19,7 +19,7 @@ from catalogue import SPECS
 from opgen import on_demand
 from opgen.errors import Source
 from opgen.lang.read import read
-from opgen.passes.specialise import counts_of
+from opgen.passes.specialise import counts_of, windows_of
 from opgen.runtime import Operation, evaluation, generated, special
 
 SPEC = """
@@ -396,6 +396,23 @@ def test_a_module_alone_uses_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> N
     assert special.source_of(operation, (2, 0, 3, None)) == operation.sources.c
     call(op, 1, 0, 3)
     call(op, 2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "windows"),
+    [
+        # In the middle of its window, at its end, and backwards.
+        ("op f(x[H], k[I]) -> y[H]\n  y[h] = sum(i) x[h+i-I//2 ?0]*k[i]\n", ("I",)),
+        ("op f(x[H], k[I]) -> y[H]\n  y[h] = sum(i) x[h+i-I+1 ?0]*k[i] for h in H\n", ("I",)),
+        ("op f(x[H], k[I]) -> y[H]\n  y[h] = sum(i) x[h+I-1-2*i ?0]*k[i] for h in H\n", ("I",)),
+        # A digit, and what is beside it.
+        ("op f(x[(G C)], k[C]) -> y[G]\n  y[g] = sum(c) x[(g c)]*k[c]\n", ()),
+        ("op f(x[(G C)], k[C]) -> y[G]\n  y[g] = sum(c) x[g*C + c - C ?0]*k[c] for g in G\n", ()),
+    ],
+)
+def test_what_a_window_is(text: str, windows: tuple[str, ...]) -> None:
+    (op,) = read(Source(text, "<test>"))
+    assert windows_of(op) == windows
 
 
 def test_a_window_that_an_attribute_gives_is_one_in_the_gradient_as_well() -> None:

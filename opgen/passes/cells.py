@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 
 from opgen.algebra.condition import Condition
-from opgen.algebra.poly import Poly, symbol
+from opgen.algebra.poly import ONE, Poly, symbol
 from opgen.algebra.prove import implies
 from opgen.ir.context import facts_of
 from opgen.ir.indices import digits, extents_of, is_plainly_inside, product
@@ -122,7 +122,7 @@ def has_cells(access: Access, statement: Statement, made: NewTemporaries) -> boo
         found = index.value.symbols & extents.keys()
         numbered = digits(index.value, extents)
         if len(found) > 1 and numbered is None:
-            if not any(_grows_with(extents[name], extent, made) for name in found):
+            if not _reaches_through(index.value, extent, extents, made):
                 return False
             is_window = True
         elif extent != product(extents[name] for name in numbered or ()):
@@ -130,17 +130,46 @@ def has_cells(access: Access, statement: Statement, made: NewTemporaries) -> boo
     return is_window or moving(access, extents.keys()) < extents.keys()
 
 
-def _grows_with(count: Poly, extent: Poly, made: NewTemporaries) -> bool:
-    """Whether a range may be as long as a dim is, whatever sizes are."""
-    if count.is_constant or extent.is_constant:
-        return count.is_constant and extent.is_constant
-    found = []
-    for symbols in (count.symbols, extent.symbols):
-        for let in reversed(made.op.lets):
-            if let.name in symbols:
-                symbols = symbols - {let.name} | let.value.symbols
-        found.append(symbols)
-    return not found[0].isdisjoint(found[1])
+def _reaches_through(
+    value: Poly, extent: Poly, extents: Mapping[str, Poly], made: NewTemporaries
+) -> bool:
+    """Whether a window goes about as far as its dim does; whether it is so for steps that are
+    attributes is not known."""
+    steps = steps_of(value, extents)
+    if steps is None:
+        return True
+    reach = sum((abs(step) * (extents[name] - 1) for name, step in steps.items()), ONE)
+    return implies(facts_of(made.op), Condition(reach + sum(map(abs, steps.values())) - extent))
+
+
+def steps_of(value: Poly, names: Iterable[str]) -> dict[str, int] | None:
+    """How far an index goes for a step of each of its iterators; None where that is no number."""
+    steps = {name: value.step_in(name) for name in names if name in value.symbols}
+    found = {name: step for name, step in steps.items() if step is not None}
+    return found if len(found) == len(steps) else None
+
+
+def are_gone_along(access: Access, statement: Statement) -> bool:
+    """Whether windows leave no gaps between them, and no two dims go together: then nearly all
+    cells are read where windows go as far as their dims."""
+    extents, names = extents_of(statement.iterators), names_of(statement)
+    counts = [len(index.value.symbols & names) for index in access.indices]
+    if sum(counts) > len(moving(access, names)):
+        return False
+    for index in access.indices:
+        if digits(index.value, extents) is not None:
+            continue
+        steps = steps_of(index.value, extents)
+        if steps is None:
+            return False
+        covered = [
+            e.constant for n, e in extents.items() if abs(steps.get(n, 0)) == 1 and e.is_constant
+        ]
+        ones = sum(abs(step) == 1 for step in steps.values())
+        most = max(map(abs, steps.values()), default=1)
+        if ones == 0 or (most > 1 and most > max(covered, default=1)):
+            return False
+    return True
 
 
 def is_same_for(small: Access, large: Access, names: Set[str]) -> bool:

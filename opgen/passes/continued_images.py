@@ -20,15 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ONE, ZERO, Poly, maximum, symbol, symbol_atom
 from opgen.algebra.prove import implies, sign
 from opgen.ir.context import facts_of, with_iterators
-from opgen.ir.indices import FOLDED, extents_of, index_conditions
+from opgen.ir.indices import FOLDED, digits, extents_of, index_conditions, product
 from opgen.ir.notation import (
     Access,
+    Boundary,
     Expr,
     Index,
     Iterator,
@@ -38,8 +40,21 @@ from opgen.ir.notation import (
     Table,
     map_expression,
 )
-from opgen.passes.cells import cells_of, is_dense, names_of, taps_of, two_factors
+from opgen.passes.cells import (
+    are_gone_along,
+    cells_of,
+    is_dense,
+    names_of,
+    steps_of,
+    taps_of,
+    two_factors,
+)
 from opgen.passes.new_temporaries import NewTemporaries
+
+_WINDOW: Final = 2
+"""How many iterators slide along each other in a window."""
+
+_LONGEST_STEP: Final = 16
 
 
 def with_continued_images(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
@@ -50,7 +65,8 @@ def with_continued_images(statement: Statement, made: NewTemporaries) -> tuple[S
     names, target = names_of(statement), statement.target
     for weight, image in (factors, factors[::-1]):
         taps = taps_of(image, weight, target, statement)
-        is_worth_it = len(taps) > 1 or (taps and is_dense(image, weight, target, names - taps))
+        is_dense_one = bool(taps) and is_dense(image, weight, target, names - taps)
+        is_worth_it = is_dense_one or (len(taps) > 1 and are_gone_along(image, statement))
         if is_worth_it and made.is_whole(image.tensor):
             return _continued(statement, image, made)
     return (statement,)
@@ -64,8 +80,10 @@ def _continued(statement: Statement, image: Access, made: NewTemporaries) -> tup
     guards: list[Condition] = []
     for axis, index in enumerate(image.indices):
         if index.boundary not in FOLDED:
+            if _is_part(index, extents[axis], extents_of(statement.iterators)):
+                return (statement,)
             continue
-        reach = _reach(index.value, extents_of(statement.iterators), facts)
+        reach = _reach(index, extents_of(statement.iterators), facts)
         if reach is None:
             return (statement,)
         least, count = reach
@@ -106,8 +124,23 @@ def _continued(statement: Statement, image: Access, made: NewTemporaries) -> tup
     )
 
 
-def _reach(value: Poly, extents: Mapping[str, Poly], facts: Facts) -> tuple[Poly, Poly] | None:
-    """The least value of a sum of iterators, and how many there are from it to the greatest."""
+def _is_part(index: Index, extent: Poly, extents: Mapping[str, Poly]) -> bool:
+    """Whether few cells of a dim may be read, as of one that is fixed or read from a tensor."""
+    numbered = digits(index.value, extents)
+    if index.value.is_data_dependent:
+        return True
+    if numbered is None:
+        return len(index.value.symbols & extents.keys()) < _WINDOW
+    return product(extents[name] for name in numbered) != extent
+
+
+def _reach(index: Index, extents: Mapping[str, Poly], facts: Facts) -> tuple[Poly, Poly] | None:
+    """The least value of a sum of iterators, and how many there are from it to the greatest; None
+    where these may be many times the cells of the dim, since steps are attributes or long."""
+    value, steps = index.value, steps_of(index.value, extents)
+    is_near = index.boundary in (Boundary.REFLECT, Boundary.SYMMETRIC)
+    if not is_near and (steps is None or max(map(abs, steps.values()), default=0) > _LONGEST_STEP):
+        return None
     least, count = value, ONE
     for name in sorted(value.symbols & extents.keys()):
         split = least.linear_in(symbol_atom(name))

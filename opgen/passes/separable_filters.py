@@ -15,7 +15,7 @@ three factors no gradient is a sum that kernels are fast at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import symbol, symbol_atom
@@ -35,6 +35,7 @@ from opgen.ir.notation import (
     reads,
 )
 from opgen.passes.cells import (
+    are_gone_along,
     are_sizes,
     cells_of,
     has_cells,
@@ -78,7 +79,7 @@ def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statem
     for at, image in reversed([*enumerate(read)]):
         for place, weight in reversed([*enumerate(read)]):
             others = [each for p, each in enumerate(read) if p not in (at, place)]
-            if at == place or not others:
+            if at == place or not others or not _are_plain((statement.target, weight, *others)):
                 continue
             windows = _windows(statement, image, weight, others)
             if windows is None or not _may_be_first(statement, image, weight, made):
@@ -120,10 +121,7 @@ def _windows(
             is_other = True
     plain = {*plain_dims(image, names).values()}
     is_alone = moving(weight, names) - taps <= plain
-    # Of `x[n, n + i, v + j]` few cells are read.
-    counts = [len(index.value.symbols & names) for index in image.indices]
-    is_once = sum(counts) == len(moving(image, names))
-    return _Windows(taps, along) if taps and is_other and is_alone and is_once else None
+    return _Windows(taps, along) if taps and is_other and is_alone else None
 
 
 def _may_be_first(
@@ -135,9 +133,14 @@ def _may_be_first(
         not any(isinstance(each, Table) for each in tensors)
         and all(made.is_whole(each.tensor) and made.is_generic(each) for each in (image, weight))
         and has_cells(image, statement, made)
+        and are_gone_along(image, statement)
         and is_inside(weight, statement, made)
-        and all(index.boundary is Boundary.NONE for index in weight.indices)
     )
+
+
+def _are_plain(accesses: Iterable[Access]) -> bool:
+    """Whether none may be outside: no term is absent for all of a row, nor written nowhere."""
+    return all(index.boundary is Boundary.NONE for each in accesses for index in each.indices)
 
 
 def _split(
@@ -169,10 +172,14 @@ def _split(
                     return None
                 ends = split[1], split[1] + split[0] * (each.extent - 1)
                 least, greatest = ends if split[0] == 1 else ends[::-1]
-            if not all_nonnegative((extent - 1 - least, greatest), facts):
+            if not all_nonnegative((extent - 1, extent - 1 - least, greatest), facts):
                 return None
         elif not all(implies(facts, each) for each in index_conditions(index, extent)):
             return None
+    # Where there are no terms at all, what no term reads is in no sum of a gradient.
+    known = {each.name for each in (*loops, *inner)}
+    rest = some_of(each for each in statement.iterators if each.name not in known)
+    guards = tuple(each for each in rest if not implies(facts, each))
     cells = [(each.extent, symbol(each.name)) for each in loops]
     total = made.cells(statement.target.tensor, "part", cells)
     body = product_of([Factor(Read(Access(image.tensor, tuple(source)))), Factor(Read(weight))])
@@ -180,7 +187,7 @@ def _split(
         total,
         Reducer.ADD,
         (*loops, *inner),
-        (),
+        guards,
         body,
         is_exclusive=True,
         span=statement.span,

@@ -19,14 +19,18 @@ way.
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
+from opgen.algebra.condition import Condition
 from opgen.algebra.poly import symbol
+from opgen.algebra.prove import implies
+from opgen.ir.context import facts_of, with_iterators
 from opgen.ir.factors import Factor, factors_of, product_of
 from opgen.ir.indices import digits, extents_of
 from opgen.ir.notation import (
     Access,
+    Boundary,
     Constant,
     Expr,
     Parameter,
@@ -34,14 +38,17 @@ from opgen.ir.notation import (
     Reducer,
     Statement,
     Value,
+    reads,
 )
 from opgen.passes.cells import (
+    are_gone_along,
     cells_of,
     has_cells,
     is_plain_sum,
     is_same_for,
     moving,
     names_of,
+    some_of,
 )
 from opgen.passes.new_temporaries import NewTemporaries
 
@@ -72,13 +79,13 @@ def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statem
         for other in small
         if other != at
         and (
-            _has_same_cells(factors[other].value, large, statement)
+            _has_same_cells(at, other, factors, statement)
             # Else the product of the two is as large as what is summed.
             or (moving(large, names) < names and _is_same_for(factors[other].value, large, names))
         )
     ]
     for _, at, other in sorted(pairs):
-        first = _multiplied(places[at], factors[other].value, names, made)
+        first = _multiplied(places[at], factors[other].value, statement, made)
         if first is None:
             continue
         read = Factor(Read(replace(places[at], tensor=first.target.tensor)))
@@ -104,25 +111,41 @@ def _is_same_for(value: Expr, access: Access, names: Set[str]) -> bool:
             return False
 
 
-def _has_same_cells(value: Expr, access: Access, statement: Statement) -> bool:
-    """Whether a factor reads another image through the same windows."""
-    if not isinstance(value, Read) or value.access.indices != access.indices:
+def _has_same_cells(at: int, other: int, factors: Sequence[Factor], statement: Statement) -> bool:
+    """Whether two factors read images through the same windows, nearly all cells of them.
+
+    Nothing else may be outside, since no term would read them there.
+    """
+    one, two = factors[at].value, factors[other].value
+    if not isinstance(one, Read) or not isinstance(two, Read):
         return False
-    extents = extents_of(statement.iterators)
-    return any(digits(index.value, extents) is None for index in access.indices)
+    extents, indices = extents_of(statement.iterators), one.access.indices
+    if indices != two.access.indices or not are_gone_along(one.access, statement):
+        return False
+    left = [a for p, f in enumerate(factors) if p not in (at, other) for a in reads(f.value)]
+    beside = (index for access in (statement.target, *left) for index in access.indices)
+    is_window = any(digits(index.value, extents) is None for index in indices)
+    return is_window and all(index.boundary is Boundary.NONE for index in beside)
 
 
 def _multiplied(
-    large: Access, small: Expr, names: Set[str], made: NewTemporaries
+    large: Access, small: Expr, statement: Statement, made: NewTemporaries
 ) -> Statement | None:
     """What multiplies two factors, for each cell of the large one; None where an element of the
     small one might not be there."""
-    cell, iterators = cells_of(large, names, made)
+    cell, iterators = cells_of(large, names_of(statement), made)
+    guards: tuple[Condition, ...] = ()
     if isinstance(small, Read) and small.access.indices == large.indices:
         small = Read(replace(small.access, indices=cell.indices))
+        # Where there are no terms at all, what no term reads is in no gradient.
+        known, facts = {e.name for e in iterators}, with_iterators(facts_of(made.op), iterators)
+        rest = some_of(each for each in statement.iterators if each.name not in known)
+        guards = tuple(each for each in rest if not implies(facts, each))
     body = product_of([Factor(Read(cell)), Factor(small)])
     draft = Statement(cell, Reducer.ASSIGN, iterators, (), body, is_exclusive=True)
     if not made.is_always_there(body, draft):
         return None
     target = made.cells(large.tensor, "scaled", [(e.extent, symbol(e.name)) for e in iterators])
-    return replace(draft, target=target)
+    # A sum is 0 where a condition does not hold.
+    reducer = Reducer.ADD if guards else Reducer.ASSIGN
+    return replace(draft, target=target, reducer=reducer, guards=guards)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.condition import Condition
-from opgen.algebra.poly import Poly, poly, symbol
+from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
 from opgen.ir.indices import extents_of
 from opgen.ir.notation import (
     AttributeType,
@@ -102,7 +102,7 @@ def windows_of(op: Op) -> tuple[str, ...]:
                     size = extents[name].symbol
                     if name in kept or name in bare or size not in op.sizes or len(inside) < 2:
                         continue
-                    if not _is_digit(index.value, name, size):
+                    if not _is_digit(index.value, inside, size):
                         found[size] = None
         found.update(dict.fromkeys(_windows_written(statement, op)))
     return tuple(found)
@@ -124,7 +124,7 @@ def _windows_written(statement: Statement, op: Op) -> Iterable[str]:
             continue
         for name in windows:
             size = extents[name].symbol
-            if size in op.sizes and not _is_digit(index.value, name, size):
+            if size in op.sizes and not _is_digit(index.value, inside, size):
                 yield size
 
 
@@ -172,9 +172,13 @@ def lengths_of(op: Op) -> tuple[str, ...]:
     return tuple(name for name in found if name in known)
 
 
-def _is_digit(value: Poly, name: str, size: str) -> bool:
-    """Whether a multiple of the iterator's own extent is added to it."""
-    return size in (value - symbol(name)).symbols
+def _is_digit(value: Poly, names: Iterable[str], size: str) -> bool:
+    """Whether an iterator is a digit beside others: these count in multiples of its own extent."""
+    for name in names:
+        split = value.linear_in(symbol_atom(name))
+        if split is None or size in split[0].symbols:
+            return True
+    return False
 
 
 def specialise(op: Op, values: Mapping[str, int]) -> Op:
