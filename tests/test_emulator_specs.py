@@ -194,6 +194,33 @@ def test_every_kernel(stem: str, name: str, order: int) -> None:
         assert ran == kernels_of(operation) - (tiled if order == ORDERS else set())
 
 
+FORMS = {
+    "continued": "op f(x[B,C,H,W], w[O,C,3,3]) -> y[B,O,H,W]\n  where H >= 2\n"
+    "  y[b,o,h,v] = sum(c,i,j) x[b,c,h+i-1 ?reflect,v+j-1 ?wrap]*w[o,c,i,j]\n",
+    "separable": "op f(x[B,C,H,W], g[3], k[C,K]) -> y[B,C,H,W]\n"
+    "  y[b,c,h,v] = sum(i,j) x[b,c,h+i-1 ?0,v+j-K//2 ?clamp]*g[i]*k[c,j]\n",
+    "covariance": "op f(x[B,H,W], z[B,H,W], g[K], k[K]) -> y[B,H-K+1,W-K+1]\n"
+    "  where K <= H + 1, K <= W + 1\n"
+    "  y[b,h,v] = sum(i,j) g[i]*k[j]*x[b,h+i,v+j]*z[b,h+i,v+j]\n",
+    "blocks": "op f(x[B,(H 4),(W 4)], d[4,4]) -> y[B,(H 4),(W 4)]\n"
+    "  y[b,(h u),(w v)] = sum(i,j) x[b,(h i),(w j)]*d[u,i]*d[v,j]\n",
+    "adapted": "op f(x[N,K], a[R,K], b[M,R]) -> y[N,M]\n  y[n,m] = sum(k,r) x[n,k]*a[r,k]*b[m,r]\n",
+    "causal": "op f(x[B,C,T], w[O,C,K]) -> y[B,O,T]\n"
+    "  y[b,o,t] = sum(c,i if i <= t) x[b,c,t-i]*w[o,c,i]\n",
+}
+"""What `passes.plain_products` writes anew, of which specs/ has nothing."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_written_anew(form: str) -> None:
+    spec = spec_of(FORMS[form], f"{form}.op")
+    for path in (member.path for member in spec.members if len(member.path) <= 2):
+        op, operation = spec.at(path)
+        for seed, setting in enumerate(SETTINGS[:4:2]):
+            run(op, operation, setting, seed)
+
+
 @pytest.mark.parametrize(
     ("stem", "name"),
     [("shift_sum", "shift_sum"), ("embedding", "embedding"), ("norm", "layer_norm")],
