@@ -10,18 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opgen
-from opgen.compiler import check_source
-from opgen.errors import Source
-from opgen.ir.notation import Op
 from opgen.passes.plain_products import with_plain_products
 from opgen.passes.stages import products_of
-
-close = torch.testing.assert_close
-
-
-def read(spec: str) -> Op:
-    (op,) = check_source(Source(spec, "<test>"))
-    return op
+from written_anew import changed, check_numbers, read
 
 
 def symmetric(x: Tensor) -> Tensor:
@@ -108,19 +99,10 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], tuple[int, ...], tuple[int, .
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_gradients(name: str) -> None:
     spec, reference, image, kernel = CASES[name]
-    op = read(spec)
-    changed = with_plain_products(op)
-    assert "x_continued" in {each.name for each in changed.temporaries}
-    assert len(products_of(changed)) == 1
-    assert with_plain_products(changed) is changed
-    torch.manual_seed(0)
-    given = [torch.rand(shape, dtype=torch.float64).requires_grad_() for shape in (image, kernel)]
-    function = opgen.compile(spec).f
-    y, wanted = function(*given), reference(*given)
-    close(y, wanted)
-    along = torch.randn_like(wanted)
-    close(torch.autograd.grad(y, given, along), torch.autograd.grad(wanted, given, along))
-    assert torch.autograd.gradgradcheck(function, given)
+    op = changed(spec)
+    assert "x_continued" in {each.name for each in op.temporaries}
+    assert len(products_of(op)) == 1
+    check_numbers(opgen.compile(spec).f, reference, (image, kernel))
 
 
 def test_images_and_filters_of_nothing() -> None:

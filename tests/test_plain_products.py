@@ -13,14 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opgen
-from opgen.compiler import check_source
-from opgen.errors import Source
-from opgen.ir.notation import Op
 from opgen.passes.matrix_product import matrix_product
 from opgen.passes.plain_products import with_plain_products
 from opgen.passes.stages import products_of
-
-close = torch.testing.assert_close
+from written_anew import changed, check_numbers, read
 
 SCORE = """
 op score(q[...,N,D], k[...,M,D]; scale = 1.0) -> y[...,N,M]
@@ -118,11 +114,6 @@ BLOCKS = """
 op blocks(x[B,C,(H 4),(W 4)], d[4,4]) -> y[B,C,(H 4),(W 4)]
   y[b,c,(h u),(w v)] = sum(i,j) x[b,c,(h i),(w j)]*d[u,i]*d[v,j]
 """
-
-
-def read(spec: str) -> Op:
-    (op,) = check_source(Source(spec, "<test>"))
-    return op
 
 
 def score(q: Tensor, k: Tensor, scale: float = 1.0) -> Tensor:
@@ -247,22 +238,12 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] 
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_gradients(name: str) -> None:
     spec, reference, shapes, products = CASES[name]
-    op = read(spec)
-    changed = with_plain_products(op)
-    assert len(changed.temporaries) > len(op.temporaries)
-    assert with_plain_products(changed) is changed
-    assert len(products_of(changed)) == products
+    op, found = read(spec), changed(spec)
+    assert len(found.temporaries) > len(op.temporaries)
+    assert len(products_of(found)) == products
     assert products == 0 or matrix_product(op) is None
-    torch.manual_seed(0)
-    given = [torch.rand(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
     function = getattr(opgen.compile(spec), name)
-    y, wanted = function(*given), reference(*given)
-    close(y, wanted)
-    along = torch.randn_like(wanted)
-    found = torch.autograd.grad(y, given, along)
-    close(found, torch.autograd.grad(wanted, given, along))
-    if name in ("score", "modulated"):
-        assert torch.autograd.gradgradcheck(function, given)
+    check_numbers(function, reference, shapes, twice=name in ("score", "modulated"))
 
 
 @pytest.mark.parametrize("attribute", [1.0, 0.5])

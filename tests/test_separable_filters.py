@@ -10,12 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opgen
-from opgen.compiler import check_source
-from opgen.errors import Source
-from opgen.ir.notation import Op
 from opgen.passes.plain_products import with_plain_products
-
-close = torch.testing.assert_close
+from written_anew import changed, check_numbers, read
 
 BLUR = (
     "op f(x: float[B,C,H,W], g[5]) -> y[B,C,H,W]\n  where H >= 3, W >= 3\n"
@@ -99,25 +95,11 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] 
 }
 
 
-def read(spec: str) -> Op:
-    (op,) = check_source(Source(spec, "<test>"))
-    return op
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_gradients(name: str) -> None:
     spec, reference, shapes, more = CASES[name]
-    changed = with_plain_products(read(spec))
-    assert len(changed.temporaries) == more
-    assert with_plain_products(changed) is changed
-    torch.manual_seed(0)
-    given = [torch.rand(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
-    function = opgen.compile(spec).f
-    y, wanted = function(*given), reference(*given)
-    close(y, wanted)
-    along = torch.randn_like(wanted)
-    close(torch.autograd.grad(y, given, along), torch.autograd.grad(wanted, given, along))
-    assert torch.autograd.gradgradcheck(function, given)
+    assert len(changed(spec).temporaries) == more
+    check_numbers(opgen.compile(spec).f, reference, shapes)
 
 
 def test_where_there_is_no_term() -> None:

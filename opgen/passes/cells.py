@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import ONE, Poly, symbol
@@ -29,6 +29,17 @@ from opgen.passes.new_temporaries import NewTemporaries
 def names_of(statement: Statement) -> frozenset[str]:
     """The iterators of a statement."""
     return frozenset(each.name for each in statement.iterators)
+
+
+def in_steps(
+    statement: Statement, step: Callable[[Statement], tuple[Statement, Statement] | None]
+) -> tuple[Statement, ...]:
+    """What a step computes before a statement, again and again, and what is left of it then."""
+    before: list[Statement] = []
+    while (found := step(statement)) is not None:
+        first, statement = found
+        before.append(first)
+    return (*before, statement)
 
 
 def is_plain_sum(statement: Statement, made: NewTemporaries) -> bool:

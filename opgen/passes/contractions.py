@@ -33,17 +33,13 @@ from opgen.ir.factors import Factor, factors_of, is_number, product_of
 from opgen.ir.indices import digits, extents_of, is_plainly_inside
 from opgen.ir.notation import Access, Boundary, Iterator, Parameter, Read, Reducer, Statement, reads
 from opgen.ir.walk import expression_polynomials
-from opgen.passes.cells import are_sizes, is_inside, is_plain_sum, names_of, some_of
+from opgen.passes.cells import are_sizes, in_steps, is_inside, is_plain_sum, names_of, some_of
 from opgen.passes.new_temporaries import NewTemporaries
 
 
 def with_contractions(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
     """The statement, behind those that sum products of some of its factors first."""
-    before: list[Statement] = []
-    while is_plain_sum(statement, made) and (found := _step(statement, made)) is not None:
-        first, statement = found
-        before.append(first)
-    return (*before, statement)
+    return in_steps(statement, lambda each: _step(each, made))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +59,8 @@ class _Group:
 
 def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statement] | None:
     """The sum of some factors, and the statement with that in their place."""
+    if not is_plain_sum(statement, made):
+        return None
     negative, factors = factors_of(statement.body)
     found = min(_groups(statement, factors, made), key=lambda each: each.rank, default=None)
     if found is None:

@@ -39,6 +39,7 @@ from opgen.passes.cells import (
     are_sizes,
     cells_of,
     has_cells,
+    in_steps,
     is_inside,
     is_plain_sum,
     moving,
@@ -51,11 +52,7 @@ from opgen.passes.new_temporaries import NewTemporaries
 
 def with_separate_dims(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
     """The statement, behind those that go along other dims of its image first."""
-    before: list[Statement] = []
-    while is_plain_sum(statement, made) and (found := _step(statement, made)) is not None:
-        first, statement = found
-        before.append(first)
-    return (*before, statement)
+    return in_steps(statement, lambda each: _step(each, made))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +67,8 @@ class _Windows:
 def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statement] | None:
     """The sum along some dims of an image, and the statement with that in place of the image."""
     negative, factors = factors_of(statement.body)
+    if not is_plain_sum(statement, made):
+        return None
     if any(each.divides or not isinstance(each.value, Read) for each in factors):
         return None
     read = [access for each in factors for access in reads(each.value)]

@@ -44,6 +44,7 @@ from opgen.passes.cells import (
     are_gone_along,
     cells_of,
     has_cells,
+    in_steps,
     is_plain_sum,
     is_same_for,
     moving,
@@ -55,11 +56,7 @@ from opgen.passes.new_temporaries import NewTemporaries
 
 def with_products_before(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
     """The statement, behind those that multiply factors of it first."""
-    before: list[Statement] = []
-    while (found := _step(statement, made)) is not None:
-        first, statement = found
-        before.append(first)
-    return (*before, statement)
+    return in_steps(statement, lambda each: _step(each, made))
 
 
 def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statement] | None:
