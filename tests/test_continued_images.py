@@ -143,6 +143,8 @@ def test_images_and_filters_of_nothing() -> None:
         "op f(x[B,C,H,W], w[C,3,3]; s = 1) -> y[B,C,M,N]\n  where s >= 1\n"
         "  let M = H//s, N = W//s\n"
         "  y[b,c,h,v] = sum(i,j) x[b,c,s*h+i-1 ?clamp,s*v+j-1 ?clamp]*w[c,i,j]\n",
+        "op f(x[B,C,H,W], w[O,C,3,3]) -> y[B,O,2,W]\n"
+        "  y[b,o,h,v] = sum(c,i,j) x[b,c,h+i ?0,v+j-1 ?wrap]*w[o,c,i,j] for h in 2\n",
         # How far a window goes depends on numbers in a tensor, or on the sign of an attribute.
         "op f(x[B,C,T], w[O,C,3], n: int[B]) -> y[B,O,T]\n"
         "  y[b,o,t] = sum(c,i) x[b,c,t+i-n[b] ?wrap]*w[o,c,i]\n",

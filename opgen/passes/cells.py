@@ -133,7 +133,7 @@ def has_cells(access: Access, statement: Statement, made: NewTemporaries) -> boo
         found = index.value.symbols & extents.keys()
         numbered = digits(index.value, extents)
         if len(found) > 1 and numbered is None:
-            if not _reaches_through(index.value, extent, extents, made):
+            if not reaches_through(index.value, extent, extents, made):
                 return False
             is_window = True
         elif extent != product(extents[name] for name in numbered or ()):
@@ -141,7 +141,7 @@ def has_cells(access: Access, statement: Statement, made: NewTemporaries) -> boo
     return is_window or moving(access, extents.keys()) < extents.keys()
 
 
-def _reaches_through(
+def reaches_through(
     value: Poly, extent: Poly, extents: Mapping[str, Poly], made: NewTemporaries
 ) -> bool:
     """Whether a window goes about as far as its dim does; whether it is so for steps that are

@@ -45,16 +45,15 @@ from opgen.passes.cells import (
     cells_of,
     is_dense,
     names_of,
+    reaches_through,
     steps_of,
     taps_of,
     two_factors,
 )
 from opgen.passes.new_temporaries import NewTemporaries
 
-_WINDOW: Final = 2
-"""How many iterators slide along each other in a window."""
-
 _LONGEST_STEP: Final = 16
+"""How far a window of a dim without end may go for each step."""
 
 
 def with_continued_images(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
@@ -80,7 +79,7 @@ def _continued(statement: Statement, image: Access, made: NewTemporaries) -> tup
     guards: list[Condition] = []
     for axis, index in enumerate(image.indices):
         if index.boundary not in FOLDED:
-            if _is_part(index, extents[axis], extents_of(statement.iterators)):
+            if _is_part(index.value, extents[axis], statement, made):
                 return (statement,)
             continue
         reach = _reach(index, extents_of(statement.iterators), facts)
@@ -124,13 +123,14 @@ def _continued(statement: Statement, image: Access, made: NewTemporaries) -> tup
     )
 
 
-def _is_part(index: Index, extent: Poly, extents: Mapping[str, Poly]) -> bool:
+def _is_part(value: Poly, extent: Poly, statement: Statement, made: NewTemporaries) -> bool:
     """Whether few cells of a dim may be read, as of one that is fixed or read from a tensor."""
-    numbered = digits(index.value, extents)
-    if index.value.is_data_dependent:
+    extents = extents_of(statement.iterators)
+    numbered = digits(value, extents)
+    if value.is_data_dependent:
         return True
     if numbered is None:
-        return len(index.value.symbols & extents.keys()) < _WINDOW
+        return not reaches_through(value, extent, extents, made)
     return product(extents[name] for name in numbered) != extent
 
 
