@@ -34,7 +34,7 @@ def check_numbers(
     reference: Callable[..., Tensor],
     shapes: Sequence[tuple[int, ...]],
     *,
-    twice: bool = True,
+    twice: bool = False,
 ) -> None:
     """The numbers of a function, and its gradients, of the second order too if `twice`."""
     torch.manual_seed(0)
