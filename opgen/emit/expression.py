@@ -78,9 +78,7 @@ class Printer:
     ones: Mapping[str, str] = field(default_factory=dict)  # vectors of the number for all elements
     tables: Mapping[Atom | loops.Scalar, tuple[str, Poly]] = field(default_factory=dict)  # arrays
     # of what differs along a row, a loop or an axis alone, and places in these
-    held: Mapping[Atom | loops.Test, str] = field(
-        default_factory=dict
-    )  # what is the same in a pass
+    held: Mapping[Atom | loops.Test, str] = field(default_factory=dict)  # the same in a pass
 
     # ------------------------------------------------------------ polynomials
     def poly(self, value: Poly) -> Text:

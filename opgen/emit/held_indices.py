@@ -18,10 +18,10 @@ gathers them: a row of an embedding takes up to four times as long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 
-from opgen.algebra.poly import Atom, Kind, Poly
+from opgen.algebra.poly import Atom, Poly, of_atom
 from opgen.ir.loop_parts import node_scalars, node_tests
 from opgen.ir.loops import (
     All,
@@ -69,8 +69,7 @@ def _moving(node: Lanes, kernel: Kernel) -> AbstractSet[str]:
 
 def _held_in(value: Poly, moving: AbstractSet[str], kernel: Kernel) -> Iterator[Atom]:
     for atom in value.atoms():
-        loads = [atom] if atom.kind is Kind.LOAD else []
-        loads += [load for argument in atom.args for load in argument.loads]
+        loads = of_atom(atom).loads
         if not loads:
             continue
         if moving.isdisjoint(atom.symbols) and _are_read_only(loads, kernel):
@@ -80,7 +79,7 @@ def _held_in(value: Poly, moving: AbstractSet[str], kernel: Kernel) -> Iterator[
                 yield from _held_in(argument, moving, kernel)
 
 
-def _are_read_only(loads: list[Atom], kernel: Kernel) -> bool:
+def _are_read_only(loads: Iterable[Atom], kernel: Kernel) -> bool:
     return not any(load.name in kernel.all_written for load in loads)
 
 
@@ -101,8 +100,7 @@ def _is_held(test: Test, moving: AbstractSet[str], kernel: Kernel) -> bool:
         case All(tests=tests):
             return all(_is_held(each, moving, kernel) for each in tests)
         case Inside(index=index, extent=extent):
-            loads = [*index.loads]
-            symbols = index.symbols | extent.symbols
-            return bool(loads) and symbols.isdisjoint(moving) and _are_read_only(loads, kernel)
+            is_same = moving.isdisjoint(index.symbols | extent.symbols)
+            return index.is_data_dependent and is_same and _are_read_only(index.loads, kernel)
         case _:
             return False

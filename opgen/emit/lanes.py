@@ -131,11 +131,9 @@ class LaneEmitter(BlockCellEmitter):
             return
         held: dict[Atom | Test, str] = dict(self.printer.held)
         for atom in held_atoms(node, self.kernel):
-            loads = (atom, *(load for argument in atom.args for load in argument.loads))
-            name = next(each.name for each in loads if each.kind is Kind.LOAD)
-            value = self.text(of_atom(atom))
-            held[atom] = self.scope.fresh(f"{name}_at")
-            self.write(f"const int64_t {held[atom]} = {value};")
+            value = of_atom(atom)
+            held[atom] = self.scope.fresh(f"{value.loads[0].name}_at")
+            self.write(f"const int64_t {held[atom]} = {self.text(value)};")
         inner.printer = replace(inner.printer, held=held)
         for test in held_tests(node, self.kernel):
             asked = inner.printer.test(test).at(Level.EQUALITY)
