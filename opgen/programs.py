@@ -51,6 +51,7 @@ from opgen.passes.specialise import given_sizes, specialise, windows_of
 from opgen.passes.strip_sums import with_strip_sums
 from opgen.passes.sums_of_parts import with_sums_of_parts
 from opgen.passes.sums_together import with_sums_together
+from opgen.passes.thin_columns import with_thin_columns
 from opgen.passes.unclamp import unclamped
 from opgen.passes.whole_dims import with_whole_dims
 from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
@@ -63,7 +64,8 @@ def for_cpu(op: Op, is_derived: bool = False) -> Op:
     multiplied in another order."""
     if is_derived:
         op = with_factored_sums(op)
-    op = with_partial_sums(with_invariants(with_whole_dims(with_margins(op))))
+    op = with_thin_columns(with_whole_dims(with_margins(op)))
+    op = with_partial_sums(with_invariants(op))
     op = with_strip_sums(op)
     return with_scatters(with_chosen_terms(op))
 

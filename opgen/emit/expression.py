@@ -13,6 +13,7 @@ from typing import Final, assert_never
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import ZERO, Atom, Poly, poly, symbol
 from opgen.algebra.poly import Kind as AtomKind
+from opgen.emit.eager_choices import is_eager
 from opgen.emit.polynomial import Text, condition_text, sum_text
 from opgen.emit.types import Type, Types
 from opgen.emit.vectors import EVERY_SECOND, SQUARE
@@ -359,7 +360,13 @@ class Printer:
             case loops.Choose(test=test, then=then, otherwise=otherwise):
                 if found := self._where_equal(value):
                     return self._lanes_where(found)
-                return _conditional(self.test(test), self.scalar(then), self.scalar(otherwise))
+                texts = self.test(test), self.scalar(then), self.scalar(otherwise)
+                kind = self.types.of(value)
+                if self.cuda or kind is Type.INTEGER or not is_eager(value):
+                    return _conditional(*texts)
+                self.helpers["select", kind] = None
+                sides = ", ".join(each.at(Level.ARGUMENT) for each in texts)
+                return Text(f"opgen_select_{kind.tag}({sides})")
             case loops.Result(accumulator=name):
                 return Text(self.names.accumulators[name])
             case unexpected:

@@ -17,6 +17,11 @@ def helper_lines(helpers: Iterable[tuple[str, Type]]) -> tuple[str, ...]:
     lines = []
     for name, kind in sorted(helpers, key=lambda item: (order.index(item[0]), item[1].value)):
         row = PRIMITIVES[name]
+        if name == "select":
+            head = f"FUNCTION {kind.value} opgen_select_{kind.tag}"
+            sides = f"{kind.value} then, {kind.value} otherwise"
+            lines.append(f"{head}(int test, {sides}) {{ return test ? then : otherwise; }}")
+            continue
         assert row.helper is not None
         parameters = ", ".join(f"{kind.value} {letter}" for letter in "ab"[: row.arity])
         head = f"FUNCTION {kind.value} opgen_{name}_{kind.tag}({parameters})"

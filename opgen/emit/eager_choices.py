@@ -1,0 +1,100 @@
+"""Choices of which both sides are computed.
+
+    y = test ? 0 : opgen_max_real(a, b) * c
+    y = opgen_select_real(test, 0, opgen_max_real(a, b) * c)
+
+A conditional expression computes one side, and where that is an extreme, which is two conditional
+expressions itself, GCC 12 makes no vectors of a loop. With both sides before the choice it does:
+the gradients of the overlaps of 512 by 512 boxes took 13 ms in place of 3.
+"""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from opgen.algebra.poly import Kind, Poly
+from opgen.ir.loops import (
+    All,
+    Always,
+    Any,
+    Argument,
+    Call,
+    Choose,
+    Either,
+    Inside,
+    Integer,
+    Load,
+    Nonzero,
+    Number,
+    Result,
+    Scalar,
+    Test,
+)
+
+_EXTREMES: Final = frozenset({"min", "max"})
+_QUICK: Final = _EXTREMES | {
+    *("add", "sub", "mul", "div", "neg", "abs", "sign", "relu"),
+    *("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"),
+}
+"""Primitives of a few instructions, none of which can fail. Integers are not divided by `div`."""
+
+
+def is_eager(value: Choose) -> bool:
+    """Whether a choice is between values of which one has an extreme, and both are quick and may be
+    computed whatever the test says."""
+    sides = (value.then, value.otherwise)
+    return (
+        isinstance(value.test, Nonzero)
+        and all(map(_is_safe, sides))
+        and any(map(_has_extreme, sides))
+    )
+
+
+def _is_safe(value: Scalar) -> bool:
+    """Whether a value takes few instructions, and none of them may fail or read from elsewhere."""
+    match value:
+        case Number() | Argument() | Result():
+            return True
+        case Integer(value=number):
+            return _is_plain(number)
+        case Load(indices=indices):
+            return all(map(_is_plain, indices))
+        case Call(primitive=name, arguments=arguments):
+            return name in _QUICK and all(map(_is_safe, arguments))
+        case Choose(test=test, then=then, otherwise=otherwise):
+            return _is_of_numbers(test) and _is_safe(then) and _is_safe(otherwise)
+        case unexpected:
+            assert_never(unexpected)
+
+
+def _is_of_numbers(test: Test) -> bool:
+    """Whether a test asks about values alone, not whether a cell is there."""
+    match test:
+        case Nonzero(value=value):
+            return _is_safe(value)
+        case Always():
+            return True
+        case All(tests=tests) | Any(tests=tests):
+            return all(map(_is_of_numbers, tests))
+        case Either(condition=condition, then=then, otherwise=otherwise):
+            return all(map(_is_of_numbers, (condition, then, otherwise)))
+        case Inside():
+            return False
+        case unexpected:
+            assert_never(unexpected)
+
+
+def _is_plain(value: Poly) -> bool:
+    """Whether an integer reads nothing and divides by nothing."""
+    return all(atom.kind in (Kind.SYMBOL, Kind.MIN, Kind.MAX) for atom in value.all_atoms())
+
+
+def _has_extreme(value: Scalar) -> bool:
+    """Whether the smaller or the larger of two values is part of one."""
+    match value:
+        case Call(primitive=name, arguments=arguments):
+            return name in _EXTREMES or any(map(_has_extreme, arguments))
+        case Choose(then=then, otherwise=otherwise):
+            return _has_extreme(then) or _has_extreme(otherwise)
+        case _:
+            return False

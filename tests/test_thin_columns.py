@@ -1,0 +1,205 @@
+"""Pairs of points and boxes: their columns as rows, beside what PyTorch gives for all pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opgen
+from opgen.ir.show import show
+from opgen.passes.derive import derive
+from opgen.passes.thin_columns import with_thin_columns
+from opgen.programs import for_cpu
+from written_anew import check_numbers, read
+
+DISTANCES = "op f(a: float[N,3], b[M,3]) -> y[N,M]\n  y[n,m] = sum(k) (a[n,k] - b[m,k])**2\n"
+BATCHES = (
+    "op f(a: float[...,N,2], b[...,M,2]) -> y[...,N,M]\n"
+    "  y[...,n,m] = exp(-abs(a[...,n,0] - b[...,m,0]) * b[...,m,1])\n"
+)
+NEAREST = (
+    "op f(a: float[B,N,3], b[B,M,3]) -> y[B]\n  where N >= 1, M >= 1\n"
+    "  d[i,n] = min(m) (sum(k) (a[i,n,k] - b[i,m,k])**2)\n"
+    "  e[i,m] = min(n) (sum(k) (a[i,n,k] - b[i,m,k])**2)\n"
+    "  y[i] = (mean(n) d[i,n]) + (mean(m) e[i,m])\n"
+)
+OVERLAPS = (
+    "op f(a: float[N,4], b[M,4]) -> y[N,M]\n"
+    "  i[n,m] = max(min(a[n,2],b[m,2]) - max(a[n,0],b[m,0]), 0)\n"
+    "         * max(min(a[n,3],b[m,3]) - max(a[n,1],b[m,1]), 0)\n"
+    "  u[n,m] = (a[n,2]-a[n,0])*(a[n,3]-a[n,1]) + (b[m,2]-b[m,0])*(b[m,3]-b[m,1])\n"
+    "  y[n,m] = i[n,m]/(3 + u[n,m] - i[n,m])\n"
+)
+FORCES = (
+    "op f(p: float[N,3], q[N]) -> y[N,3]\n"
+    "  r[n,m] = (sum(k) (p[m,k] - p[n,k])**2) + 0.1\n"
+    "  y[n,k] = sum(m) q[m]*(p[m,k] - p[n,k])/(r[n,m]*sqrt(r[n,m]))\n"
+)
+CENTRED = (
+    "op f(a: float[N,2], b[M,2]) -> y[N,M]\n  where N >= 1\n"
+    "  c[k] = mean(n) a[n,k]\n"
+    "  z[m,k] = b[m,k] - c[k]\n"
+    "  y[n,m] = sum(k) abs(a[n,k] + z[m,k])*(k + 1)\n"
+)
+SOME = (
+    "op f(a: float[N,3], b[M,3], w[M]) -> y[N,3]\n"
+    "  y[n,0] += w[m]*a[n,1]*b[m,2]*b[m,0] for m if m < n\n"
+    "  y[n,2] += w[m]*b[m,2]**2 for m\n"
+    "  y[n,k] += w[m]*a[n,k]*b[m,k]**2 for m if m >= n\n"
+    "  y[n,k] += a[n,k]\n"
+)
+
+
+def distances(a: Tensor, b: Tensor) -> Tensor:
+    return (a[:, None] - b).square().sum(2)
+
+
+def batches(a: Tensor, b: Tensor) -> Tensor:
+    apart = a[..., :, None, 0] - b[..., None, :, 0]
+    return torch.exp(-apart.abs() * b[..., None, :, 1])
+
+
+def nearest(a: Tensor, b: Tensor) -> Tensor:
+    found = (a[:, :, None] - b[:, None]).square().sum(3)
+    return found.amin(2).mean(1) + found.amin(1).mean(1)
+
+
+def overlaps(a: Tensor, b: Tensor) -> Tensor:
+    sides = [
+        (torch.minimum(a[:, None, at + 2], b[:, at + 2]) - torch.maximum(a[:, None, at], b[:, at]))
+        for at in (0, 1)
+    ]
+    both = sides[0].clamp(0) * sides[1].clamp(0)
+    areas = [(each[:, 2] - each[:, 0]) * (each[:, 3] - each[:, 1]) for each in (a, b)]
+    return both / (3 + areas[0][:, None] + areas[1] - both)
+
+
+def forces(p: Tensor, q: Tensor) -> Tensor:
+    apart = p[None] - p[:, None]
+    squares = apart.square().sum(2) + 0.1
+    return ((q / squares**1.5)[..., None] * apart).sum(1)
+
+
+def centred(a: Tensor, b: Tensor) -> Tensor:
+    apart = (a[:, None] + b - a.mean(0)).abs()
+    return apart[..., 0] + 2 * apart[..., 1]
+
+
+def some(a: Tensor, b: Tensor, w: Tensor) -> Tensor:
+    numbers = torch.arange(len(a))[:, None], torch.arange(len(b))
+    below = (numbers[1] < numbers[0]).to(a.dtype)
+    first = a[:, 1] * (below @ (w * b[:, 2] * b[:, 0]))
+    third = (w * b[:, 2] ** 2).sum().expand(len(a))
+    each = a * ((1 - below) @ (w[:, None] * b**2)) + a
+    return each + torch.stack([first, torch.zeros_like(first), third], 1)
+
+
+CASES: Sequence[tuple[str, Callable[..., Tensor], Callable[[int, int], list[tuple[int, ...]]]]] = (
+    (DISTANCES, distances, lambda n, m: [(n, 3), (m, 3)]),
+    (BATCHES, batches, lambda n, m: [(2, 3, n, 2), (2, 3, m, 2)]),
+    (NEAREST, nearest, lambda n, m: [(2, n, 3), (2, m, 3)]),
+    (OVERLAPS, overlaps, lambda n, m: [(n, 4), (m, 4)]),
+    (FORCES, forces, lambda n, m: [(n, 3), (n,)]),
+    (CENTRED, centred, lambda n, m: [(n, 2), (m, 2)]),
+    (SOME, some, lambda n, m: [(n, 3), (m, 3), (m,)]),
+)
+NAMES = ("distances", "batches", "nearest", "overlaps", "forces", "centred", "some")
+
+
+@pytest.mark.parametrize(("spec", "reference", "shapes"), CASES, ids=NAMES)
+def test_numbers(
+    spec: str,
+    reference: Callable[..., Tensor],
+    shapes: Callable[[int, int], list[tuple[int, ...]]],
+) -> None:
+    function: Any = opgen.compile(spec).f
+    for sizes in ((1, 1), (3, 2), (18, 7), (7, 40), (5, 1030)):
+        check_numbers(function, reference, shapes(*sizes), twice=sizes == (3, 2))
+
+
+@pytest.mark.parametrize(("spec", "reference", "shapes"), CASES, ids=NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_types_and_steps(
+    spec: str,
+    reference: Callable[..., Tensor],
+    shapes: Callable[[int, int], list[tuple[int, ...]]],
+    dtype: torch.dtype,
+) -> None:
+    """Also of tensors with other steps in memory, and gradients of each tensor alone."""
+    function: Any = opgen.compile(spec).f
+    torch.manual_seed(0)
+    exact = [torch.rand(shape).to(dtype).double() for shape in shapes(33, 20)]
+    turned = [
+        each.to(dtype).mT.contiguous().mT if each.dim() > 1 else each.to(dtype) for each in exact
+    ]
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.02}
+    if dtype == torch.bfloat16:
+        tolerance["atol"] = 0.02 * float(reference(*exact).abs().max())
+    wanted = reference(*exact)
+    torch.testing.assert_close(function(*turned).double(), wanted, **tolerance)
+    if dtype == torch.bfloat16:
+        return
+    flow = torch.rand(wanted.shape)
+    for at in range(len(exact)):
+        there = [each.clone().requires_grad_(place == at) for place, each in enumerate(turned)]
+        (found,) = torch.autograd.grad(function(*there), there[at], flow)
+        there = [each.clone().requires_grad_(place == at) for place, each in enumerate(exact)]
+        (right,) = torch.autograd.grad(reference(*there), there[at], flow.double())
+        torch.testing.assert_close(found.double(), right, rtol=1e-3, atol=1e-3)
+
+
+def test_no_points() -> None:
+    function: Any = opgen.compile(DISTANCES).f
+    for n, m in ((0, 5), (5, 0), (0, 0)):
+        a, b = torch.rand(n, 3, requires_grad=True), torch.rand(m, 3, requires_grad=True)
+        y = function(a, b)
+        assert y.shape == (n, m)
+        for found, given in zip(torch.autograd.grad(y.sum(), (a, b)), (a, b), strict=True):
+            assert torch.equal(found, torch.zeros_like(given))
+
+
+def test_statements() -> None:
+    op = read(DISTANCES)
+    text = show(for_cpu(op))
+    assert "b_columns[i1,i0] = b[i0,i1]" in text
+    assert "sum(k) (a[n,k] - b_columns[k,m])**2" in text
+    of_b = next(each.op for each in derive([op], 1) if each.path == ("f", "b"))
+    text = show(with_thin_columns(of_b))
+    assert "grad_b_columns[k,m] = sum(n) (-2 * (a[n,k] - b_columns[k,m]) * grad_y[n,m])" in text
+    assert "grad_b[i0_,i1_] += grad_b_columns[i1_,i0_]" in text
+    of_a = next(each.op for each in derive([read(OVERLAPS)], 1) if each.path == ("f", "a"))
+    text = show(for_cpu(of_a))
+    assert "grad_a_column[n] +=" in text
+    assert "grad_a[i0_,2] += grad_a_column[i0_]" in text
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "op f(x[N,3]) -> y[N]\n  y[n] = sum(k) x[n,k]**2\n",  # each number once
+        "op f(x[N,K], z[M,K]) -> y[N,M]\n  y[n,m] = sum(k) abs(x[n,k] - z[m,k])\n",  # any number
+        "op f(x[N,9], z[M]) -> y[N,M]\n  y[n,m] = sum(k) abs(x[n,k] - z[m])\n",  # not along n
+        "op f(x[N,3], z[M,3]) -> y[N,M]\n  y[n,m] = sum(k) x[n,k]*z[m,k]\n",  # a product
+        "op f(x[N,3], f[3,3]) -> y[N,3]\n  y[n,i] = sum(k) abs(x[n,k]*f[i,k])\n",  # few pairs
+    ],
+)
+def test_what_stays_as_it_is(spec: str) -> None:
+    op = read(spec)
+    assert with_thin_columns(op) is op
+
+
+def test_choices_of_which_both_sides_are_computed() -> None:
+    """Numbers that are not chosen have no part in a result, whatever they are."""
+    spec = (
+        "op f(x: float[N], z[N], w[N]) -> y[N]\n"
+        "  y[n] = select(x[n] < 0, z[n], max(z[n], w[n])/x[n])\n"
+    )
+    function: Any = opgen.compile(spec).f
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 3e38])
+    x, z, w = (each.flatten() for each in torch.meshgrid(special, special, special, indexing="ij"))
+    wanted = torch.where(x < 0, z, torch.maximum(z, w) / x)
+    assert torch.equal(function(x, z, w).nan_to_num(7), wanted.nan_to_num(7))
