@@ -10,6 +10,7 @@ from opgen.algebra.poly import Poly
 from opgen.emit.emitter import Argument, ScopeEmitter
 from opgen.emit.expression import type_name
 from opgen.emit.lane_pairs import hold_pairs, second_of
+from opgen.emit.long_sums import is_beside_vectors, is_long_sum
 from opgen.emit.types import Type
 from opgen.emit.vectors import vector_pairs, vector_sum
 from opgen.ir.chosen import EXTREMES, has_choices
@@ -40,12 +41,13 @@ class _Names:
     kind: Type
     total: str
     state: Argument | None = None
+    is_long: bool = False
 
     @property
     def declared(self) -> tuple[tuple[str, str], ...]:
         """Types and names, the total first."""
         if self.state is None:
-            return ((self.kind.value, self.total),)
+            return ((self.kind.of_long_sums if self.is_long else self.kind.value, self.total),)
         integers = (self.state.found, *self.state.first)
         return (
             ("int64_t", self.total),
@@ -59,7 +61,7 @@ class _Names:
         if state is not None:
             first = tuple(name + place for name in state.first)
             state = Argument(state.best + place, state.found + place, first)
-        return _Names(self.kind, self.total + place, state)
+        return _Names(self.kind, self.total + place, state, self.is_long)
 
 
 class AccumulatorEmitter(ScopeEmitter):
@@ -190,7 +192,7 @@ class AccumulatorEmitter(ScopeEmitter):
         self.kinds[node.accumulator] = kind
         total = self.scope.fresh(node.accumulator)
         if not node.reducer.is_argument:
-            return _Names(kind, total)
+            return _Names(kind, total, is_long=self.is_long(node.accumulator))
         orders = [
             each.order
             for each in walk(self.kernel.body)
@@ -205,9 +207,19 @@ class AccumulatorEmitter(ScopeEmitter):
         )
         return _Names(kind, total, state)
 
+    def is_long(self, accumulator: str) -> bool:
+        """Whether a variable adds any number of terms one by one, and has room for that."""
+        if self.printer.cuda or accumulator in self.arrays:
+            return False
+        if self.kernel.sums is None and self.adds_vectors(accumulator):
+            return is_beside_vectors(self.kernel)
+        return is_long_sum(self.kernel, accumulator)
+
     def adopt(self, accumulator: str, names: _Names) -> None:
         """From here on the accumulator goes by these names."""
         self.printer.names.accumulators[accumulator] = names.total
+        if names.is_long:
+            self.printer.names.long_sums[accumulator] = names.kind.value
         if names.state is not None:
             self.states[accumulator] = names.state
 

@@ -53,6 +53,7 @@ class Names:
     symbols: dict[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
     accumulators: dict[str, str] = field(default_factory=dict)
+    long_sums: dict[str, str] = field(default_factory=dict)  # of another type, and what is read
 
 
 @dataclass(frozen=True)
@@ -368,7 +369,9 @@ class Printer:
                 sides = ", ".join(each.at(Level.ARGUMENT) for each in texts)
                 return Text(f"opgen_select_{kind.tag}({sides})")
             case loops.Result(accumulator=name):
-                return Text(self.names.accumulators[name])
+                total = Text(self.names.accumulators[name])
+                own = self.names.long_sums.get(name)
+                return total if own is None else Text(f"({own}){total.text}", Level.UNARY)
             case unexpected:
                 assert_never(unexpected)
 

@@ -282,14 +282,14 @@ class Emitter(LaneEmitter):
         program = self.printer.program
         steps = [strides[tensor, program.operand(tensor).rank - 1] for tensor in vectors.walked]
         condition = " && ".join(f"{step} == 1" for step in steps)
-        terms, step, last = vectors.terms, "LANES", f"{end} - {name} - 1"
+        terms, step = vectors.terms, "LANES"
         is_twice = all(term.accumulator in self.pairs for term in terms)
         if is_twice:
             terms = tuple(even for even, _ in vectors.pairs(node.name) or ())
-            step, last = "LANES / 2", f"2 * ({end} - {name}) - 1"
+            step = "LANES / 2"
         inner = self.inner()
         inner.printer.names.symbols[node.name] = name
-        self.write("{")
+        lower, end = self.begin_stretch(node, terms, lower, end)
         lanes = self.lanes_of_row(node, terms, inner)
         inner.nodes([each for each in node.body if isinstance(each, Define)])
         walking = replace(inner.printer, walking=node.name, twice=is_twice)
@@ -304,6 +304,7 @@ class Emitter(LaneEmitter):
         if not any(program.operand(tensor).optional for tensor in vectors.walked):
             inner.write(f"    if (HAVE_MASKS && {name} < {end}) {{")
             high = inner.scope.fresh("high")
+            last = f"2 * ({end} - {name}) - 1" if is_twice else f"{end} - {name} - 1"
             inner.write(f"        const int {high} = {last};")
             walking = replace(walking, within=f"0, {high}")
             for term in terms:
@@ -324,6 +325,20 @@ class Emitter(LaneEmitter):
             if part != self.vectors[accumulator]:
                 inner.write(f"{self.vectors[accumulator]} += {part};")
 
+    def begin_stretch(
+        self, node: For, terms: Sequence[Accumulate], lower: str, end: str
+    ) -> tuple[str, str]:
+        """Begin what is done for the terms of a row, and tell where these begin and end: those of a
+        stretch at a time, where a row may have more and its sum has vectors of its own."""
+        if not _has_own_vectors(node, terms) or any(each.is_constant for each in node.upper):
+            self.write("{")
+            return lower, end
+        first = self.scope.fresh(f"{node.name}_stretch")
+        self.write(f"for (int64_t {first} = {lower}; {first} < {end}; {first} += STRETCH) {{")
+        inner, last = self.inner(), self.scope.fresh(f"{node.name}_stretch_end")
+        inner.write(f"const int64_t {last} = least({end}, {first} + STRETCH);")
+        return first, last
+
     def lanes_of_row(
         self, node: For, terms: Sequence[Accumulate], inner: Emitter
     ) -> dict[str, str]:
@@ -334,8 +349,7 @@ class Emitter(LaneEmitter):
         as those of the taps of a filter, have no time for it, nor have short rows.
         """
         lanes = {term.accumulator: self.vectors[term.accumulator] for term in terms}
-        is_short = any(bound.is_constant and bound.constant < _ROW for bound in node.upper)
-        if len(lanes) > _FEW_SUMS or is_short:
+        if not _has_own_vectors(node, terms):
             return lanes
         for accumulator in lanes:
             lanes[accumulator] = inner.scope.fresh("part")
@@ -345,7 +359,7 @@ class Emitter(LaneEmitter):
     def computed_loop(self, node: For, vectors: VectorSum, name: str, lower: str, end: str) -> None:
         """Some terms at a time, kept in the first cache, and then vectors of them."""
         outer = self.inner()
-        self.write("{")
+        lower, end = self.begin_stretch(node, vectors.terms, lower, end)
         lanes = self.lanes_of_row(node, vectors.terms, outer)
         inner = outer.inner()
         first, at, count = (inner.scope.fresh(each) for each in ("first", "at", "count"))
@@ -355,8 +369,9 @@ class Emitter(LaneEmitter):
         inner.nodes([each for each in node.body if isinstance(each, Define)])
         outer.write(f"for (int64_t {first} = {lower}; {first} < {end}; {first} += TERMS) {{")
         inner.write(f"const int64_t {count} = least({end} - {first}, TERMS);")
-        for terms, total in zip(names, totals, strict=True):
-            inner.write(f"_Alignas(LANE_BYTES) __typeof__({total}) {terms}[TERMS];")
+        for terms, term in zip(names, vectors.terms, strict=True):
+            kind = self.kinds[term.accumulator].value
+            inner.write(f"_Alignas(LANE_BYTES) {kind} {terms}[TERMS];")
         inner.write("INDEPENDENT")
         inner.write(f"for (int64_t {at} = 0; {at} < {count}; {at}++) {{")
         inner.write(f"    const int64_t {name} = {first} + {at};")
@@ -378,6 +393,12 @@ class Emitter(LaneEmitter):
             self.block(f"if ({text})", node.body)
         else:
             self.write(f"(void)({text});  // only checked")
+
+
+def _has_own_vectors(node: For, terms: Sequence[Accumulate]) -> bool:
+    """Whether the sums of a row have vectors of their own; see `lanes_of_row`."""
+    is_short = any(bound.is_constant and bound.constant < _ROW for bound in node.upper)
+    return len({term.accumulator for term in terms}) <= _FEW_SUMS and not is_short
 
 
 def _conjunction(texts: Sequence[Text]) -> str:

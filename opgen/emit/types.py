@@ -44,6 +44,19 @@ class Type(Enum):
         """What the names of helper functions end in."""
         return INTEGER_TAG if self is Type.INTEGER else self.value
 
+    @property
+    def of_long_sums(self) -> str:
+        """The C name of what has room for sums of any number of such scalars."""
+        match self:
+            case Type.INTEGER:
+                return "int64_t"
+            case Type.WIDE:
+                return "wide_sum"
+            case Type.REAL:
+                return "f64"
+            case unexpected:
+                assert_never(unexpected)
+
 
 class Types:
     """The type of every scalar of a program."""

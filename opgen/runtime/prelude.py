@@ -94,6 +94,10 @@ enum { TERMS = 256 };
 /* Where the best number of a row is, if it is better than `best`: what follows is done then. Its
    value comes first, then pieces that may have it; both take lanes. NaN wins, the first of them. */
 enum { LONG_ROW = 32 };
+
+/* How many terms of a row vectors add before these are added to others: with 16384 each a float
+   keeps the digits that it has no more in a sum of millions. */
+enum { STRETCH = 1 << 18 };
 #define BEST_OF_ROW(TYPE, JOIN, SIGN, at, first, end, term, found, best) \
     int64_t at = first; \
     TYPE extreme = term; \
@@ -173,6 +177,7 @@ def bindings(shared: str, real: str, integers: Mapping[str, str]) -> str:
     for name, type_name in names.items():
         lines.append(f"typedef {type_name} {name};")
         lines += [f"#define {name}_{end} {type_name}_{end}" for end in ("least", "greatest")]
+    lines.append(f"typedef {'f64' if is_floating else 'i64'} wide_sum;")
     lines.append(f"#define from_T(cell) from_{shared}(cell)")
     lines.append(f"#define to_T(value) to_{shared}(value)")
     lines += ["#ifdef LANE_BYTES", *lanes(shared, names["wide"]), *bound(real), "#endif"]
