@@ -25,8 +25,12 @@ REFERENCES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "log1p": torch.log1p,
     "tanh": torch.tanh,
     "erf": torch.erf,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tan": torch.tan,
 }
 ULPS = {"exp": 0.90, "expm1": 1.47, "log": 0.83, "log1p": 1.44, "tanh": 1.38, "erf": 1.02}
+ULPS |= {"sin": 0.57, "cos": 0.57, "tan": 0.57}
 """What the docstring of the module says. Where no instruction multiplies and adds without rounding
 in between, `exp` and `erf` are off by up to a third of a unit more."""
 
@@ -120,11 +124,27 @@ def test_whole_powers(dtype: torch.dtype) -> None:
         assert torch.equal(torch.signbit(got[numbers]), torch.signbit(exact[numbers]))
 
 
+def test_angles_near_a_whole_number_of_quarters() -> None:
+    """Floats that are closest to a multiple of half of pi, among them the worst of all."""
+    ops = opgen.compile(
+        "op f(x[N]) -> y[N]\n  y[n] = sin(x[n])\n\nop g(x[N]) -> y[N]\n  y[n] = cos(x[n])\n"
+    )
+    turns = torch.arange(1, 4001, dtype=torch.float64) * (torch.pi / 2)
+    worst = torch.tensor([16367173 * 2.0**72, 2.0**127, 3.4e38, 1e22, 2.0**28, 355, 710])
+    x = torch.cat([turns.float(), -turns.float(), worst])
+    for found, wanted in ((ops.f(x), x.double().sin()), (ops.g(x), x.double().cos())):
+        assert units(found, wanted).max() <= 0.57
+
+
 NESTED: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "mish": ("x[n]*tanh(log(1 + exp(x[n])))", torch.nn.functional.mish),
     "gelu": (
         "0.5*x[n]*(1 + tanh(0.7978845608028654*(x[n] + 0.044715*x[n]**3)))",
         lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    ),
+    "waves": (
+        "sin(3*x[n])*cos(x[n]) + tan(x[n]*0.1)",
+        lambda x: torch.sin(3 * x) * torch.cos(x) + torch.tan(x * 0.1),
     ),
     "entropy": (
         "-sigmoid(x[n])*log(sigmoid(x[n])) - log(erf(abs(x[n])) + 1)",

@@ -5,20 +5,22 @@ PyTorch's vectors. Here they are straight lines: an argument is reduced by what 
 polynomial is as close as a float can be, and of two ranges both are computed and one is chosen.
 
 The largest errors among all 2^32 floats are, in units in the last place, where the processor
-multiplies and adds at once: exp 0.90, expm1 1.46, log 0.83, log1p 1.44, tanh 1.38, erf 1.02. That
-of erfc, which is here for gelu, is 1.1e-4 of results from 1e-9 on, and 1.1e-13 of smaller ones.
+multiplies and adds at once: exp 0.90, expm1 1.46, log 0.83, log1p 1.44, tanh 1.38, erf 1.02, sin,
+cos and tan 0.57. That of erfc, which is here for gelu, is 1.1e-4 of results from 1e-9 on, and
+1.1e-13 of smaller ones.
 Whole powers up to the fourth are products, of doubles too.
 Infinities, NaN, signed zeros and subnormal numbers are as in the C library.
 
-Sources: Cody and Waite's reduction; minimax polynomials of the Cephes library (log, tanh) and of
-N. Juffa (exp, expm1, erf).
+Sources: Cody and Waite's reduction, that of Payne and Hanek for angles; minimax polynomials of the
+Cephes library (log, tanh), of N. Juffa (exp, expm1, erf), and of Arm's optimized routines (sin and
+cos).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-NAMES: Final = ("exp", "expm1", "log", "log1p", "tanh", "erf", "erfc")
+NAMES: Final = ("exp", "expm1", "log", "log1p", "tanh", "erf", "erfc", "sin", "cos", "tan")
 """The functions of the C library that have a form for float32 here."""
 
 FUNCTIONS: Final = r"""
@@ -172,6 +174,97 @@ FUNCTION float f32_erfc(float a)
     const float size = __builtin_fabsf(a), rest = f32_erfc_far(size), near = 1 - f32_erf_near(a);
     const float far = f32_either(a < 0, 2 - rest, rest);
     return f32_either(size > 0.927734375f, far, near);
+}
+
+FUNCTION double f64_of_bits(int64_t bits)
+{
+    const union { int64_t bits; double value; } both = {bits};
+    return both.value;
+}
+
+FUNCTION int64_t f64_bits(double value)
+{
+    const union { double value; int64_t bits; } both = {value};
+    return both.bits;
+}
+
+FUNCTION double f64_either(int64_t is_first, double first, double second)
+{
+    const int64_t mask = -is_first;
+    return f64_of_bits((f64_bits(first) & mask) | (f64_bits(second) & ~mask));
+}
+
+/* A product of 24 bits each, which is exact, without the turns that are whole. */
+FUNCTION double f64_turned(double angle, double part)
+{
+    const double turns = angle * part;
+    return turns - __builtin_rint(turns);
+}
+
+/* What is left of an angle beyond the nearest quarter of a turn, and how many quarters there are.
+   1/(2 pi) has as many bits as the largest float needs, in parts of 24. */
+FUNCTION double f32_angle(float a, int64_t *quarters)
+{
+    const double first = f64_turned(a, 0x1.45f306p-3), second = f64_turned(a, 0x1.b9391p-28);
+    const double third = f64_turned(a, 0x1.529fcp-54), fourth = f64_turned(a, 0x1.3abe88p-77);
+    const double fifth = f64_turned(a, 0x1.ea69bap-99), sixth = f64_turned(a, 0x1.81b6c4p-123);
+    const double last = a * 0x1.0e4104p-172 + a * 0x1.2b3278p-147;
+    const double rest = (last + sixth) + (fifth + fourth);
+    /* The last bits of so large a number are quarters. */
+    const double rounded = (first + (second + (third + rest))) + 0x1.8p50;
+    *quarters = f64_bits(rounded);
+    return ((((first - (rounded - 0x1.8p50)) + second) + third) + rest) * 0x1.921fb54442d18p2;
+}
+
+/* The sine and the cosine of an angle up to a quarter of pi. */
+FUNCTION double f64_sin_near(double angle)
+{
+    const double square = angle * angle;
+    double p = -0x1.994eb3774cf24p-13;
+    p = p * square + 0x1.1107605230bc4p-7;
+    p = p * square - 0x1.555545995a603p-3;
+    return angle * (1 + p * square);
+}
+
+FUNCTION double f64_cos_near(double angle)
+{
+    const double square = angle * angle;
+    double p = 0x1.99343027bf8c3p-16;
+    p = p * square - 0x1.6c087e89a359dp-10;
+    p = p * square + 0x1.55553e1068f19p-5;
+    p = p * square - 0x1.ffffffd0c621cp-2;
+    return p * square + 1;
+}
+
+/* The sine of an angle and some quarters. */
+FUNCTION float f32_sin_of(double angle, int64_t quarters)
+{
+    const double near = f64_either(quarters & 1, f64_cos_near(angle), f64_sin_near(angle));
+    return (float)f64_of_bits(f64_bits(near) ^ (int64_t)((uint64_t)quarters >> 1 << 63));
+}
+
+FUNCTION float f32_sin(float a)
+{
+    int64_t quarters;
+    const double angle = f32_angle(a, &quarters);
+    return f32_either(a == 0, a, f32_sin_of(angle, quarters));
+}
+
+FUNCTION float f32_cos(float a)
+{
+    int64_t quarters;
+    const double angle = f32_angle(a, &quarters);
+    return f32_sin_of(angle, quarters + 1);
+}
+
+FUNCTION float f32_tan(float a)
+{
+    int64_t quarters;
+    const double angle = f32_angle(a, &quarters);
+    const double sine = f64_sin_near(angle), cosine = f64_cos_near(angle);
+    const double above = f64_either(quarters & 1, -cosine, sine);
+    const float result = (float)(above / f64_either(quarters & 1, sine, cosine));
+    return f32_either(a == 0, a, result);
 }
 
 /* Powers with a small whole exponent that is a literal are products, as PyTorch's are. */
