@@ -14,6 +14,7 @@ from opgen.ir.context import facts_of
 from opgen.ir.loops import Program
 from opgen.ir.notation import Op
 from opgen.passes.blocks import with_blocks
+from opgen.passes.chosen_points import with_chosen_points
 from opgen.passes.chosen_terms import with_chosen_terms
 from opgen.passes.cuda_chains import with_chains
 from opgen.passes.cuda_product import with_contractions
@@ -51,7 +52,7 @@ from opgen.passes.specialise import given_sizes, specialise, windows_of
 from opgen.passes.strip_sums import with_strip_sums
 from opgen.passes.sums_of_parts import with_sums_of_parts
 from opgen.passes.sums_together import with_sums_together
-from opgen.passes.thin_columns import with_thin_columns
+from opgen.passes.thin_columns import thin_sizes, thin_tensors, with_thin_columns
 from opgen.passes.unclamp import unclamped
 from opgen.passes.whole_dims import with_whole_dims
 from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
@@ -64,7 +65,7 @@ def for_cpu(op: Op, is_derived: bool = False) -> Op:
     multiplied in another order."""
     if is_derived:
         op = with_factored_sums(op)
-    op = with_thin_columns(with_whole_dims(with_margins(op)))
+    op = with_thin_columns(with_whole_dims(with_margins(with_chosen_points(op))))
     op = with_partial_sums(with_invariants(op))
     op = with_strip_sums(op)
     return with_scatters(with_chosen_terms(op))
@@ -109,8 +110,10 @@ def threads(op: Op, program: Program) -> Program:
 
 # ---------------------------------------------------------------------------- particular values
 def window_sizes(op: Op, public: Op) -> tuple[str, ...]:
-    """The sizes of windows of an op that was derived from that one of the spec."""
-    return (*windows_of(public), *given_sizes(op, public))
+    """The sizes of windows of an op that was derived from that one of the spec, and those of
+    points."""
+    found = (*windows_of(public), *thin_sizes(public), *given_sizes(op, public))
+    return tuple(dict.fromkeys(found))
 
 
 def for_values(
@@ -148,11 +151,16 @@ def special_along_rows(
     values = {n: v for n, v in values.items() if n not in sizes or v <= LARGEST_WINDOW}
     whole = relayout(op, orders)
     laid_out = with_strip_sums(whole, of_images(orders))
-    own = [each.name for each in laid_out.temporaries[len(whole.temporaries) :]]
-    special = for_values(laid_out, program, values, _each_along_rows, own=own)
+    thin = frozenset[str]() if orders else thin_tensors(op, thin_sizes(public))
+
+    def prepare(special: Op) -> Op:
+        return with_thin_columns(special, thin)
+
+    known = prepare(specialise(laid_out, values))
+    own = [each.name for each in known.temporaries[len(whole.temporaries) :]]
+    special = for_values(laid_out, program, values, _each_along_rows, prepare, own)
     if special is program:
         return program, program, {}
-    known = specialise(laid_out, values)
     plain = scheduled(known)
     special = with_one_pass(plain, _with_all_kernels(known, special))
     special = with_guests(with_sums_together(special))

@@ -42,6 +42,16 @@ def in_steps(
     return (*before, statement)
 
 
+def in_order_of(target: Access, iterators: Iterable[Iterator]) -> tuple[Iterator, ...]:
+    """The iterators with those of a target first, as its indices have them."""
+    numbers = [index.value.symbols for index in target.indices]
+
+    def place(each: Iterator) -> int:
+        return next((at for at, names in enumerate(numbers) if each.name in names), len(numbers))
+
+    return tuple(sorted(iterators, key=place))
+
+
 def is_plain_sum(statement: Statement, made: NewTemporaries) -> bool:
     """Whether a statement adds up terms for every point of its box, in floating numbers.
 

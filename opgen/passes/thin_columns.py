@@ -23,13 +23,16 @@ they have places of their own first, a row for each column:
     grad_a_column[n] = sum(m) b_columns[3,m]*grad_y[n,m]
     grad_a[n,2] += grad_a_column[n]
 
+How many numbers there are may be known of a call alone: `x[N,K]` with K = 3 has kernels of its own,
+as a window has.
+
 Before: an op. After: an op with the same numbers. This is for the CPU; threads of a GPU that load
 neighbouring points find all of them in the same few lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -53,8 +56,9 @@ from opgen.ir.notation import (
     map_expression,
     reads,
 )
-from opgen.passes.cells import moving, names_of, two_factors
+from opgen.passes.cells import in_order_of, moving, names_of, two_factors
 from opgen.passes.new_temporaries import NewTemporaries
+from opgen.passes.specialise import specialise
 
 _THIN: Final = 8
 """How many numbers a point has at most: as many rows are loaded side by side."""
@@ -63,9 +67,10 @@ _ROUNDED: Final = (DType.F16, DType.BF16)
 """Types that would round what is added up in places of its own."""
 
 
-def with_thin_columns(op: Op) -> Op:
-    """The op with temporaries for columns that statements with more iterators go along."""
-    columns = _Columns(NewTemporaries.of(op))
+def with_thin_columns(op: Op, tensors: Collection[str] | None = None) -> Op:
+    """The op with temporaries for columns that statements with more iterators go along; only of
+    these tensors, if any are given."""
+    columns = _Columns(NewTemporaries.of(op), tensors)
     statements: list[Statement] = []
     for at, statement in enumerate(op.statements):
         before, changed = columns.of(statement)
@@ -76,12 +81,36 @@ def with_thin_columns(op: Op) -> Op:
     return columns.made.op_with(statements)
 
 
+def thin_tensors(op: Op, sizes: Collection[str]) -> frozenset[str]:
+    """Those with a last dim that is known, or one of these sizes."""
+    tensors = (*op.inputs, *op.outputs, *op.temporaries)
+    lasts = {each.name: each.dims[-1].extent for each in tensors if each.dims}
+    return frozenset(
+        name for name, last in lasts.items() if last.is_constant or last.symbol in sizes
+    )
+
+
+def thin_sizes(op: Op) -> tuple[str, ...]:
+    """The sizes for which columns would be rows, if they were known and small."""
+    found = []
+    tensors = (*op.inputs, *op.outputs, *op.temporaries)
+    lasts = {each.dims[-1].extent.symbol for each in tensors if len(each.dims) > 1}
+    for size in op.sizes:
+        if size not in lasts:
+            continue
+        known = specialise(op, {size: _THIN})
+        if with_thin_columns(known, thin_tensors(op, (size,))) is not known:
+            found.append(size)
+    return tuple(found)
+
+
 @dataclass
 class _Columns:
-    """The copies of tensors, the places of their own that sums have by tensor and last index, and
-    the statements that add these to what they are sums of."""
+    """The tensors that may be thin, the copies of them, the places of their own that sums have by
+    tensor and last index, and the statements that add these to what they are sums of."""
 
     made: NewTemporaries
+    tensors: Collection[str] | None
     copies: dict[str, Access] = field(default_factory=dict)
     places: dict[tuple[str, Poly], Access] = field(default_factory=dict)
     added: dict[str, list[Statement]] = field(default_factory=dict)
@@ -105,7 +134,7 @@ class _Columns:
 
         body, target = map_expression(statement.body, read), self._target(statement, along)
         if target is not statement.target:
-            iterators = _in_order_of(target, statement.iterators)
+            iterators = in_order_of(target, statement.iterators)
             statement = replace(statement, target=target, iterators=iterators)
         return before, replace(statement, body=body)
 
@@ -124,6 +153,8 @@ class _Columns:
 
     def _is_thin(self, name: str) -> bool:
         """Whether the last dim of a tensor is a known and small one, of several."""
+        if self.tensors is not None and name not in self.tensors:
+            return False
         extents = self.made.extents(name)
         last = extents[-1] if len(extents) > 1 else poly(0)
         return last.is_constant and 2 <= last.constant <= _THIN
@@ -153,7 +184,7 @@ class _Columns:
         places = ((extent, index.value) for extent, index in (*outer, last, row))
         copy = self.made.cells(name, "columns", places, stored=True)
         self.copies[name] = copy
-        body, iterators = Read(Access(name, cell)), _in_order_of(copy, iterators)
+        body, iterators = Read(Access(name, cell)), in_order_of(copy, iterators)
         return Statement(copy, Reducer.ASSIGN, iterators, (), body, is_exclusive=True)
 
     def _cell(self, name: str) -> tuple[tuple[Index, ...], tuple[Iterator, ...]]:
@@ -224,16 +255,6 @@ class _Columns:
         self.places[key] = places
         added = Statement(Access(name, cell), Reducer.ADD, tuple(iterators), (), Read(places))
         self.added.setdefault(name, []).append(added)
-
-
-def _in_order_of(target: Access, iterators: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
-    """The iterators with those of a target first, as its indices have them."""
-    numbers = [index.value.symbols for index in target.indices]
-
-    def place(each: Iterator) -> int:
-        return next((at for at, names in enumerate(numbers) if each.name in names), len(numbers))
-
-    return tuple(sorted(iterators, key=place))
 
 
 def _turned(indices: tuple[Index, ...]) -> tuple[Index, ...]:

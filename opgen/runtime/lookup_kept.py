@@ -55,6 +55,10 @@ _LARGE_ON_GPU = 2**19
 fewest measured. On an H200 (2026-11-27) a softmax of as many then takes 30 microseconds in place of
 26 as called, its gradient 96 in place of 103; of the GPU alone that is 5.3 of 12.4."""
 
+_MANY_PAIRS = 2**21
+"""From which product of the elements of two inputs on positions are kept on the CPU: of 512 points
+and more, gradients of distances to the nearest of as many take less time so."""
+
 _TYPES = frozenset({torch.float32, torch.float64})
 """Types of which temporaries are tensors, with nothing rounded."""
 
@@ -272,7 +276,7 @@ class Keeps:
         on_gpu = cuda.computes(given[0].device)
         if not (given[0].is_cpu or (on_gpu and not self.operation.faults)):
             return None
-        if max(each.numel() for each in given) < (_LARGE_ON_GPU if on_gpu else special.LARGE):
+        if not self._is_large([each.numel() for each in given], on_gpu):
             return None
         if any(each.layout is not torch.strided for each in given):
             return None
@@ -284,6 +288,17 @@ class Keeps:
             self.ways.clear()
         self.ways[key] = found
         return found
+
+    def _is_large(self, counts: Sequence[int], on_gpu: bool) -> bool:
+        """Whether a call with inputs of so many elements is worth it.
+
+        An extreme of all pairs of two inputs' points takes as long as there are pairs.
+        """
+        *_, second, first = sorted((1, *counts))
+        if on_gpu:
+            return first >= _LARGE_ON_GPU
+        are_pairs = bool(self.operation.positions) and first * second >= _MANY_PAIRS
+        return first >= special.LARGE or are_pairs
 
     def _planned(self, tensors: Sequence[Any], numbers: tuple[Number, ...]) -> Whole | None:
         operation, values = self.operation, unflatten(self.operation.attributes, numbers)
