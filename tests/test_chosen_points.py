@@ -163,6 +163,59 @@ def test_what_stays_as_it_is(spec: str, name: str) -> None:
     assert with_chosen_points(op) is op
 
 
+def test_numbers_for_some_rows_alone() -> None:
+    """What flows back to rows that have no number is 0, and nothing is read for them."""
+    spec = (
+        "op f(a: float[N,3], b[M,3]) -> y[V]\n  where N >= 500, M >= 1\n  let V = N-500\n"
+        "  t[n,m] = sum(k) (a[n,k] - b[m,k])**2\n  y[n] = min(m) t[n,m] for n in V\n"
+    )
+    function: Any = opgen.compile(spec).f
+    torch.manual_seed(0)
+    a, b = (torch.rand(count, 3, dtype=torch.float64).requires_grad_() for count in (900, 1000))
+    found = torch.autograd.grad(function(a, b).sum(), (a, b))
+    wanted = (a[:400, None] - b).square().sum(2).amin(1)
+    torch.testing.assert_close(found, torch.autograd.grad(wanted.sum(), (a, b)))
+
+
+GIVEN = "op f(idx: i64[N], v: float[N], z[M]) -> y[N]\n  where M >= 1\n  tmp t[N,M]\n"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "t[n,m] += select(idx[n] == m, v[n], 0) for n in N, m in M-1",
+        "t[n,m] += select(idx[n] == m + 1, v[n], 0) for n in N, m in M",
+        "t[n,m] += select(idx[n] == m, v[n], 0) for n in N, m in M if m < n",
+    ],
+)
+def test_choices_of_some_cells_stay(statement: str) -> None:
+    op = read(f"{GIVEN}  {statement}\n  y[n] = sum(m) t[n,m]*z[m]\n")
+    assert with_chosen_points(op) is op
+
+
+def test_choices_by_an_input() -> None:
+    """Numbers that are no place choose nothing."""
+    spec = (
+        "op f(idx: i64[N], v: float[N], z[M]) -> y[N]\n"
+        "  t[n,m] = select(idx[n] == m, v[n], 0) for m in M\n  y[n] = sum(m) t[n,m]*z[m]\n"
+    )
+    assert with_chosen_points(read(spec)) is not read(spec)
+    function: Any = opgen.compile(spec).f
+    numbers = torch.tensor([-1, 0, 3, 4, 2**40, -(2**40), 1])
+    v, z = torch.rand(7), torch.rand(4)
+    wanted = torch.stack([v[n] * z[i] if 0 <= i < 4 else v[n] * 0 for n, i in enumerate(numbers)])
+    assert torch.equal(function(numbers, v, z), wanted)
+
+
+def test_absent_terms_of_a_maximum_stay_absent() -> None:
+    spec = (
+        "op f(idx: i64[N], v: float[N], x[M]) -> y[N,M]\n"
+        "  t[n,m] = select(idx[n] == m, v[n], 0) for m in M\n  y[n,m] max= t[n,m]*x[m+1 ?0]\n"
+    )
+    found = opgen.compile(spec).f(torch.tensor([0, 2]), torch.ones(2), torch.ones(3))
+    assert torch.equal(found[:, -1], torch.full((2,), -torch.inf))
+
+
 def test_without_positions() -> None:
     """Where they are not given, gradients look for them, and are as they were."""
     for each in derive([read(NEAREST)], 1):

@@ -184,12 +184,31 @@ def test_statements() -> None:
         "op f(x[N,K], z[M,K]) -> y[N,M]\n  y[n,m] = sum(k) abs(x[n,k] - z[m,k])\n",  # any number
         "op f(x[N,9], z[M]) -> y[N,M]\n  y[n,m] = sum(k) abs(x[n,k] - z[m])\n",  # not along n
         "op f(x[N,3], z[M,3]) -> y[N,M]\n  y[n,m] = sum(k) x[n,k]*z[m,k]\n",  # a product
+        "op f(x[N,3], z[M,3]) -> y[M,16]\n  where N >= 16\n"
+        "  y[m,n] = sum(k) abs(x[n,k] - z[m,k]) for m in M, n in 16\n",  # some points of x
+        "op f(x[L,N,3], z[M,3]) -> y[M,N]\n  where L >= 1\n"
+        "  y[m,n] = sum(k) abs(x[0,n,k] - z[m,k])\n",  # one of several
         "op f(x[N,3], f[3,3]) -> y[N,3]\n  y[n,i] = sum(k) abs(x[n,k]*f[i,k])\n",  # few pairs
     ],
 )
 def test_what_stays_as_it_is(spec: str) -> None:
     op = read(spec)
     assert with_thin_columns(op) is op
+
+
+def test_integers_have_all_digits() -> None:
+    spec = (
+        "op f(a: i64[N,3], b: i64[M,3]) -> y: i64[N,3]\n"
+        "  y[n,k] = sum(m) (a[n,k] - b[m,k])*b[m,0]\n"
+        "op g(x: i64[N]) -> y: i64[]\n  y[] = sum(n) x[n]\n"
+        "op h(x: i64[N,M]) -> y: i64[N]\n  y[n] = sum(m) x[n,m]*x[n,m]\n"
+    )
+    ops: Any = opgen.compile(spec)
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(2**24, 2**30, (40, 3), generator=generator) for _ in range(2))
+    assert torch.equal(ops.f(a, b), ((a[:, None] - b) * b[:, :1]).sum(1))
+    assert torch.equal(ops.g(a[:, 0]), a[:, 0].sum())
+    assert torch.equal(ops.h(a), (a * a).sum(1))
 
 
 def test_choices_of_which_both_sides_are_computed() -> None:

@@ -268,7 +268,9 @@ class AccumulatorEmitter(ScopeEmitter):
             self.waiting |= {name: vector for name in pair if name != accumulator}
 
     def adds_vectors(self, accumulator: str) -> bool:
-        """Whether some loop adds vectors of terms to the accumulator."""
+        """Whether some loop adds vectors of terms to the accumulator; none of them are integers."""
+        if self.kinds[accumulator] is Type.INTEGER:
+            return False
         if self.kernel.sums is not None:
             return True
         loops = (node for node in walk(self.kernel.body) if isinstance(node, For))

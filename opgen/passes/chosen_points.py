@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, load, symbol
 from opgen.ir.build import select
-from opgen.ir.indices import extents_of
+from opgen.ir.indices import covers_plainly, extents_of
 from opgen.ir.notation import (
     Access,
     Apply,
@@ -92,6 +92,8 @@ def _choice(op: Op, statement: Statement) -> _Choice | None:
     extents = extents_of(statement.iterators)
     if found is None or statement.guards or sorted(names) != sorted(extents):
         return None
+    if not covers_plainly(statement.target, op.extents(name), extents):
+        return None  # elsewhere nothing says what numbers there are
     if all(each.name != name for each in op.temporaries) or is_rounded(op.tensor(name)):
         return None
     if sum(each.target.tensor == name for each in op.statements) > 1:
@@ -135,6 +137,8 @@ def _of_chosen(op: Op, statement: Statement, choices: Mapping[str, _Choice]) -> 
         return statement
     number, chosen, value = placed
     body = map_expression(statement.body, lambda expr: value if expr == Read(access) else None)
+    if statement.reducer not in (Reducer.ASSIGN, Reducer.ADD):
+        return statement
     names = {index.value.symbol for index in statement.target.indices}
     if names == {each.name for each in statement.iterators} and not statement.guards:
         is_chosen = Apply("eq", (Read(number), Value(symbol(chosen))))

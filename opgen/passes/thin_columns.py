@@ -32,7 +32,7 @@ neighbouring points find all of them in the same few lines.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -140,11 +140,14 @@ class _Columns:
 
     def _along(self, statement: Statement) -> frozenset[str]:
         """The iterators that neighbours in memory are numbered by, or ought to be: those of tensors
-        that are not thin; and what is joined, where all that is read is."""
+        that are not thin; and where all that is read is, those of sums in places of their own, or
+        what is joined."""
         long = {each.name for each in statement.iterators if not each.extent.is_constant}
         others = [each for each in reads(statement.body) if not self._is_thin(each.tensor)]
         lasts = {each.indices[-1].value.symbol for each in others if each.indices}
         found = frozenset(name for name in lasts if name in long)
+        if not found and self._has_own_places(statement):
+            found = frozenset({statement.target.indices[-2].value.symbol or ""} & long)
         if not found:
             found = frozenset(long - moving(statement.target, long))
         if not self._is_thin(statement.target.tensor) and statement.target.indices:
@@ -165,6 +168,10 @@ class _Columns:
         if not isinstance(tensor, Tensor) or tensor.default is not None:
             return False
         if not self._is_thin(tensor.name) or not self._is_column(access, statement):
+            return False
+        extents = extents_of(statement.iterators)
+        *outer, _ = zip(access.indices, self.made.extents(tensor.name), strict=True)
+        if not all(_is_gone_through(index, extent, extents) for index, extent in outer):
             return False
         long = {each.name for each in statement.iterators if not each.extent.is_constant}
         is_again = bool(long - moving(access, names_of(statement)))
@@ -255,6 +262,13 @@ class _Columns:
         self.places[key] = places
         added = Statement(Access(name, cell), Reducer.ADD, tuple(iterators), (), Read(places))
         self.added.setdefault(name, []).append(added)
+
+
+def _is_gone_through(index: Index, extent: Poly, extents: Mapping[str, Poly]) -> bool:
+    """Whether all of a dim is read."""
+    if index.value.is_constant and extent != 1:
+        return False
+    return is_plainly_inside(index.value, extent, extents)
 
 
 def _turned(indices: tuple[Index, ...]) -> tuple[Index, ...]:

@@ -74,7 +74,7 @@ C = (
    another type than vectors are, one by one. */
 enum { TERMS = 256 };
 #define ADD_TERMS(total, lanes, terms, count) \
-    if (__builtin_types_compatible_p(__typeof__(total), wide)) { \
+    if (__builtin_types_compatible_p(__typeof__(terms[0]), wide)) { \
         for (int64_t opgen_at = count; opgen_at % LANES; opgen_at++) terms[opgen_at] = 0; \
         for (int64_t opgen_at = 0; opgen_at < count; opgen_at += LANES) { \
             wide_lanes opgen_part; \
