@@ -11,7 +11,7 @@ from torch import Tensor
 import opgen
 from opgen.emit.long_sums import is_beside_vectors, is_long_sum
 from opgen.errors import Source
-from opgen.ir.loops import Kernel
+from opgen.ir.loops import Kernel, Program
 from opgen.lang.read import read
 from opgen.programs import along_rows, for_cpu, scheduled
 
@@ -112,20 +112,25 @@ def test_other_types(dtype: torch.dtype, ops: ModuleType) -> None:
     torch.testing.assert_close(y, (x.double() - x.double().mean(1, keepdim=True)).to(dtype))
 
 
-def kernel_of(spec: str) -> Kernel:
+def kernel_of(spec: str) -> tuple[Kernel, Program]:
     (op,) = read(Source(spec, "<test>"))
     op = for_cpu(op)
-    (kernel,) = along_rows(op, scheduled(op)).kernels
-    return kernel
+    program = along_rows(op, scheduled(op))
+    (kernel,) = program.kernels
+    return kernel, program
 
 
 def test_which_sums_are_long() -> None:
-    assert is_long_sum(kernel_of("op f(x[N,3]) -> y[3]\n  y[c] = sum(n) x[n,c]\n"), "total")
-    row = kernel_of("op f(x[N,M]) -> y[N]\n  y[n] = sum(m) x[n,m]\n")
-    assert is_beside_vectors(row)
+    points, _ = kernel_of("op f(x[N,3]) -> y[3]\n  y[c] = sum(n) x[n,c]\n")
+    assert is_long_sum(points, "total")
+    row, program = kernel_of("op f(x: float[N,M]) -> y[N]\n  y[n] = sum(m) exp(x[n,m])\n")
+    assert is_beside_vectors(row, "total", program)
     assert not is_long_sum(row, "total")
-    window = kernel_of("op f(x[N,M]) -> y[N]\n  y[n] = sum(m in 9) x[n,m ?0]\n")
-    assert not is_beside_vectors(window)
+    loaded, program = kernel_of("op f(x[N,M]) -> y[N]\n  y[n] = sum(m) x[n,m]\n")
+    assert not is_beside_vectors(loaded, "total", program)  # what no vector has is a sum of its own
+    assert not is_long_sum(loaded, "total")
+    window, program = kernel_of("op f(x[N,M]) -> y[N]\n  y[n] = sum(m in 9) x[n,m ?0]\n")
+    assert not is_beside_vectors(window, "total", program)
     assert not is_long_sum(window, "total")
-    least = kernel_of("op f(x[M,3]) -> y[3]\n  y[c] = min(m) x[m,c]\n")
+    least, _ = kernel_of("op f(x[M,3]) -> y[3]\n  y[c] = min(m) x[m,c]\n")
     assert not is_long_sum(least, "total")

@@ -12,7 +12,7 @@ from torch import Tensor
 import opgen
 from opgen.ir.show import show
 from opgen.passes.derive import derive
-from opgen.passes.thin_columns import with_thin_columns
+from opgen.passes.thin_columns import thin_sizes, thin_tensors, with_thin_columns
 from opgen.programs import for_cpu
 from written_anew import check_numbers, read
 
@@ -194,6 +194,22 @@ def test_statements() -> None:
 def test_what_stays_as_it_is(spec: str) -> None:
     op = read(spec)
     assert with_thin_columns(op) is op
+
+
+def test_which_sizes_are_those_of_points() -> None:
+    pairs = read("op f(x[N,K], z[M,K]) -> y[N,M]\n  y[n,m] = sum(k) abs(x[n,k] - z[m,k])\n")
+    assert thin_sizes(pairs) == ("K",)
+    assert thin_tensors(pairs, ("K",)) == {"x", "z"}
+    norm = (
+        "op f(x: float[N,C,H,W], w[C]) -> y[N,C,H,W]\n"
+        "  y[n,c,h,v] = x[n,c,h,v]*rsqrt(mean(k) x[n,k,h,v]**2)*w[c]\n"
+    )
+    convolution = (
+        "op f(x[B,C,H,W], w[O,C,I,J]) -> y[B,O,H,W]\n"
+        "  y[b,o,h,v] = sum(c,i,j) x[b,c,h+i ?0,v+j ?0]*w[o,c,i,j]\n"
+    )
+    for spec in (norm, convolution, "op f(x[N,D]) -> y[N]\n  y[n] = sum(d) abs(x[n,d])\n"):
+        assert thin_sizes(read(spec)) == ()
 
 
 def test_integers_have_all_digits() -> None:

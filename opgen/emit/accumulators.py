@@ -212,7 +212,7 @@ class AccumulatorEmitter(ScopeEmitter):
         if self.printer.cuda or accumulator in self.arrays:
             return False
         if self.kernel.sums is None and self.adds_vectors(accumulator):
-            return is_beside_vectors(self.kernel)
+            return is_beside_vectors(self.kernel, accumulator, self.printer.program)
         return is_long_sum(self.kernel, accumulator)
 
     def adopt(self, accumulator: str, names: _Names) -> None:

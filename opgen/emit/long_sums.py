@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from opgen.emit.vectors import vector_sum
 from opgen.ir.loop_parts import accumulators_of
-from opgen.ir.loops import Accumulate, For, Kernel, Lanes, Node, walk
+from opgen.ir.loops import Accumulate, For, Kernel, Lanes, Node, Program, walk
 from opgen.ir.notation import Reducer
 
 _MOST: Final = 4
@@ -33,10 +34,17 @@ def is_long_sum(kernel: Kernel, accumulator: str) -> bool:
     )
 
 
-def is_beside_vectors(kernel: Kernel) -> bool:
-    """Whether the total beside vectors of partial sums may get any number of terms."""
-    loops = (node for node in walk(kernel.body) if isinstance(node, For) and node.any_order)
-    return any(not any(bound.is_constant for bound in loop.upper) for loop in loops)
+def is_beside_vectors(kernel: Kernel, accumulator: str, program: Program) -> bool:
+    """Whether a total beside vectors of terms that are computed may get any number of these. Where
+    terms are loaded those that no vector has are a sum of their own, see `emit.statements`."""
+    loops = (node for node in walk(kernel.body) if isinstance(node, For))
+    for loop in loops:
+        vectors = vector_sum(loop, program)
+        if vectors is None or vectors.walked or any(bound.is_constant for bound in loop.upper):
+            continue
+        if any(each.accumulator == accumulator for each in vectors.terms):
+            return True
+    return False
 
 
 def _adds(loop: For, accumulator: str) -> bool:

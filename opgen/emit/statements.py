@@ -313,11 +313,27 @@ class Emitter(LaneEmitter):
             inner.write(f"        {name} = {end};")
             inner.write("    }")
         inner.write("}")
-        inner.write(f"for (; {name} < {end}; {name}++) {{")
-        inner.inner().nodes(vectors.terms)
-        inner.write("}")
+        head = f"for (; {name} < {end}; {name}++) {{"
+        inner.add_rest(vectors.terms, head, is_long=_has_own_vectors(node, terms))
         self.join_rows(lanes, inner)
         self.write("}")
+
+    def add_rest(self, terms: Sequence[Accumulate], head: str, *, is_long: bool) -> None:
+        """Add what no vector has, one by one: all terms where they lie apart in memory, which may
+        be more than a float counts."""
+        rests = {}
+        if is_long:
+            rests = {each.accumulator: self.scope.fresh("rest") for each in terms}
+        for accumulator, rest in rests.items():
+            self.write(f"{self.kinds[accumulator].of_long_sums} {rest} = 0;")
+        self.write(head)
+        inner = self.inner()
+        inner.printer.names.accumulators.update(rests)
+        inner.nodes(terms)
+        self.write("}")
+        for accumulator, rest in rests.items():
+            total = self.printer.names.accumulators[accumulator]
+            self.write(f"{total} += ({self.kinds[accumulator].value}){rest};")
 
     def join_rows(self, lanes: Mapping[str, str], inner: Emitter) -> None:
         """Add the vectors of a row to those of its accumulators."""

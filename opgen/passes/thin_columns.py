@@ -91,17 +91,25 @@ def thin_tensors(op: Op, sizes: Collection[str]) -> frozenset[str]:
 
 
 def thin_sizes(op: Op) -> tuple[str, ...]:
-    """The sizes for which columns would be rows, if they were known and small."""
+    """The sizes for which columns would be rows, if they were known and small: of what is summed
+    for each pair of points."""
     found = []
-    tensors = (*op.inputs, *op.outputs, *op.temporaries)
-    lasts = {each.dims[-1].extent.symbol for each in tensors if len(each.dims) > 1}
-    for size in op.sizes:
-        if size not in lasts:
+    for size in dict.fromkeys(name for each in op.statements for name in _summed(each)):
+        if size not in op.sizes:
             continue
         known = specialise(op, {size: _THIN})
         if with_thin_columns(known, thin_tensors(op, (size,))) is not known:
             found.append(size)
     return tuple(found)
+
+
+def _summed(statement: Statement) -> Iterable[str]:
+    """The extents of what is joined, and the last index of what is read."""
+    joined = {each.name: each.extent.symbol or "" for each in statement.iterators}
+    for name in moving(statement.target, joined.keys()):
+        del joined[name]
+    lasts = (each.indices[-1].value.symbol for each in reads(statement.body) if each.indices)
+    return (joined[name] for name in lasts if name in joined)
 
 
 @dataclass
