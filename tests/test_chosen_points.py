@@ -77,6 +77,7 @@ Shapes = Callable[[int, int], list[tuple[int, ...]]]
 
 
 @pytest.mark.parametrize(("spec", "reference", "shapes"), CASES.values(), ids=CASES)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("are_few", [False, True])
 def test_numbers(
     spec: str, reference: Callable[..., Tensor], shapes: Shapes, are_few: bool

@@ -122,6 +122,7 @@ def test_numbers(
 
 
 @pytest.mark.parametrize(("spec", "reference", "shapes"), CASES, ids=NAMES)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_types_and_steps(
     spec: str,
