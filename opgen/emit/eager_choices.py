@@ -5,7 +5,7 @@
 
 A conditional expression computes one side, and where that is an extreme, which is two conditional
 expressions itself, GCC 12 makes no vectors of a loop. With both sides before the choice it does:
-the gradients of the overlaps of 512 by 512 boxes took 13 ms in place of 3.
+the gradients of the overlaps of 512 by 512 boxes took 14.5 ms in place of 1.0 on one thread.
 """
 
 from __future__ import annotations

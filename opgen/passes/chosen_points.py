@@ -46,7 +46,6 @@ from opgen.ir.notation import (
     Read,
     Reducer,
     Statement,
-    Tensor,
     Value,
     map_expression,
     reads,
@@ -55,7 +54,7 @@ from opgen.ir.notation import (
 )
 from opgen.ir.walk import access_polynomials, all_reads, expression_polynomials
 from opgen.passes.cells import in_order_of
-from opgen.passes.chosen_terms import asked_for
+from opgen.passes.chosen_terms import asked_for, is_given
 from opgen.passes.scatters import is_rounded
 
 
@@ -104,25 +103,13 @@ def _choice(op: Op, statement: Statement) -> _Choice | None:
     chosen = place.symbol
     if chosen is None or chosen not in extents or extents[chosen].is_constant:
         return None
-    if statement.reducer not in (Reducer.ASSIGN, Reducer.ADD) or not _is_given(op, number):
+    if statement.reducer not in (Reducer.ASSIGN, Reducer.ADD) or not is_given(op, number):
         return None
     if any(each.is_data_dependent or chosen in each.symbols for each in access_polynomials(number)):
         return None
     if any(each.is_data_dependent for each in expression_polynomials(value)):
         return None
     return _Choice(names, chosen, number, value)
-
-
-def _is_given(op: Op, number: Access) -> bool:
-    """Whether a number is read from an input that is there, without a mode."""
-    tensor = op.tensor(number.tensor)
-    return (
-        tensor in op.inputs
-        and isinstance(tensor, Tensor)
-        and tensor.dtype.is_integer
-        and tensor.default is None
-        and all(index.boundary is Boundary.NONE for index in number.indices)
-    )
 
 
 def _of_chosen(op: Op, statement: Statement, choices: Mapping[str, _Choice]) -> Statement:

@@ -119,17 +119,25 @@ def asked_for(body: Expr) -> tuple[Access, Poly, Expr] | None:
             return None
 
 
+def is_given(op: Op, number: Access) -> bool:
+    """Whether a number is read from an input that is there, without a mode."""
+    tensor = op.tensor(number.tensor)
+    return (
+        tensor in op.inputs
+        and isinstance(tensor, Tensor)
+        and tensor.dtype.is_integer
+        and tensor.default is None
+        and all(index.boundary is Boundary.NONE for index in number.indices)
+    )
+
+
 def _may_be_chosen(op: Op, statement: Statement, choice: _Choice) -> bool:
     """Whether the number is given, and nothing but the target depends on what it chooses."""
     names = frozenset(choice.names)
-    target, number = op.tensor(statement.target.tensor), op.tensor(choice.number.tensor)
+    target = op.tensor(statement.target.tensor)
     if statement.reducer is not Reducer.ADD or is_rounded(target):
         return False
-    if number not in op.inputs or not isinstance(number, Tensor):
-        return False
-    if not number.dtype.is_integer or number.default is not None:
-        return False
-    if any(index.boundary is not Boundary.NONE for index in choice.number.indices):
+    if not is_given(op, choice.number):
         return False
     elsewhere = [guard.value for guard in statement.guards]
     elsewhere += expression_polynomials(choice.value)
