@@ -44,7 +44,11 @@ OF_A_ROW = "op f(x: float[N,W]; V: size) -> y[N,V]\n  where W >= 1, V >= 1\n"
         ("y[n,v] = x[n, v*W//V ?clamp]", ["min(W - 1, max((W*v)//V, 0))", "(W*v)//V"]),
         ("y[n,v] = x[n, v*3//7 ?clamp]", []),  # seven cells have quotients of their own
         ("y[n,v] = x[n, v*3//70 % W]", ["(3*v)//(70*W)", "(3*v)//70"]),
-        ("y[n,v] = x[n, v ?wrap]", ["v//W"]),
+        ("y[n,v] = x[n, v ?wrap]", []),  # a loop over turns
+        (
+            "y[n,v] = x[n, v ?wrap] * x[n, v + 1 ?wrap] * x[n, v + 2 ?wrap]",
+            ["(v + 1)//W", "(v + 2)//W", "v//W"],
+        ),
         ("y[n,v] = x[n, v//4 ?clamp]", []),  # a shift
         ("y[n,v] = x[n, n ?clamp] * (v*W//V)", ["(W*v)//V"]),
         ("y[n,v] = x[n, n*W//V ?clamp]", []),  # the same for all of a row

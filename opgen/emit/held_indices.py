@@ -1,4 +1,4 @@
-"""Indices that are read from tensors, where they are the same for all lanes of a pass.
+"""Indices that are read from tensors, and quotients, that are the same for all lanes of a pass.
 
 Before:
 
@@ -13,7 +13,9 @@ After:
         y[n * y_s0 + d] = is_inside ? w[t_at * w_s0 + d] : 0;
 
 A compiler that reads `t[n]` for every lane does not see that the cells of `w` are neighbours, and
-gathers them: a row of an embedding takes up to four times as long.
+gathers them: a row of an embedding takes up to four times as long. Nor does it make vectors of a
+loop with a quotient in it, which asks whether it divides by zero, as the row `(n - 1)//N` of a
+tensor that is rolled, `x[n - 1 ?wrap,d]`: three times as long.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 
-from opgen.algebra.poly import Atom, Poly, of_atom
+from opgen.algebra.poly import Atom, Kind, Poly, of_atom
 from opgen.ir.loop_parts import node_scalars, node_tests
 from opgen.ir.loops import (
     All,
@@ -41,8 +43,8 @@ from opgen.ir.map_loops import polynomials
 
 
 def held_atoms(node: Lanes, kernel: Kernel) -> tuple[Atom, ...]:
-    """What is read from tensors that the kernel does not write, the same for all lanes; the
-    largest such parts of indices, each once."""
+    """What is read from tensors that the kernel does not write, and quotients by what is not known,
+    the same for all lanes; the largest such parts of indices, each once."""
     moving = _moving(node, kernel)
     found = (atom for value in polynomials(*node.body) for atom in _held_in(value, moving, kernel))
     return tuple(dict.fromkeys(found))
@@ -70,13 +72,17 @@ def _moving(node: Lanes, kernel: Kernel) -> AbstractSet[str]:
 def _held_in(value: Poly, moving: AbstractSet[str], kernel: Kernel) -> Iterator[Atom]:
     for atom in value.atoms():
         loads = of_atom(atom).loads
-        if not loads:
+        if not loads and not any(map(_is_quotient, of_atom(atom).all_atoms())):
             continue
         if moving.isdisjoint(atom.symbols) and _are_read_only(loads, kernel):
             yield atom
         else:
             for argument in atom.args:
                 yield from _held_in(argument, moving, kernel)
+
+
+def _is_quotient(atom: Atom) -> bool:
+    return atom.kind is Kind.FLOOR_DIV and not atom.args[1].is_constant
 
 
 def _are_read_only(loads: Iterable[Atom], kernel: Kernel) -> bool:

@@ -12,7 +12,7 @@ took, and bilinear ones of 512 by 512 as 224 by 224 two thirds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -60,6 +60,24 @@ def lane_tables(kernel: Kernel, program: Program) -> tuple[Atom | Scalar, ...]:
     found = Counter(each for node in lanes for each in search.nodes(node.body))
     ordered = sorted(found, key=lambda each: (isinstance(each, Atom), -found[each], str(each)))
     return tuple(ordered[:MOST])
+
+
+def tabled_lanes(
+    kernel: Kernel, program: Program, tables: Collection[Atom | Scalar]
+) -> tuple[Lanes, ...]:
+    """The passes that look things up in the tables, if these are all that needs to be filled: none
+    where a pass goes along all of a stretch, or where it begins is not known before."""
+    assert kernel.row is not None
+    row = kernel.row
+    search = Search(row.axis.name, frozenset((*program.integers, row.axis.name)))
+    lanes = [node for node in walk(kernel.body) if isinstance(node, Lanes)]
+    found = [node for node in lanes if not set(search.nodes(node.body)).isdisjoint(tables)]
+    known = {*program.integers, row.first, row.last}
+    are_parts = all(
+        bounds and all(each.symbols <= known and not each.is_data_dependent for each in bounds)
+        for bounds in ((*node.lower, *node.upper) for node in found)
+    )
+    return tuple(found) if are_parts else ()
 
 
 @dataclass(frozen=True, slots=True)

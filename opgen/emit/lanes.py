@@ -132,7 +132,8 @@ class LaneEmitter(BlockCellEmitter):
         held: dict[Atom | Test, str] = dict(self.printer.held)
         for atom in held_atoms(node, self.kernel):
             value = of_atom(atom)
-            held[atom] = self.scope.fresh(f"{value.loads[0].name}_at")
+            wanted = f"{value.loads[0].name}_at" if value.loads else "quotient"
+            held[atom] = self.scope.fresh(wanted)
             self.write(f"const int64_t {held[atom]} = {self.text(value)};")
         inner.printer = replace(inner.printer, held=held)
         for test in held_tests(node, self.kernel):

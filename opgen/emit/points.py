@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import Atom, Poly, of_atom, symbol
+from opgen.emit.emitter import extreme
 from opgen.emit.expression import type_name
-from opgen.emit.lane_tables import lane_tables
+from opgen.emit.lane_tables import lane_tables, tabled_lanes
 from opgen.emit.loop_tables import LoopTables, axis_tables, loop_tables
 from opgen.emit.planes import print_plane
 from opgen.emit.polynomial import Text
 from opgen.emit.rows_ahead import fetch_piece
 from opgen.emit.statements import Emitter
 from opgen.emit.types import Type
-from opgen.ir.loops import For, Integer, Row, Scalar, Short, walk
+from opgen.ir.loops import For, Integer, Lanes, Row, Scalar, Short, walk
 from opgen.ir.primitives import Level
 
 MOST_ON_STACK: Final = 2**14
@@ -249,14 +250,19 @@ class PointEmitter(Emitter):
         self.printer = replace(self.printer, tables=tables)
 
     def renew_tables(self) -> None:
-        """Fill them where a stretch is another one than the last."""
+        """Fill them where a stretch is another one than the last; of long rows, each stretch of
+        which is another one, only for passes that need them."""
         row = self.kernel.row
         if row is None or not self.tabled:
             return
         first, last = (self.printer.names.symbols[end] for end in (row.first, row.last))
         self.write(f"if ({self.tabled} != {first}) {{")
         inner = self.inner()
-        inner.fill_tables(row.axis.name, self.of_row, first, last)
+        parts = tabled_lanes(self.kernel, self.printer.program, self.of_row.keys())
+        for part in parts or (Lanes((), (), ()),):
+            begin = extreme("greatest", [first, *map(self.text, part.lower)])
+            end = extreme("least", [last, *map(self.text, part.upper)])
+            inner.fill_tables(row.axis.name, self.of_row, begin, end)
         inner.write(f"{self.tabled} = {first};")
         self.write("}")
 

@@ -21,5 +21,5 @@ and these are parts that passes are made of:
                        turned_filters
     loops of an op     lower, nest, point_form
     bodies of kernels  all_terms, block_tiling, jam, load_order, merge, moving_loops, nearby, peel,
-                       plane_runs, tile
+                       plane_runs, tile, turns
 """

@@ -17,7 +17,7 @@ from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Atom, Kind, Poly, maximum, minimum, poly, rebuild
 from opgen.algebra.prove import is_nonnegative
 from opgen.ir.loop_parts import loads_of
-from opgen.ir.loops import Define, For, If, Node, walk
+from opgen.ir.loops import Define, For, If, Node, Store, walk
 from opgen.ir.map_loops import map_nodes, polynomials
 from opgen.passes.lane_bounds import LaneBounds, solve
 
@@ -50,7 +50,10 @@ class Peeling:
             node.name for body in inlined for node in walk(body) if isinstance(node, For | Define)
         }
         loads = loads_of(itertools.chain.from_iterable(map(walk, inlined)))
-        around = {atom for load in loads for index in load.indices for atom in _taken_off(index)}
+        stores = (node for body in inlined for node in walk(body) if isinstance(node, Store))
+        places = [index for each in loads for index in each.indices]
+        places += (index for each in stores for index in each.indices)
+        around = {atom for index in places for atom in _taken_off(index)}
         bounds = LaneBounds()
         plain: dict[Atom, Poly] = {}
         for value in itertools.chain.from_iterable(polynomials(*body) for body in inlined):
@@ -95,8 +98,8 @@ class Peeling:
             match node:
                 case Define(name=name, value=value):
                     value = known(value)
-                    atoms = (atom for atom in value.all_atoms() if atom.kind is not Kind.FLOOR_DIV)
-                    if any(self.clamp(atom) is not None for atom in atoms):
+                    atoms = [atom for atom in value.all_atoms() if atom.kind is not Kind.FLOOR_DIV]
+                    if any(self.clamp(atom) is not None for atom in (*atoms, *_taken_off(value))):
                         values[name] = value
                     else:
                         values.pop(name, None)

@@ -69,6 +69,7 @@ from opgen.passes.scattered_rows import WIDTH as SCATTERED_WIDTH
 from opgen.passes.scattered_rows import scattered_rows
 from opgen.passes.short_rows import with_planes
 from opgen.passes.tile import Tile, sharing_more, tiled, tiles_along, window_tiles
+from opgen.passes.turns import in_turns
 from opgen.passes.unroll import MOST, unrolled
 from opgen.passes.walk_order import in_walk_order
 
@@ -239,9 +240,9 @@ def _passes(
     rewritten = [tuple(rewriter.nodes(unrolled(body, most), scope)) for body in middle.bodies]
     whole = tuple(node for body in bodies for node in body)
     return (
-        *(Lanes(bounds.lower, bounds.upper, whole) for bounds in middle.before),
+        *(in_turns(whole, bounds, row, inside) for bounds in middle.before),
         *fused(with_interior(jammed(rewritten)), scope.bounds, name),
-        *(Lanes(bounds.lower, bounds.upper, whole) for bounds in middle.after),
+        *(in_turns(whole, bounds, row, inside) for bounds in middle.after),
     )
 
 
@@ -398,7 +399,9 @@ class Rewriter:
         if isinstance(node, Accumulate) and node.reducer not in _ABSENT_IS_ZERO:
             present, own = self.test(node.present, scope)
             node, bounds = replace(node, present=present), bounds.joined(own)
-        return [self.lanes(bounds, scope, () if node is None else (node,))]
+        lanes = self.lanes(bounds, scope, () if node is None else (node,))
+        lanes_bounds = LaneBounds(lanes.lower, lanes.upper)
+        return [in_turns(lanes.body, lanes_bounds, self.row, self.facts)]
 
     def lanes(self, bounds: LaneBounds, scope: Scope, body: tuple[Node, ...]) -> Lanes:
         """The body in every lane, behind what it needs of the scope."""
