@@ -193,6 +193,31 @@ MOVES: Final = (
         {"H": 8},
     ),
     Written(
+        "heads of few numbers",
+        "x: float[B,T,H,D]) -> y[B,H,T,D]\n  y[b,h,t,d] = x[b,t,h,d]",
+        ((8, 384, 8, 32),),
+        lambda x: x.transpose(1, 2).contiguous(),
+    ),
+    Written(
+        "pixels as tokens",
+        "x: float[B,D,T]) -> y[B,T,D]\n  y[b,t,d] = x[b,d,t]",
+        ((8, 768, 196),),
+        lambda x: x.transpose(1, 2).contiguous(),
+    ),
+    Written(
+        "rows that are rolled",
+        "x: float[B,N]; s: int) -> y[B,N]\n  y[b,n] = x[b, n - s ?wrap]",
+        ((64, 4096),),
+        lambda x: x.roll(100, 1),
+        {"s": 100},
+    ),
+    Written(
+        "differences around a row",
+        "x: float[B,N]) -> y[B,N]\n  y[b,n] = x[b, n + 1 ?wrap] - 2*x[b,n] + x[b, n - 1 ?wrap]",
+        ((64, 4096),),
+        lambda x: x.roll(-1, 1) - 2 * x + x.roll(1, 1),
+    ),
+    Written(
         "relative positions",
         "x: float[B,H,T,S], b[H,R]) -> y[B,H,T,S]\n  where R >= T + S\n"
         "  y[n,h,i,j] = x[n,h,i,j] + b[h,i - j + S]",

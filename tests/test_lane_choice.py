@@ -45,6 +45,21 @@ SUM = "op f(x: float[N,C,H,W], a[N,C], b[N,C], s[C]) -> y[N,C]\n"
             "op f(x: float[N,D], w[D,M]) -> y[N,M]\n  y[n,m] = sum(d) x[n,d]*w[d,m]\n",
             [ALONG_CELLS],
         ),
+        # Groups of a dim are rows apart, as long as a size says.
+        (
+            "op f(x: float[N,(G D)]; G: int) -> y[N,G]\n  where G >= 1\n"
+            "  y[n,g] = sum(d) x[n,(g d)]\n",
+            [ALONG_TERMS],
+        ),
+        # So are those of known lengths, if these are no shorter than vectors.
+        ("op f(x: float[N,(W 32)]) -> y[N,W]\n  y[n,w] = sum(b in 32) x[n,(w b)]\n", [ALONG_TERMS]),
+        ("op f(x: float[N,(W 12)]) -> y[N,W]\n  y[n,w] = sum(b in 12) x[n,(w b)]\n", [ALONG_CELLS]),
+        # Their cells side by side lie along the cells.
+        (
+            "op f(x: float[N,(G D)]; G: int) -> y[N,D]\n  where G >= 1\n"
+            "  y[n,d] = sum(g in G) x[n,(g d)]\n",
+            [ALONG_CELLS],
+        ),
         # So do the terms of a window.
         (
             "op f(x: float[N,W], k[K]) -> y[N,W]\n  y[n,w] = sum(k_) x[n, w + k_ ?0]*k[k_]\n",

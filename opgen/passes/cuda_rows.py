@@ -103,7 +103,7 @@ def _kernel(kernel: Kernel, facts: Facts, integers: Sequence[str]) -> Kernel:
         return kernel
     if kernel.axes:
         kernel = replace(kernel, body=direct(kernel.body))
-        match choose(kernel, SHARED):
+        match choose(kernel, SHARED, are_parts_long=False):
             case Choice(way=Way.POINTS) | Choice(way=Way.ROW) if transpose(kernel) is not None:
                 return kernel
             case Choice(way=Way.ROW, name=name):

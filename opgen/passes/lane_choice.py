@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from opgen.algebra.poly import Atom, Kind, Poly, of_atom, symbol
+from opgen.algebra.poly import Atom, Kind, Poly, of_atom, symbol, symbol_atom
 from opgen.ir.loop_parts import loads_of
 from opgen.ir.loops import Accumulate, Define, For, Kernel, Node, Store, walk
 from opgen.ir.notation import Reducer
@@ -39,23 +39,29 @@ _SPREAD: Final = -1  # a fixed number of elements apart
 _SCATTERED: Final = -4  # rows or planes apart
 _SHORT: Final = -6  # fewer values than a vector holds
 _SHORTEST: Final = 8
+_VECTOR: Final = 16  # terms side by side, of which a sum of its own takes a third of the time
 _FEWEST: Final = 4  # terms that are worth a vector with most of its lanes empty
 
 
 _SUMS: Final = (Reducer.ADD,)
 
 
-def choose(kernel: Kernel, shared: Collection[Reducer] = _SUMS) -> Choice:
+def choose(
+    kernel: Kernel, shared: Collection[Reducer] = _SUMS, *, are_parts_long: bool = True
+) -> Choice:
     """The best way; among equals the last axis.
 
-    Terms of one cell that a `shared` reducer joins may be taken in any order.
+    Terms of one cell that a `shared` reducer joins may be taken in any order. Parts of a dim of
+    which no length is known, as `d` in `sum(d) x[b,(i d)]`, are taken to be rows where
+    `are_parts_long`: the CPU has kernels of its own for short ones, which windows are.
     """
     loads = _loads(kernel)
     stores = [node.indices for node in walk(kernel.body) if isinstance(node, Store)]
+    loops = [node for node in walk(kernel.body) if isinstance(node, For) and are_parts_long]
     best, best_score = Choice(Way.POINTS), -1
     for axis in reversed(kernel.axes):
         along = {loop.name: symbol(axis.name) for loop in _moving(kernel, axis.name)}
-        score = sum(_walk(_substituted(access, along), axis.name) for access in loads)
+        score = sum(_walk_by(_substituted(access, along), axis.name, loops) for access in loads)
         for store in stores:
             filled = _is_filled(kernel, store, axis.name)
             score += _CONSECUTIVE if filled else _walk(store, axis.name)
@@ -179,6 +185,18 @@ def _walk(indices: tuple[Poly, ...], name: str) -> int:
     if not indices or name not in indices[-1].symbols:
         return 0
     return _CONSECUTIVE if _unclamped(indices[-1], name).step_in(name) in (1, -1) else _SPREAD
+
+
+def _walk_by(indices: tuple[Poly, ...], name: str, loops: Sequence[For]) -> int:
+    """The same; a step that is a whole loop, of no few terms, is one from row to row, in a dim that
+    is several: `i` in `sum(d) x[b,(i d)]`."""
+    linear = indices[-1].linear_in(symbol_atom(name)) if indices else None
+    if linear is not None:
+        step_, _ = linear
+        is_long = not step_.is_constant or step_.constant >= _VECTOR
+        if is_long and any(bound + 1 == step_ for loop in loops for bound in loop.upper):
+            return _SCATTERED
+    return _walk(indices, name)
 
 
 def _unclamped(value: Poly, name: str) -> Poly:
