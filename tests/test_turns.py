@@ -112,6 +112,38 @@ def test_what_repeats(period: int, dtype: torch.dtype) -> None:
     assert torch.equal(op(x, w), x * w[[n % period for n in range(2500)]])
 
 
+@pytest.mark.parametrize("lengths", [(1, 1), (2, 1), (8, 5), (1100, 7), (3000, 1024)])
+def test_a_row_that_goes_around_two_others(lengths: tuple[int, int]) -> None:
+    op = opgen.compile("""op two(x[B,P], w[Q]; N: size) -> y[B,N]
+      where P >= 1, Q >= 1
+      y[b,n] = x[b, n % P] * w[n % Q]
+    """).two
+    x, w = torch.randn(2, lengths[0]), torch.randn(lengths[1])
+    at_p, at_q = ([n % length for n in range(2500)] for length in lengths)
+    assert torch.equal(op(x, w, N=2500), x[:, at_p] * w[at_q])
+
+
+@pytest.mark.parametrize("name", ["n_turn", "n_first", "n_last", "n_begin", "quotient"])
+@pytest.mark.parametrize("which", ["B", "P", "N", "s"])
+def test_names_of_what_a_row_has_itself(which: str, name: str) -> None:
+    """Found by a review: a length named `n_first` was taken for where a stretch begins."""
+    names = {each: each for each in "BPNs"} | {which: name}
+    op = opgen.compile(
+        """op f(x[{B},{P}]; {N}: size, {s} = 0) -> y[{B},{N}]
+      where {P} >= 1
+      y[b,n] = x[b, (n - {s}) % {P}]
+    """.format(**names)
+    ).f
+    x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
+    found = op(x, **{names["N"]: 1500, names["s"]: 5})
+    wanted = x[:, [(n - 5) % 7 for n in range(1500)]]
+    assert torch.equal(found, wanted)
+    back = torch.randn_like(found)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, x, back), torch.autograd.grad(wanted, x, back)
+    )
+
+
 def test_a_turn_is_a_loop_without_quotients() -> None:
     for op in check_source(Source(ROLLS, "<test>")):
         program = rows(schedule(op, gather(op)), facts_of(op))

@@ -69,15 +69,21 @@ def tabled_lanes(
     where a pass goes along all of a stretch, or where it begins is not known before."""
     assert kernel.row is not None
     row = kernel.row
-    search = Search(row.axis.name, frozenset((*program.integers, row.axis.name)))
+    if not all(isinstance(each, Atom) for each in tables):
+        return ()  # numbers may be parts of others
     lanes = [node for node in walk(kernel.body) if isinstance(node, Lanes)]
-    found = [node for node in lanes if not set(search.nodes(node.body)).isdisjoint(tables)]
+    found = [node for node in lanes if not _atoms_in(node).isdisjoint(tables)]
     known = {*program.integers, row.first, row.last}
     are_parts = all(
         bounds and all(each.symbols <= known and not each.is_data_dependent for each in bounds)
         for bounds in ((*node.lower, *node.upper) for node in found)
     )
     return tuple(found) if are_parts else ()
+
+
+def _atoms_in(node: Lanes) -> set[Atom]:
+    """All of them, also those within others."""
+    return {atom for value in polynomials(*node.body) for atom in value.all_atoms()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ The last dim of a tensor is taken to be the one with consecutive addresses.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -210,6 +211,9 @@ def along_row(
     (axis,) = (axis for axis in kernel.axes if axis.name == name)
     taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
     taken |= {node.name for body in bodies for node in walk(body) if isinstance(node, Define | For)}
+    # Sizes and attributes have names that users chose.
+    taken |= set(symbols_of(*itertools.chain(*bodies), *kernel.prologue))
+    taken = taken.union(*(axis.extent.symbols for axis in kernel.axes))
     inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))
     for each in kernel.axes:
         inside = inside.with_bounds(each.name, ZERO, each.extent - 1)
@@ -223,26 +227,31 @@ def along_row(
     if axis.extent.is_constant:
         width = min(width, max(axis.extent.constant, 1))
     row = Row(axis, fresh_name(f"{name}_first", taken), fresh_name(f"{name}_last", taken), width)
-    kernel = tiled(kernel, tiles, bodies, functools.partial(_passes, row, inside, most))
+    passes = functools.partial(_passes, row, inside, most, frozenset(taken))
+    kernel = tiled(kernel, tiles, bodies, passes)
     axes = tuple(each for each in kernel.axes if each is not axis)
     return in_walk_order(paired(grouped(replace(kernel, axes=axes, row=row))))
 
 
 def _passes(
-    row: Row, inside: Facts, most: int, copies: Sequence[tuple[Node, ...]]
+    row: Row,
+    inside: Facts,
+    most: int,
+    used: frozenset[str],
+    copies: Sequence[tuple[Node, ...]],
 ) -> tuple[Node, ...]:
     """Bodies that do not depend on each other as passes over the row."""
     name = row.axis.name
     bodies = tuple(unrolled(body, most) for body in copies)
     middle = Peeling(name, row.axis.extent, inside).peeled(bodies)
-    rewriter = Rewriter(row, inside)
+    rewriter = Rewriter(row, inside, used)
     scope = Scope(bounds=middle.bounds.needed(row.axis.extent, inside))
     rewritten = [tuple(rewriter.nodes(unrolled(body, most), scope)) for body in middle.bodies]
     whole = tuple(node for body in bodies for node in body)
     return (
-        *(in_turns(whole, bounds, row, inside) for bounds in middle.before),
+        *(in_turns(whole, bounds, row, inside, used) for bounds in middle.before),
         *fused(with_interior(jammed(rewritten)), scope.bounds, name),
-        *(in_turns(whole, bounds, row, inside) for bounds in middle.after),
+        *(in_turns(whole, bounds, row, inside, used) for bounds in middle.after),
     )
 
 
@@ -262,6 +271,8 @@ class Rewriter:
 
     row: Row
     facts: Facts
+    used: frozenset[str] | None = None
+    """The names around the row where its lanes go around turn by turn; threads do not."""
 
     @property
     def lane(self) -> str:
@@ -400,8 +411,10 @@ class Rewriter:
             present, own = self.test(node.present, scope)
             node, bounds = replace(node, present=present), bounds.joined(own)
         lanes = self.lanes(bounds, scope, () if node is None else (node,))
-        lanes_bounds = LaneBounds(lanes.lower, lanes.upper)
-        return [in_turns(lanes.body, lanes_bounds, self.row, self.facts)]
+        if self.used is None:
+            return [lanes]
+        found = LaneBounds(lanes.lower, lanes.upper)
+        return [in_turns(lanes.body, found, self.row, self.facts, self.used)]
 
     def lanes(self, bounds: LaneBounds, scope: Scope, body: tuple[Node, ...]) -> Lanes:
         """The body in every lane, behind what it needs of the scope."""

@@ -32,8 +32,11 @@ from opgen.passes.lane_bounds import LaneBounds
 _MOST: Final = 2
 
 
-def in_turns(body: tuple[Node, ...], bounds: LaneBounds, row: Row, facts: Facts) -> Node:
-    """A body for the lanes within the bounds; `facts` hold in every lane."""
+def in_turns(
+    body: tuple[Node, ...], bounds: LaneBounds, row: Row, facts: Facts, used: Collection[str]
+) -> Node:
+    """A body for the lanes within the bounds; `facts` hold in every lane, the names are `used`
+    around it."""
     lane = row.axis.name
     own = {node.name for node in walk(body) if isinstance(node, Define | For)}
     values = (*polynomials(*body), *bounds.lower, *bounds.upper)
@@ -41,12 +44,14 @@ def in_turns(body: tuple[Node, ...], bounds: LaneBounds, row: Row, facts: Facts)
     quotients = {atom: None for atom in quotients if _goes_around(atom, lane, own, facts)}
     if len(quotients) > _MOST:
         return Lanes(bounds.lower, bounds.upper, body)
-    taken = {row.first, row.last, *own}.union(*(value.symbols for value in values))
-    begin, end = maximum(symbol(row.first), *bounds.lower), minimum(symbol(row.last), *bounds.upper)
+    taken = {row.first, row.last, *own, *used}.union(*(value.symbols for value in values))
     loops = []
     for quotient in quotients:
         dividend, divisor = quotient.args
         turn = fresh_name(f"{lane}_turn", taken)
+        # Within the turns of another one there are few, not all of a stretch.
+        begin = maximum(symbol(row.first), *bounds.lower)
+        end = minimum(symbol(row.last), *bounds.upper)
         ends = (begin, end) if dividend.step_in(lane) == 1 else (end, begin)
         lower, upper = (dividend.substitute({lane: at}) // divisor for at in ends)
         loops.append((turn, lower, upper))
