@@ -137,7 +137,7 @@ def test_images_and_filters_of_nothing() -> None:
         "op f(x[N,C,T], w[O,C,K]; n = 0) -> y[O,T]\n  where 0 <= n < N\n"
         "  y[o,t] = sum(c,i) x[n,c,t+i-1 ?wrap]*w[o,c,i]\n",
         "op f(x[N,C,T], w[O,C,K], r: int[B]) -> y[B,O,T]\n"
-        "  y[b,o,t] = sum(c,i) x[r[b],c,t+i-1 ?wrap]*w[o,c,i]\n",
+        "  y[b,o,t] = sum(c,i) x[r[b] ?0,c,t+i-1 ?wrap]*w[o,c,i]\n",
         "op f(x[B,C,T], w[O,C,K]; d = 1) -> y[B,O,T]\n  where d >= 1\n"
         "  y[b,o,t] = sum(c,i) x[b,c,t+d*i ?wrap]*w[o,c,i]\n",
         "op f(x[B,C,T], w[O,C,3]) -> y[B,O,T]\n"
@@ -147,9 +147,7 @@ def test_images_and_filters_of_nothing() -> None:
         "  y[b,c,h,v] = sum(i,j) x[b,c,s*h+i-1 ?clamp,s*v+j-1 ?clamp]*w[c,i,j]\n",
         "op f(x[B,C,H,W], w[O,C,3,3]) -> y[B,O,2,W]\n"
         "  y[b,o,h,v] = sum(c,i,j) x[b,c,h+i ?0,v+j-1 ?wrap]*w[o,c,i,j] for h in 2\n",
-        # How far a window goes depends on numbers in a tensor, or on the sign of an attribute.
-        "op f(x[B,C,T], w[O,C,3], n: int[B]) -> y[B,O,T]\n"
-        "  y[b,o,t] = sum(c,i) x[b,c,t+i-n[b] ?wrap]*w[o,c,i]\n",
+        # How far a window goes depends on the sign of an attribute.
         "op f(x[B,C,T], w[O,C,3]; d: int) -> y[B,O,T]\n"
         "  y[b,o,t] = sum(c,i) x[b,c,t+i*d ?wrap]*w[o,c,i] for t in T\n",
         "op f(x[B,C,T], w[O,C,3]) -> y[B,O,2*T]\n"

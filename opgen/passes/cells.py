@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import ONE, Poly, symbol
@@ -24,6 +25,10 @@ from opgen.ir.notation import (
     reads,
 )
 from opgen.passes.new_temporaries import NewTemporaries
+
+_FEW: Final = 8
+"""Up to so many terms, or cells that a factor is multiplied for, no product is worth a copy of it:
+those of rotations are not."""
 
 
 def names_of(statement: Statement) -> frozenset[str]:
@@ -95,6 +100,22 @@ def is_dense(image: Access, weight: Access, result: Access, names: Set[str]) -> 
     have no part in these `names` of iterators."""
     into, over, out = (moving(each, names) for each in (image, weight, result))
     return not (into & over <= out or over & out <= into)
+
+
+def is_multiplied_again(image: Access, weight: Access, statement: Statement) -> bool:
+    """Whether each cell of an image is a factor of many terms, for many cells of the result, which
+    the weight has and the image has not: as in a product of matrices."""
+    names, extents = names_of(statement), extents_of(statement.iterators)
+    if not is_dense(image, weight, statement.target, names):
+        return False
+    into, over, out = (moving(each, names) for each in (image, weight, statement.target))
+    summed, again = ((into & over) - out, (over & out) - into)
+    return _are_many(summed, extents) and _are_many(again, extents)
+
+
+def _are_many(names: Set[str], extents: Mapping[str, Poly]) -> bool:
+    counts = [extents[name] for name in names]
+    return not all(each.is_constant for each in counts) or product(counts).constant > _FEW
 
 
 def taps_of(image: Access, weight: Access, result: Access, statement: Statement) -> Set[str]:

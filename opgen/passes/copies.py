@@ -13,6 +13,7 @@ from opgen.algebra.poly import Poly
 from opgen.ir.indices import extents_of
 from opgen.ir.notation import (
     Access,
+    Apply,
     Boundary,
     Expr,
     Index,
@@ -24,13 +25,17 @@ from opgen.ir.notation import (
     reads,
 )
 from opgen.ir.walk import loads, polynomials
+from opgen.passes.cells import is_multiplied_again
 
 
 def forward_copies(op: Op) -> Op:
-    """The op without temporaries that are plain copies, but for those that are to be stored."""
+    """The op without temporaries that are plain copies, but for those that are to be stored, and
+    for those that are looked up to be multiplied, see `passes.gathered_factors`."""
     for tensor in op.temporaries:
         copy = None if tensor.stored else _copy(op, tensor.name)
         if copy is not None and all(copy.serves(statement) for statement in op.statements):
+            if copy.is_looked_up and any(map(copy.is_factor, op.statements)):
+                continue
             op = replace(
                 op,
                 statements=tuple(
@@ -62,6 +67,23 @@ class _Copy:
             for access in own
             for index, axis in zip(access.indices, self.moved, strict=True)
         )
+
+    @property
+    def is_looked_up(self) -> bool:
+        """Whether a tensor says which cells of the source it is."""
+        return any(index.value.is_data_dependent for index in self.source.indices)
+
+    def is_factor(self, statement: Statement) -> bool:
+        """Whether each cell of the copy is a factor of many terms in a product of matrices."""
+        match statement.body:
+            case Apply(primitive="mul", arguments=(Read(access=left), Read(access=right))):
+                pairs = ((left, right), (right, left))
+                return any(
+                    image.tensor == self.tensor and is_multiplied_again(image, weight, statement)
+                    for image, weight in pairs
+                )
+            case _:
+                return False
 
     def forwarded(self, statement: Statement) -> Statement:
         """The statement with its source in place of the copy."""

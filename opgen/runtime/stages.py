@@ -125,7 +125,7 @@ class Stages:
         note: Callable[[Stage, Sequence[torch.Tensor], Outputs], None] | None = None,
     ) -> Outputs | None:
         """The outputs of a call, and then what is `kept` of what is between the stages; None where
-        the library may not be right about some number.
+        the library may not be right about some number, or an index is outside.
 
         `note` hears what each stage is given and makes, which is gone as soon as it is spent.
         """
@@ -134,7 +134,10 @@ class Stages:
         with torch.no_grad():
             for stage in self.stages:
                 given = [found[name] for name in stage.sources]
-                made = stage.computed(given)
+                try:
+                    made = stage.computed(given)
+                except IndexError:
+                    return None  # of an index that is outside the op speaks, by its name
                 if made is None:
                     return None
                 if note is not None:
@@ -226,8 +229,8 @@ def _planned(call: Call) -> Stages | None:
     operation = call.operation
     if call.types.key[:2] not in _TYPES:
         return None
-    if operation.faults or not generated.is_installed():
-        return None  # faults have the name of the op
+    if not generated.is_installed() or (operation.faults and cuda.computes(call.device)):
+        return None  # a GPU would be waited for after each stage that looks for faults
     least = _least_work(call.device)
     known: tuple[tuple[int, ...], tuple[int, ...]] = operation.apart, ()
     for _ in range(_TRIED):
