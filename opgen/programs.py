@@ -14,6 +14,7 @@ from opgen.ir.context import facts_of
 from opgen.ir.loops import Program
 from opgen.ir.notation import Op
 from opgen.passes.blocks import with_blocks
+from opgen.passes.buckets import with_buckets
 from opgen.passes.chosen_points import with_chosen_points
 from opgen.passes.chosen_terms import with_chosen_terms
 from opgen.passes.cuda_chains import with_chains
@@ -68,7 +69,7 @@ def for_cpu(op: Op, is_derived: bool = False) -> Op:
     op = with_thin_columns(with_whole_dims(with_margins(with_chosen_points(op))))
     op = with_partial_sums(with_invariants(op))
     op = with_strip_sums(op)
-    return with_scatters(with_chosen_terms(op))
+    return with_buckets(with_scatters(with_chosen_terms(op)))
 
 
 def for_gpu(op: Op) -> Op:

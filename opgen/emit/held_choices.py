@@ -40,6 +40,7 @@ from opgen.ir.lane_terms import terms_by_lanes
 from opgen.ir.liveness import is_read_behind
 from opgen.ir.loops import (
     Accumulate,
+    Define,
     For,
     If,
     Kernel,
@@ -100,6 +101,7 @@ def held_choices(
     if flat is None:
         return None
     passes = list(_passes(flat, ()))
+    inside = {node.name for node in walk(flat) if isinstance(node, Define)}
     written = dict.fromkeys(each.tensor for each in stores)
     tensors = dict(written)
     origins: dict[str, Poly] = {}
@@ -119,6 +121,8 @@ def held_choices(
                 least = term.position.substitute({loop.name: poly(0) for loop in around})
                 origin = origins.setdefault(term.accumulator, least)
                 counted = _numbers(term.position - origin, around)
+                if not inside.isdisjoint(origin.symbols):
+                    return None  # who stores a position would not know it
                 if counted is None or lane in counted.symbols or not counted.may_fit:
                     return None
                 numbers[counted] = None

@@ -256,6 +256,15 @@ class Iterator:
 
 
 @dataclass(frozen=True, slots=True)
+class Buckets:
+    """Two temporaries of integers: the points of all cells, cell by cell, and where those of each
+    end among them. See `passes.buckets`."""
+
+    order: str
+    ends: str
+
+
+@dataclass(frozen=True, slots=True)
 class Statement:
     """One relation; see the module docstring.
 
@@ -264,6 +273,7 @@ class Statement:
     stated index of argmax and argmin. `is_exclusive` tells `=`, also that of a reduction, from
     `+=`: what the checker proved of it, no part of what the statement computes. `is_scattered` asks
     for loops over its points, each of which adds to its cell, where cells could enumerate theirs.
+    `buckets` are temporaries that hold the points of each cell, which then goes through these.
     """
 
     target: Access
@@ -275,6 +285,7 @@ class Statement:
     span: Span | None = field(default=None, compare=False)
     is_exclusive: bool = field(default=False, compare=False)
     is_scattered: bool = field(default=False, metadata={"how": True})
+    buckets: Buckets | None = field(default=None, metadata={"how": True})
 
 
 # ---------------------------------------------------------------------------- ops

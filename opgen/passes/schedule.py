@@ -52,6 +52,8 @@ from opgen.ir.notation import (
     reads,
 )
 from opgen.ir.show import StatementPrinter
+from opgen.passes.bucket_loops import Cell, over_own_points, sorting_loops
+from opgen.passes.buckets import choices
 from opgen.passes.derive import rename_tensors
 from opgen.passes.fuse import fuse
 from opgen.passes.gather import GatheredStatement, Kind, gather
@@ -114,6 +116,14 @@ class _Run:
     @property
     def is_scattered(self) -> bool:
         return self.parts[0].kind is Kind.SCATTER
+
+    @property
+    def is_added(self) -> bool:
+        """Whether points add to cells, which others make zero before."""
+        return self.is_scattered and self.parts[0].statement.reducer in (
+            Reducer.ADD,
+            Reducer.ASSIGN,
+        )
 
 
 def _postponed(gathered: Sequence[GatheredStatement]) -> tuple[GatheredStatement, ...]:
@@ -203,7 +213,7 @@ def _with_workspaces(
     Otherwise every kernel would round what the one before it left. An output of a type of its own
     that later statements read has one too: what they read is not converted yet.
     """
-    kernels = [run.tensor for run in _runs(gathered) for _ in range(2 if run.is_scattered else 1)]
+    kernels = [run.tensor for run in _runs(gathered) for _ in range(2 if run.is_added else 1)]
     read = frozenset[str]().union(*(_tensors_read(part.statement) for part in gathered))
     shared = [
         tensor
@@ -336,12 +346,32 @@ class _Scheduler:
             for piece in part.pieces:
                 nest = build_nest(part, piece, point, taken, known, _ACCUMULATOR, self.lowering)
                 prologue.extend(nest.prologue)
-                body.extend(nest.body)
+                body.extend(nest.body if forms else self._bucketed(part, nest.body, point, taken))
                 # What follows in the kernel sees these: a loop of the same name would be theirs.
                 taken.update(node.name for node in walk(nest.body) if isinstance(node, Define))
         body.append(Store(run.tensor, cell, Result(_ACCUMULATOR)))
         spec = tuple(self._spec(part) for part in run.parts)
         self._kernel(run.tensor, run.tensor, axes, tuple(body), spec, tuple(prologue))
+
+    def _bucketed(
+        self,
+        part: GatheredStatement,
+        body: tuple[Node, ...],
+        cell: tuple[Poly, ...],
+        taken: set[str],
+    ) -> tuple[Node, ...]:
+        """A nest whose cells go through lists of their points, if it is marked so."""
+        statement, lists = part.statement, part.statement.buckets
+        found = lists and choices(statement, self.op.extents(statement.target.tensor))
+        if not lists or not found:
+            return body
+        inner = over_own_points(body, found, lists, Cell(cell, dict(part.names)), taken)
+        if inner is not None and lists.ends not in self.started:
+            names = {*_integers_of(self.op), *(each.name for each in statement.iterators)}
+            sorting = sorting_loops(found, lists, self.lowering, names, _ACCUMULATOR)
+            self._kernel(lists.ends, lists.ends, *sorting, ())
+            self.kernels[-1] = replace(self.kernels[-1], also=(lists.order,), shares_cells=False)
+        return body if inner is None else inner
 
     def _scatter(self, run: _Run) -> None:
         """One point for every term."""
@@ -349,7 +379,7 @@ class _Scheduler:
         statement = part.statement
         spec = (self._spec(part),)
         inside, cell = self.lowering.target(statement.target, {})
-        if statement.reducer not in (Reducer.ADD, Reducer.ASSIGN):
+        if not run.is_added:
             # There is no atomic form: try every point for every cell, then check the indices.
             self._gather(run)
             check = self._guarded(statement, Always(), If((), (), inside))
