@@ -175,3 +175,29 @@ def test_an_output_counts_as_one() -> None:
         )
     )
     assert without_effect(op) == set()
+
+
+EDGES = (
+    "op f(s: float[E,H], i: int[E], j: int[E]; N: size) -> a[E,H]\n"
+    "  top[i[e],h] max= s[e,h]\n"
+    "  z[{}[e],h] += exp(s[e,h] - top[i[e],h])\n"
+    "  a[e,h] = exp(s[e,h] - top[i[e],h])/z[{}[e],h]\n"
+)
+
+
+def test_a_softmax_over_the_edges_of_each_node() -> None:
+    """All that joins in a cell subtracts the same number, if the same tensor says where both go."""
+    declared = EDGES.replace("  top", "  tmp top[N,H], z[N,H]\n  top", 1)
+    (op,) = read(Source(declared.format("i", "i"), "<test>"))
+    assert without_effect(op) == {"top"}
+    (other,) = read(Source(declared.format("j", "j"), "<test>"))
+    assert without_effect(other) == set()
+    generator = torch.Generator().manual_seed(3)
+    s = torch.randn(9, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+    i = torch.tensor([0, 2, 0, 1, 2, 2, 0, 1, 3])
+    y = opgen.compile(declared.format("i", "i")).f(s, i, i, N=5)
+    wanted = torch.cat([s[i == n].softmax(0) for n in range(5)])[i.argsort(stable=True).argsort()]
+    torch.testing.assert_close(y, wanted)
+    along = torch.randn(9, 2, generator=generator, dtype=torch.float64)
+    found, theirs = (torch.autograd.grad(each, s, along)[0] for each in (y, wanted))
+    torch.testing.assert_close(found, theirs)

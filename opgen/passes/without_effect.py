@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -121,15 +122,31 @@ def _written(op: Op, statement: Statement, rates: _Rates) -> _Rate:
         is_whole = covers_plainly(target, op.extents(target.tensor), extents)
         if not is_whole or statement.guards or statement.reducer is Reducer.ADD:
             raise _UnknownError
-    places = {
-        index.value.symbol: symbol(_place(axis))
-        for axis, index in enumerate(target.indices)
-        if index.boundary is Boundary.NONE and index.value.symbol in extents
-    }
-    used = frozenset[str]().union(*(value.symbols for value in rate.at))
-    if not used & extents.keys() <= places.keys():
-        raise _UnknownError  # what joins in one cell may belong to several of the temporary
-    return _Rate(rate.pace, tuple(value.substitute(places) for value in rate.at))
+    return _Rate(rate.pace, _in_cells(op, target, rate.at, extents.keys()))
+
+
+def _in_cells(
+    op: Op, target: Access, at: tuple[Poly, ...], names: AbstractSet[str]
+) -> tuple[Poly, ...]:
+    """A cell in terms of the indices of the one that is written, for all that joins in that.
+
+    A number that an input holds says where both are: all that joins in `z[i[e]]` reads `peak[i[e]]`
+    in the same cell.
+    """
+    plain, given = {}, {}
+    for axis, index in enumerate(target.indices):
+        symbol_of, is_plain = index.value.symbol, index.boundary is Boundary.NONE
+        if is_plain and symbol_of is not None and symbol_of in names:
+            plain[symbol_of] = symbol(_place(axis))
+        elif is_plain and all(op.tensor(load.name) in op.inputs for load in index.value.loads):
+            given[index.value] = symbol(_place(axis))
+    found = []
+    for value in at:
+        known = given.get(value) if value.is_data_dependent else None
+        if known is None and not value.symbols & names <= plain.keys():
+            raise _UnknownError  # what joins in one cell may belong to several of the temporary
+        found.append(value.substitute(plain) if known is None else known)
+    return tuple(found)
 
 
 def _dtype(op: Op, name: str) -> DType:
