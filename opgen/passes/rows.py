@@ -66,6 +66,7 @@ from opgen.passes.moves import moves_of
 from opgen.passes.moving_loops import from_begin
 from opgen.passes.pairs import paired
 from opgen.passes.peel import Peeling
+from opgen.passes.point_ranges import with_point_ranges
 from opgen.passes.scattered_rows import WIDTH as SCATTERED_WIDTH
 from opgen.passes.scattered_rows import scattered_rows
 from opgen.passes.short_rows import with_planes
@@ -95,6 +96,8 @@ def rows(program: Program, facts: Facts) -> Program:
 
 
 def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
+    if not kernel.is_deterministic:
+        kernel = with_point_ranges(kernel)
     if not kernel.is_deterministic and (found := scattered_rows(kernel)) is not None:
         kernel, name = found
         if name is None:

@@ -13,6 +13,12 @@ the points of two images share no cells and threads have images of their own. Ev
 terms in an order that does not depend on threads: results are the same in every run. A single image
 of one channel is one thread's.
 
+So do the terms of sums over ranges that tensors hold, as those of segments,
+
+    grad_x[p,d] += grad_y[r,d] if p >= at[r], p < at[r+1]
+
+of which a cell would ask all: a range goes through its own cells (`passes.point_ranges`).
+
 On a GPU a cell still looks for its terms. There points are threads of their own, which would add in
 any order.
 """
@@ -24,6 +30,7 @@ from typing import Final
 
 from opgen.algebra.poly import Kind, Poly, poly, symbol, symbol_atom
 from opgen.ir.notation import AttributeType, DType, Iterator, Op, Reducer, Statement, Table, Tensor
+from opgen.passes.point_ranges import range_of
 
 _SHORT: Final = 16
 """Up to so many values of an iterator are enumerated for a cell: they are a window."""
@@ -51,11 +58,26 @@ def _is_better_scattered(op: Op, statement: Statement) -> bool:
     values = [index.value for index in statement.target.indices]
     if any(value.is_data_dependent for value in values):
         return False
+    if _is_of_ranges(statement):
+        return True
     names = {each.name for each in statement.iterators if _is_long(op, each)}
     return any(_is_resized(value, names) for value in values) and any(
         values.count(symbol(name)) == 1 and sum(name in value.symbols for value in values) == 1
         for name in names
     )
+
+
+def _is_of_ranges(statement: Statement) -> bool:
+    """Whether an index of the target is bounded by what a tensor holds for each of its terms."""
+    indices = [index.value for index in statement.target.indices]
+    inside = frozenset[str]().union(*(value.symbols for value in indices))
+    terms = {each.name for each in statement.iterators} - inside
+    for name in {value.symbol for value in indices}:
+        asked = [] if name is None else list(range_of(name, statement.guards))
+        sides = [is_lower for _, bound, is_lower in asked if not terms.isdisjoint(bound.symbols)]
+        if True in sides and False in sides:
+            return True
+    return False
 
 
 def _is_long(op: Op, iterator: Iterator) -> bool:
