@@ -209,6 +209,17 @@ def test_conditions_become_bounds_of_the_row() -> None:
     assert "lanes from 2*c to W + 2*c - 1" in text
 
 
+def test_parts_of_a_row_have_passes_of_their_own() -> None:
+    """No lane is in both halves: none has to ask where it is."""
+    text = text_of(
+        "op f(x[N,D], z[N,D]) -> y[N,(2 D)]\n"
+        "  y[n,(0 d)] += x[n,d]*x[n,d]\n  y[n,(1 d)] += exp(z[n,d])\n"
+    )
+    assert "lanes to D - 1" in text
+    assert "lanes from D\n" in text
+    assert "if " not in text
+
+
 def test_rows_of_a_plane_are_taken_together() -> None:
     text = text_of("op f(x[C,H,W]) -> y[H,W]\n  y[h,w] = sum(c) x[c,h,w]")
     assert "for h in h_first .. h_last" in text

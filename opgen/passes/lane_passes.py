@@ -3,10 +3,14 @@
 Lanes do not depend on each other, so `a` in all lanes and then `b` in all lanes is `a` and then `b`
 in every lane. Where the bounds of both differ, the lanes within all bounds do everything, and the
 few at the ends ask for each part whether it is theirs.
+
+Where no lane is within all bounds, as in a row whose halves are computed in two ways, every one
+would ask: parts with bounds of their own keep passes of their own.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -59,11 +63,14 @@ def _all_lanes(run: Sequence[Lanes], lane: str) -> tuple[Lanes, ...]:
 
 
 def _joined(run: Sequence[Lanes], around: LaneBounds, lane: str) -> tuple[Lanes, ...]:
-    """Consecutive passes as at most three."""
+    """Consecutive passes as at most three, if some lanes are within the bounds of all."""
     if len(run) < 2:
         return tuple(run)
     lower = tuple(dict.fromkeys(bound for lanes in run for bound in lanes.lower))
     upper = tuple(dict.fromkeys(bound for lanes in run for bound in lanes.upper))
+    if any(_is_behind(low, high) for low in lower for high in upper):
+        groups = itertools.groupby(run, lambda each: (each.lower, each.upper))
+        return tuple(Lanes(*bounds, _bodies(list(group))) for bounds, group in groups)
     middle = Lanes(lower, upper, _bodies(run))
     if all(lanes.lower == lower and lanes.upper == upper for lanes in run):
         return (middle,)
@@ -76,6 +83,12 @@ def _joined(run: Sequence[Lanes], around: LaneBounds, lane: str) -> tuple[Lanes,
         behind = () if begin is None else (begin,)
         parts.append(Lanes((*around.lower, end + 1, *behind), around.upper, guarded))
     return tuple(parts)
+
+
+def _is_behind(low: Poly, high: Poly) -> bool:
+    """Whether a first lane comes after a last one, whatever the sizes are."""
+    distance = low - high
+    return distance.is_constant and distance.constant >= 1
 
 
 def _begin(run: Sequence[Lanes], lower: tuple[Poly, ...]) -> Poly | None:

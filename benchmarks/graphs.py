@@ -1,0 +1,73 @@
+"""Ops whose indices tensors hold: graphs, experts and meshes, for `everyday.py`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+from written import Written
+
+_NODES: Final = 1000
+_EDGES: Final = 40000
+_TO: Final = (_NODES, (_EDGES,))
+
+
+def _sums(rows: Tensor, to: Tensor) -> Tensor:
+    return rows.new_zeros(_NODES, rows.shape[1]).index_add(0, to, rows)
+
+
+def _largest(rows: Tensor, to: Tensor) -> Tensor:
+    start = rows.new_full((_NODES, rows.shape[1]), -torch.inf)
+    return start.scatter_reduce(0, to[:, None].expand_as(rows), rows, "amax")
+
+
+def _softmax(s: Tensor, to: Tensor) -> Tensor:
+    e = torch.exp(s - _largest(s, to).detach()[to])
+    return e / _sums(e, to)[to]
+
+
+GRAPHS: Final = (
+    Written(
+        "messages",
+        "x: float[N,D], s[E], i: int[E], j: int[E]) -> y[N,D]\n  y[j[e],d] += s[e]*x[i[e],d]",
+        ((_NODES, 32), (_EDGES,), _TO, _TO),
+        lambda x, s, i, j: _sums(s[:, None] * x[i], j),
+    ),
+    Written(
+        "graph layer",
+        "x: float[N,D], w[O,D], i: int[E], j: int[E]) -> y[N,O]\n  y[j[e],o] += w[o,d]*x[i[e],d]",
+        ((_NODES, 32), (32, 32), _TO, _TO),
+        lambda x, w, i, j: _sums(x[i] @ w.T, j),
+    ),
+    Written(
+        "maxima of neighbours",
+        "x: float[N,D], i: int[E], j: int[E]) -> y[N,D]\n  y[j[e],d] max= x[i[e],d]",
+        ((_NODES, 32), _TO, _TO),
+        lambda x, i, j: _largest(x[i], j),
+    ),
+    Written(
+        "softmax over edges",
+        "s: float[E,H], j: int[E]; N: size) -> y[E,H]\n  tmp top[N,H], z[N,H]\n"
+        "  top[j[e],h] max= s[e,h]\n"
+        "  p[e,h] = exp(s[e,h] - top[j[e],h])\n  z[j[e],h] += p[e,h]\n"
+        "  y[e,h] = p[e,h] / z[j[e],h]",
+        ((_EDGES, 4), _TO),
+        _softmax,
+        {"N": _NODES},
+    ),
+    Written(
+        "experts",
+        "x: float[B,T,D], w[N,D,O], r: int[B]) -> y[B,T,O]\n"
+        "  y[b,t,o] = sum(d) x[b,t,d]*w[r[b],d,o]",
+        ((16, 64, 64), (4, 64, 64), (4, (16,))),
+        lambda x, w, r: torch.bmm(x, w[r]),
+    ),
+    Written(
+        "convolution of a mesh",
+        "x: float[B,C,V], w[O,C,K], i: int[V,K]) -> y[B,O,V]\n"
+        "  y[b,o,v] = sum(c,k) x[b,c,i[v,k]]*w[o,c,k]",
+        ((4, 32, _NODES), (64, 32, 9), (_NODES, (_NODES, 9))),
+        lambda x, w, i: torch.einsum("bcvk,ock->bov", x[:, :, i], w),
+    ),
+)
