@@ -23,7 +23,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from opgen.ir.family import Keepable
-from opgen.ir.notation import Apply, Op, reads
+from opgen.ir.notation import Apply, Op, Reducer, Statement, reads
 from opgen.ir.walk import nodes
 from opgen.passes.alike import alike
 from opgen.passes.assemble import Parts, assemble
@@ -48,11 +48,24 @@ def _totals(op: Op) -> tuple[str, ...]:
         for each in op.temporaries
         if each.dtype.is_generic
         and any(
-            len(op.extents(access.tensor)) > len(each.dims)
+            _is_joined(statement) or _has_more_dims(op, statement)
             for statement in op.statements
-            if statement.target.tensor == each.name and len(statement.iterators) > len(each.dims)
-            for access in reads(statement.body)
+            if statement.target.tensor == each.name
         )
+    )
+
+
+def _is_joined(statement: Statement) -> bool:
+    """Whether a tensor says which points join in a cell, as those of the edges to a node."""
+    indices = (index.value for index in statement.target.indices)
+    return statement.reducer is not Reducer.ASSIGN and any(i.is_data_dependent for i in indices)
+
+
+def _has_more_dims(op: Op, statement: Statement) -> bool:
+    """Whether what a statement reads has dims that its target has not."""
+    rank = len(statement.target.indices)
+    return len(statement.iterators) > rank and any(
+        len(op.extents(access.tensor)) > rank for access in reads(statement.body)
     )
 
 
