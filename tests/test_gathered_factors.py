@@ -34,11 +34,16 @@ IMAGES = (
     "op f(x[N,C,T], w[O,C,3], r: int[B]) -> y[B,O,T]\n"
     "  y[b,o,t] = sum(c,i) x[r[b],c,t+i-1 ?0]*w[o,c,i]\n"
 )
+SCALED = (
+    "op f(x[B,C,N], w[O,C,K], s[M,K], r: int[M,K]) -> y[B,O,M]\n"
+    "  y[b,o,m] = sum(c,k) x[b,c,r[m,k]]*s[m,k]*w[o,c,k]\n"
+)
 SHIFTED = (
     "op f(x[B,C,T], w[O,C,3], n: int[B]) -> y[B,O,T]\n"
     "  y[b,o,t] = sum(c,i) x[b,c,t+i-n[b] ?wrap]*w[o,c,i]\n"
 )
 FIXED = "op f(x[N,3,E], w[O,E], r: int[M]) -> y[M,O]\n  y[m,o] = sum(e) x[r[m] ?clamp,1,e]*w[o,e]\n"
+PAIRED = "op f(x[N,E], w[O,E], r: int[N]) -> y[N,O]\n  y[n,o] = sum(e) x[r[n],e]*w[o,e]*x[n,e]\n"
 BOTH = (
     "op f(x[N,E], w[N,E], s: int[M], t: int[O]) -> y[M,O]\n  y[m,o] = sum(e) x[s[m],e]*w[t[o],e]\n"
 )
@@ -77,6 +82,12 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], list[T
         [(2, 3, N), (O, 3, 4)],
         [number(N, M, 4)],
     ),
+    "a mesh with weights": (
+        SCALED,
+        lambda x, w, s, r: torch.einsum("bcmk,mk,ock->bom", x[:, :, r], s, w),
+        [(2, 3, N), (O, 3, 4), (M, 4)],
+        [number(N, M, 4)],
+    ),
     "images": (
         IMAGES,
         lambda x, w, r: F.conv1d(x[r], w, padding=1),
@@ -94,6 +105,12 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], list[T
         lambda x, w, r: x[r.clamp(0, N - 1), 1] @ w.T,
         [(N, 3, E), (O, E)],
         [number(3 * N, M) - N],
+    ),
+    "beside the tensor itself": (
+        PAIRED,
+        lambda x, w, r: (x[r] * x) @ w.T,
+        [(N, E), (O, E)],
+        [number(N, N)],
     ),
     "both factors": (
         BOTH,

@@ -334,7 +334,7 @@ def test_integers_wrap_as_before(dtype: torch.dtype) -> None:
         "  y[n,m] += z[n,k]*w[m,k] for n in N, m in M, k in K, i in g\n",
         "op f(x[N,K], a[R,K], b[M,R]) -> y[N,M]\n"
         "  y[n,m] = sum(k,r if k <= r) x[n,k]*a[r,k]*b[m,r]\n",
-        "op f(x[N,K], a[R,K], t: int[N]) -> y[N,R]\n  y[n,r] = sum(k) x[t[n],k]*a[r,k]*x[n,k]\n",
+        "op f(x[N,K], a[R,K], t: int[N]) -> y[N,R]\n  y[n,r] = sum(k) x[t[n] ?0,k]*a[r,k]*x[n,k]\n",
         "op f(x[N,K], w[M,K], s[K]) -> y[N,M]\n  y[n,m] = sum(k) x[n,k ?(2)]*w[m,k ?(3)]*s[k]\n",
         "op f(x: f16[N,K], w: f16[M,K], s[K]) -> y[N,M]\n  y[n,m] = sum(k) x[n,k]*w[m,k]*s[k]\n",
         "op f(x[N,K], w[M,K], s[K]) -> y[N,M]\n  y[n,m] = sum(k) x[n,k]*w[m,k]*s[k-1 ?0]\n",

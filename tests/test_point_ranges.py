@@ -84,6 +84,23 @@ def test_ranges_that_overlap_and_leave_the_tensor(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.double(), theirs, rtol=exact, atol=exact)
 
 
+def test_boxes_of_two_dims() -> None:
+    spec = (
+        "op f(x[C,H,W], at: int[R,2], end: int[R,2]) -> y[R,C]\n"
+        "  y[r,c] = max(h,w if h >= at[r,0] and h < end[r,0] and w >= at[r,1] and w < end[r,1])"
+        " x[c,h,w]\n"
+    )
+    x = torch.randn(3, 7, 8, dtype=torch.float64, requires_grad=True)
+    at, end = torch.tensor([[0, 1], [2, 2], [5, 0]]), torch.tensor([[3, 5], [9, 3], [7, 8]])
+    y = opgen.compile(spec).f(x, at, end)
+    corners = zip(at.tolist(), end.tolist(), strict=True)
+    wanted = torch.stack([x[:, a:c, b:d].amax((1, 2)) for (a, b), (c, d) in corners])
+    torch.testing.assert_close(y, wanted)
+    along = torch.randn_like(wanted)
+    found, theirs = (torch.autograd.grad(each, x, along)[0] for each in (y, wanted))
+    torch.testing.assert_close(found, theirs)
+
+
 @pytest.mark.parametrize("spec", [SEGMENTS.format("sum"), SEGMENTS.format("max"), ROWS, BOXES])
 def test_no_pair_of_a_range_and_a_cell_is_asked(spec: str) -> None:
     for member in derive((read(spec),), 1):

@@ -77,6 +77,30 @@ def c_text(spec: str) -> str:
     return c_source(along_rows(op, scheduled(op)))
 
 
+@pytest.mark.parametrize("mode", ["", "?drop", "?clamp", "?wrap", "?reflect", "?symmetric"])
+def test_cells_that_a_tensor_chooses(mode: str) -> None:
+    """Whatever mode brings them inside, as those of a gradient of what is read so."""
+    spec = f"op f(x[W,C], i: int[M]) -> y[M,C]\n  where W >= 2\n  y[m,c] = x[i[m] {mode},c]\n"
+    head = "op f(g[M,C], i: int[M]; W: size) -> y[W,C]\n  where W >= 2\n"
+    scattered = f"{head}  y[i[m] {mode},c] += g[m,c]\n"
+    assert is_scattered(scattered)
+    reach = 2 if mode not in ("", "?drop") else 0
+    i = torch.randint(-reach, 5 + reach, (40,), generator=torch.Generator().manual_seed(1))
+    folded = {
+        "?clamp": i.clamp(0, 4),
+        "?wrap": i % 5,
+        "?reflect": torch.where(i < 0, -i, torch.where(i > 4, 8 - i, i)),
+        "?symmetric": torch.where(i < 0, -1 - i, torch.where(i > 4, 9 - i, i)),
+    }.get(mode, i)
+    g = torch.randn(40, 3, dtype=torch.float64)
+    wanted = g.new_zeros(5, 3).index_add(0, folded, g)
+    torch.testing.assert_close(opgen.compile(scattered).f(g, i, W=5), wanted)
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    if mode != "?drop":
+        (found,) = torch.autograd.grad(opgen.compile(spec).f(x, i), x, g)
+        torch.testing.assert_close(found, wanted)
+
+
 def test_divisions_are_those_of_a_loop() -> None:
     text = c_text(f"{RESIZED}y[n,c,v*W//V] += g[n,c,v]\n")
     (line,) = [line for line in text.splitlines() if "floor_div" in line and "V" in line]

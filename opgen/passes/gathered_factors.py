@@ -23,6 +23,7 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import symbol
+from opgen.ir.factors import factors_of
 from opgen.ir.indices import digits, extents_of
 from opgen.ir.notation import (
     Access,
@@ -40,27 +41,36 @@ from opgen.passes.cells import (
     are_sizes,
     cells_of,
     is_multiplied_again,
+    is_plain_sum,
     moving,
     names_of,
-    two_factors,
 )
 from opgen.passes.new_temporaries import NewTemporaries
 
 
 def with_gathered_factors(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
     """The statement, behind those that gather its factors."""
-    factors = two_factors(statement, made)
-    if factors is None or any(isinstance(made.tensor(each.tensor), Table) for each in factors):
+    if not is_plain_sum(statement, made):
         return (statement,)
     before, names = [], names_of(statement)
-    for image, weight in (factors, factors[::-1]):
-        is_looked_up = any(index.value.is_data_dependent for index in image.indices)
-        if is_looked_up and is_multiplied_again(image, weight, statement):
-            found = _gathered(image, moving(weight, names), statement, made)
+    factors = _tensors(statement, made)
+    for image in factors:
+        weights = [e for e in factors if e != image and is_multiplied_again(image, e, statement)]
+        if weights and any(index.value.is_data_dependent for index in image.indices):
+            found = _gathered(image, moving(weights[0], names), statement, made)
             if found is not None:
                 before.append(found[0])
                 statement = replace(statement, body=_with_read(statement.body, image, found[1]))
     return (*before, statement)
+
+
+def _tensors(statement: Statement, made: NewTemporaries) -> list[Access]:
+    """What is read of tensors as factors of the terms, none of it the target."""
+    factors = (each.value for each in factors_of(statement.body)[1] if not each.divides)
+    found = dict.fromkeys(each.access for each in factors if isinstance(each, Read))
+    target = statement.target.tensor
+    tensors = ((each, made.tensor(each.tensor)) for each in found if each.tensor != target)
+    return [each for each, tensor in tensors if not isinstance(tensor, Table)]
 
 
 @dataclass(frozen=True, slots=True)

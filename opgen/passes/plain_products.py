@@ -21,9 +21,9 @@ from opgen.passes.turned_filters import with_turned_filters
 
 
 def with_plain_products(op: Op) -> Op:
-    """The op with temporaries for sums that are added where a tensor says, for sums without the
-    factors that terms share, for functions of what is summed, for products of two of three factors
-    and sums of these, for sums along one dim of an image, for factors that are looked up, for
+    """The op with temporaries for sums that are added where a tensor says, for factors that are
+    looked up, for sums without the factors that terms share, for functions of what is summed, for
+    products of two of three factors and sums of these, for sums along one dim of an image, for
     images that go on beyond their ends, and for filters that are gone through backwards; with
     boundary modes for conditions that say no more.
 
@@ -34,12 +34,12 @@ def with_plain_products(op: Op) -> Op:
     for parts_of in (
         with_absent_terms,
         with_terms_before,
+        with_gathered_factors,
         with_factors_behind,
         with_cells_before,
         with_products_before,
         with_separate_dims,
         with_contractions,
-        with_gathered_factors,
         with_continued_images,
         with_turned_filters,
     ):

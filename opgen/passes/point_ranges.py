@@ -25,25 +25,30 @@ from opgen.ir.loops import Always, For, If, Kernel
 
 
 def with_point_ranges(kernel: Kernel) -> Kernel:
-    """The kernel with a loop for an axis that conditions bound by what is read from tensors."""
+    """The kernel with loops for the axes that conditions bound by what is read from tensors."""
     match kernel.body:
         case (If(conditions=conditions) as node,):
             pass
         case _:
             return kernel
+    loops: list[For] = []
     for axis in kernel.axes:
         asked = list(range_of(axis.name, conditions))
         lower = tuple(bound for _, bound, is_lower in asked if is_lower)
         upper = tuple(bound for _, bound, is_lower in asked if not is_lower)
-        if lower and upper:
+        around = {each.name for each in loops}
+        if lower and upper and all(around.isdisjoint(each.symbols) for each in (*lower, *upper)):
             known = [condition for condition, _, _ in asked]
-            rest = tuple(each for each in conditions if each not in known)
-            is_free = not rest and node.test == Always()
-            body = node.body if is_free else (replace(node, conditions=rest),)
-            loop = For(axis.name, (ZERO, *lower), (axis.extent - 1, *upper), body)
-            axes = tuple(each for each in kernel.axes if each is not axis)
-            return replace(kernel, axes=axes, body=(loop,))
-    return kernel
+            conditions = tuple(each for each in conditions if each not in known)
+            loops.append(For(axis.name, (ZERO, *lower), (axis.extent - 1, *upper), ()))
+    if not loops:
+        return kernel
+    is_free = not conditions and node.test == Always()
+    body = node.body if is_free else (replace(node, conditions=conditions),)
+    for loop in reversed(loops):
+        body = (replace(loop, body=body),)
+    names = {loop.name for loop in loops}
+    return replace(kernel, axes=tuple(e for e in kernel.axes if e.name not in names), body=body)
 
 
 def range_of(name: str, conditions: Iterable[Condition]) -> Iterable[tuple[Condition, Poly, bool]]:

@@ -13,7 +13,8 @@ the points of two images share no cells and threads have images of their own. Ev
 terms in an order that does not depend on threads: results are the same in every run. A single image
 of one channel is one thread's.
 
-So do the terms of sums over ranges that tensors hold, as those of segments,
+So do points whose cells a tensor chooses, whatever mode brings these inside, and the terms of sums
+over ranges that tensors hold, as those of segments,
 
     grad_x[p,d] += grad_y[r,d] if p >= at[r], p < at[r+1]
 
@@ -57,7 +58,7 @@ def _is_better_scattered(op: Op, statement: Statement) -> bool:
         return False
     values = [index.value for index in statement.target.indices]
     if any(value.is_data_dependent for value in values):
-        return False
+        return True
     if _is_of_ranges(statement):
         return True
     names = {each.name for each in statement.iterators if _is_long(op, each)}
