@@ -208,6 +208,43 @@ def test_choices_by_an_input() -> None:
     assert torch.equal(function(numbers, v, z), wanted)
 
 
+SUMS = (
+    "op f(x[M,D], i: int[M]; V: size) -> y[V,D]\n"
+    "  y[v,d] = sum(m) select(i[m] == v, x[m,d], 0) for v in V\n"
+)
+
+
+def test_sums_of_what_an_input_chooses() -> None:
+    """They scatter, and their gradients gather; numbers that are no place choose nothing."""
+    op = read(SUMS)
+    assert "y[i[m] ?drop,d] +=" in show(with_chosen_points(op))
+    (derived,) = (each.op for each in derive([op], 1) if each.path == ("f", "x"))
+    assert "sum" not in show(with_chosen_points(derived))
+    function: Any = opgen.compile(SUMS).f
+    i = torch.tensor([3, 0, 3, -1, 4, 2**40, 1])
+    x = torch.randn(7, 2, dtype=torch.float64, requires_grad=True)
+    y = function(x, i, V=4)
+    wanted = torch.stack([x[i == v].sum(0) for v in range(4)])
+    torch.testing.assert_close(y, wanted)
+    along = torch.randn_like(wanted)
+    found, theirs = (torch.autograd.grad(each, x, along)[0] for each in (y, wanted))
+    torch.testing.assert_close(found, theirs)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "y[v,d] = max(m) select(i[m] == v, x[m,d], 0) for v in V",  # 0 counts there
+        "y[v,d] = sum(m) select(i[m] == v, x[m,d], 1) for v in V",
+        "y[v,d] = sum(m) select(i[m] == v + 1, x[m,d], 0) for v in V",
+        "y[v,d] = sum(m) select(i[m] <= v, x[m,d], 0) for v in V",
+    ],
+)
+def test_other_sums_stay(statement: str) -> None:
+    op = read(f"{SUMS.splitlines()[0]}\n  {statement}\n")
+    assert with_chosen_points(op) is op
+
+
 def test_absent_terms_of_a_maximum_stay_absent() -> None:
     spec = (
         "op f(idx: i64[N], v: float[N], x[M]) -> y[N,M]\n"

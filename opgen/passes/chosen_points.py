@@ -16,6 +16,9 @@ what the few that chose it add:
     grad_a[n,k] = 2*(a[n,k] - b[first[n],k])*grad_d[n]
     grad_b[first[n],k] += -2*(a[n,k] - b[first[n],k])*grad_d[n]
 
+So are sums that a spec has of what an input chooses, as `y[v] = sum(m) select(i[m] == v, x[m], 0)`:
+`y[i[m]] += x[m]`.
+
 That is as much work as there are points, where it was that of all pairs. The terms that are left
 out are 0; where what they are multiplied by is infinite or not a number, they had no number.
 
@@ -53,7 +56,7 @@ from opgen.ir.notation import (
     substitute_expression,
 )
 from opgen.ir.walk import access_polynomials, all_reads, expression_polynomials
-from opgen.passes.cells import in_order_of
+from opgen.passes.cells import in_order_of, plain_dims
 from opgen.passes.chosen_terms import asked_for, is_given
 from opgen.passes.scatters import is_rounded
 
@@ -115,6 +118,9 @@ def _choice(op: Op, statement: Statement) -> _Choice | None:
 def _of_chosen(op: Op, statement: Statement, choices: Mapping[str, _Choice]) -> Statement:
     """The statement with one point for each number; or with a choice of its own, where each cell of
     a temporary is made of one of another that is a choice."""
+    own = _own_choice(op, statement)
+    if own is not None:
+        return _at_number(statement, *own)
     found = [each for each in reads(statement.body) if each.tensor in choices]
     if len(found) != 1 or not _vanishes_with(statement.body, found[0]):
         return statement
@@ -136,6 +142,34 @@ def _of_chosen(op: Op, statement: Statement, choices: Mapping[str, _Choice]) -> 
     if statement.reducer is not Reducer.ADD:
         return statement
     return _at_number(statement, number, chosen, body)
+
+
+def _own_choice(op: Op, statement: Statement) -> tuple[Access, str, Expr] | None:
+    """The number, the iterator that it is compared with, and the value, of a sum of what an input
+    chooses for each of its terms; None where the cells of a term are not its own dim."""
+    found = asked_for(statement.body)
+    if found is None or statement.reducer is not Reducer.ADD or not is_given(op, found[0]):
+        return None
+    number, place, value = found
+    chosen, extents, target = place.symbol, extents_of(statement.iterators), statement.target
+    if chosen is None or chosen not in extents or extents[chosen].is_constant:
+        return None
+    numbers, values = access_polynomials(number), tuple(expression_polynomials(value))
+    written = tuple(access_polynomials(target))
+    elsewhere = (*numbers, *values, *written, *(guard.value for guard in statement.guards))
+    if any(each.is_data_dependent for each in elsewhere):
+        return None
+    if any(chosen in each.symbols for each in numbers):
+        return None
+    inside = frozenset[str]().union(*(each.symbols for each in written))
+    if chosen not in inside:
+        return number, chosen, value
+    is_plain = chosen in plain_dims(target, extents.keys()).values()
+    is_alone = sum(chosen in each.symbols for each in written) == 1
+    is_sum = not extents.keys() <= inside
+    if is_plain and is_alone and is_sum and not is_rounded(op.tensor(target.tensor)):
+        return number, chosen, value
+    return None
 
 
 def _vanishes_with(body: Expr, access: Access) -> bool:
