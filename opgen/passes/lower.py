@@ -47,6 +47,8 @@ from opgen.passes import gather
 
 _ALWAYS: Final = Always()
 _ZERO: Final = Number(0)
+_CELLS: Final = (Boundary.CLAMP, Boundary.WRAP)
+"""Modes that bring any index to a cell: a call whose tensor has none there is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,8 @@ class Lowering:
                 case _:
                     if gather.is_data_dependent(value):
                         checked += self._loads_inside(value)
-                        checked.append(Inside(value, extent, self._fault(access, axis)))
+                        if index.boundary not in _CELLS:
+                            checked.append(Inside(value, extent, self._fault(access, axis)))
         result: Scalar = Load(access.tensor, tuple(indices))
         for test, fill in reversed(filled):
             result = choose(test, result, fill)
@@ -149,7 +152,7 @@ class Lowering:
                 known = end
             elif index.boundary is Boundary.DROP:
                 tests.append(Inside(value, extent))
-            elif gather.is_data_dependent(value):
+            elif gather.is_data_dependent(value) and index.boundary not in _CELLS:
                 tests.append(Inside(value, extent, self._fault(access, axis)))
         return every(tests), tuple(indices)
 
