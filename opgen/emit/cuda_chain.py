@@ -43,7 +43,7 @@ class ChainFunction:
 def chain_function(chain: Chain, program: Program, types: Types, helpers: Helpers) -> ChainFunction:
     """The function of a chain. The helper functions that it calls join `helpers`."""
     found = [(phase, phase_of(phase, chain.cells, program.integers)) for phase in chain.phases]
-    kernels = [stretched(phase, box) if box.box else phase for phase, box in found]
+    kernels = [stretched(phase, box, program) if box.box else phase for phase, box in found]
     # The ends of rows are compared with extents, which all phases have as parameters.
     rows = next(each for each in kernels if each.row is not None)
     last = chain.phases[-1]

@@ -21,7 +21,9 @@ from opgen.emit.function import Signature, signature_of
 from opgen.emit.names import CNames, function_name, identifier
 from opgen.emit.reach import reach
 from opgen.emit.types import Type, Types
+from opgen.ir.loop_parts import integer_names
 from opgen.ir.loops import Axis, Kernel, Program
+from opgen.ir.names import fresh_name
 from opgen.ir.slab import Slab, slab
 from opgen.ir.sums import BoxSum, SerialSum, box_sum, serial_sum
 from opgen.ir.transpose import Transpose, transpose
@@ -168,7 +170,7 @@ def _function(kernel: Kernel, program: Program, types: Types, helpers: Helpers) 
         return _serial_function(kernel, serial, program, types, helpers)
     head = Head.begin(kernel, program)
     lengths = shared_lengths(kernel, program.integers)
-    parts = [Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched]
+    parts = _parts(kernel, program)
     outer = len(kernel.axes) - kernel.beside
     axes = (*kernel.axes[:outer], *parts[:-1], *kernel.axes[outer:], *parts[-1:])
     magic = head.magic(axes[1:] if lengths else axes[1:-2])
@@ -189,6 +191,13 @@ def _function(kernel: Kernel, program: Program, types: Types, helpers: Helpers) 
     if planes is not None:
         function = _with_slab(function, kernel, planes, head, types, helpers, magic)
     return replace(function, teams=bool(lengths))
+
+
+def _parts(kernel: Kernel, program: Program) -> list[Axis]:
+    """An axis of stretches for each one that points share out."""
+    taken = integer_names(kernel, known=program.integers)
+    parts = ((fresh_name(f"{row.axis.name}_part", taken), row) for row in kernel.stretched)
+    return [Axis(name, row.axis.extent) for name, row in parts]
 
 
 def _with_slab(
@@ -212,7 +221,7 @@ def _sum_function(
     kernel: Kernel, found: BoxSum, program: Program, types: Types, helpers: Helpers
 ) -> Function:
     """The function of a kernel that sums over a box."""
-    stretch = stretched(kernel, found)
+    stretch = stretched(kernel, found, program)
     # What is stored may read more tensors than the terms do, and the box may have more sizes.
     head = Head.begin(replace(stretch, body=(*stretch.body, *kernel.body)), program)
     magic = head.magic(kernel.axes[1:]), head.magic(found.box[1:])
@@ -236,7 +245,7 @@ def _serial_function(
 ) -> Function:
     """The function of a kernel of rows of cells that have long sums."""
     head = Head.begin(kernel, program)
-    parts = (Axis(f"{each.axis.name}_part", each.axis.extent) for each in kernel.stretched)
+    parts = _parts(kernel, program)
     axes = (*kernel.axes, *parts)
     magic = tuple(head.magic(axes[:-2]))
     split, share, splits, partial = map(
@@ -259,7 +268,7 @@ def _transpose_function(
     kernel: Kernel, found: Transpose, program: Program, types: Types, helpers: Helpers
 ) -> Function:
     """The function of a kernel that reads along one axis and writes along another."""
-    stretch = cuda_transpose.stretched(kernel, found)
+    stretch = cuda_transpose.stretched(kernel, found, program)
     head = Head.begin(stretch, program)
     outer, across = head.magic(found.outer[1:]), head.magic(found.across[1:])
     head.parameters.end((*outer, *across))

@@ -17,8 +17,8 @@ from opgen.emit.cuda_printer import INDEX
 from opgen.emit.cuda_statements import inside
 from opgen.emit.polynomial import Text
 from opgen.emit.types import Type, Types
-from opgen.ir.loops import Axis, Kernel, Lanes, Row
-from opgen.ir.map_loops import symbols_of
+from opgen.ir.loop_parts import integer_names
+from opgen.ir.loops import Axis, Kernel, Lanes, Program, Row
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 from opgen.ir.sums import BoxSum
@@ -29,9 +29,9 @@ WIDEST = 16
 """The most neighbouring points of a stretch, as of a row of cells."""
 
 
-def stretched(kernel: Kernel, found: BoxSum) -> Kernel:
+def stretched(kernel: Kernel, found: BoxSum, program: Program) -> Kernel:
     """What a thread does with a stretch of the box: a kernel whose cells are points of it."""
-    taken = {axis.name for axis in (*kernel.axes, *found.box)} | symbols_of(*kernel.body)
+    taken = integer_names(kernel, known=program.integers)
     rows = []
     for axis in found.box[-2:]:
         first, last = (fresh_name(f"{axis.name}_{end}", taken) for end in ("first", "last"))

@@ -16,7 +16,9 @@ from opgen.emit.cuda_points import CudaEmitter, product
 from opgen.emit.cuda_printer import INDEX
 from opgen.emit.cuda_statements import inside
 from opgen.emit.expression import Printer, type_name
-from opgen.ir.loops import Axis, Kernel, Lanes, Row
+from opgen.ir.loop_parts import integer_names
+from opgen.ir.loops import Axis, Kernel, Lanes, Program, Row
+from opgen.ir.names import fresh_name
 from opgen.ir.primitives import Level
 from opgen.ir.transpose import Transpose
 
@@ -24,17 +26,11 @@ WIDEST = 16
 """The most cells of a stretch."""
 
 
-def stretched(kernel: Kernel, found: Transpose) -> Kernel:
+def stretched(kernel: Kernel, found: Transpose, program: Program) -> Kernel:
     """What a thread does with a stretch along the axis that is read."""
-    taken = {axis.name for axis in kernel.axes} | {define.name for define in found.defines}
-    names = []
-    for end in ("first", "last"):
-        name = f"{found.along.name}_{end}"
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        names.append(name)
-    row = Row(found.along, names[0], names[1], WIDEST)
+    taken = integer_names(kernel, known=program.integers)
+    first, last = (fresh_name(f"{found.along.name}_{end}", taken) for end in ("first", "last"))
+    row = Row(found.along, first, last, WIDEST)
     return replace(kernel, row=row, body=(Lanes((), (), (*found.defines, found.store)),))
 
 

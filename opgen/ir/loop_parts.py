@@ -300,6 +300,36 @@ def _looked_at(kernel: Kernel) -> Uses:
     )
 
 
+def integers_in(*nodes: Node) -> set[str]:
+    """The names of all integers that nodes, and those in them, use or define."""
+    names: set[str] = set()
+
+    def on_poly(value: Poly) -> None:
+        names.update(value.symbols)
+
+    for node in walk(nodes):
+        visit(node, lambda scalar: None, lambda test: None, on_poly)
+        if isinstance(node, Define | For):
+            names.add(node.name)
+    return names
+
+
+def integer_names(kernel: Kernel, *nodes: Node, known: Iterable[str] = ()) -> set[str]:
+    """The names of all integers that a kernel, or more nodes, use or define, and those `known`.
+
+    Users choose the names of sizes, lets, attributes and iterators, and may choose any that a pass
+    would give. Other kernels and facts speak of sizes too that this kernel does not mention.
+    """
+    names = integers_in(*kernel.prologue, *kernel.body, *nodes).union(known)
+    for axis in (*kernel.axes, *(row.axis for row in kernel.stretched)):
+        names |= {axis.name} | axis.extent.symbols
+    for row in kernel.stretched:
+        names |= {row.first, row.last, *(row.around or ())}
+    if kernel.guest is not None:
+        names |= kernel.guest.first.symbols | kernel.guest.count.symbols
+    return names
+
+
 def read_by(*kernels: Kernel) -> frozenset[str]:
     """The tensors of which kernels read elements, as numbers or in indices."""
     known = [uses(each) for each in kernels]

@@ -13,7 +13,8 @@ from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, poly, symbol
-from opgen.ir.loops import Accumulate, Any, Axis, Define, For, If, Inside, Kernel, Lanes, Node, walk
+from opgen.ir.loop_parts import integer_names
+from opgen.ir.loops import Accumulate, Any, Axis, For, If, Inside, Kernel, Lanes, Node, walk
 from opgen.ir.map_loops import symbols_of
 from opgen.ir.names import fresh_name
 from opgen.passes.all_terms import has_all_terms, of_all_terms
@@ -80,11 +81,9 @@ class Tiling:
     taken: set[str]
 
     @classmethod
-    def of(cls, kernel: Kernel, row: Axis) -> Tiling | None:
+    def of(cls, kernel: Kernel, row: Axis, known: Iterable[str]) -> Tiling | None:
         """None where no axis of known extent shares loads."""
-        taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
-        taken |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
-        taken |= symbols_of(*kernel.body)
+        taken = integer_names(kernel, known=known)
         axes = _shared_axes(kernel, row)
         if not axes:
             return None

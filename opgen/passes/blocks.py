@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.ir.chosen import has_choices
+from opgen.ir.loop_parts import integer_names
 from opgen.ir.loops import Axis, Blocks, For, Kernel, Lanes, Operand, Program, Row, walk
-from opgen.ir.map_loops import symbols_of
 from opgen.ir.names import fresh_name
 from opgen.passes.block_passes import with_passes
 from opgen.passes.block_tensors import walked
@@ -77,7 +77,7 @@ def _blocked(kernel: Kernel, program: Program) -> Nearby | None:
     (axis,) = (each for each in kernel.axes if each.name == choice.name)
     tensors = walked(kernel, axis.name, program)
     if tensors is not None and not any(isinstance(node, For) for node in kernel.body):
-        same = with_same_loads(kernel, axis, tensors)
+        same = with_same_loads(kernel, axis, tensors, program.integers)
         return None if same is None else Nearby(same)
     return None if tensors is None else _along(kernel, axis, tensors, program, may_be_alone=True)
 
@@ -119,14 +119,14 @@ def _along(
 
     `tensors` are those that the blocks walk through.
     """
-    tiling = Tiling.of(kernel, axis)
+    tiling = Tiling.of(kernel, axis, program.integers)
     body = None if tiling is None else tiling.body()
     if tiling is not None and body is None:
         tiling = tiling.inner_alone
         body = tiling.body()
     if tiling is None or body is None:
         is_worth = has_choices(walk(kernel.body))
-        return Nearby(_cell_by_cell(kernel, axis, tensors)) if is_worth else None
+        return Nearby(_cell_by_cell(kernel, axis, tensors, program)) if is_worth else None
     first, last = (fresh_name(f"{axis.name}_{end}", tiling.taken) for end in ("first", "last"))
     row = Row(axis, first, last, WIDTH, least=WIDTH)
     blocks = replace(
@@ -151,9 +151,9 @@ def _along(
     return Nearby(_image_by_image(blocks) if is_row else passes)
 
 
-def _cell_by_cell(kernel: Kernel, axis: Axis, tensors: tuple[str, ...]) -> Kernel:
+def _cell_by_cell(kernel: Kernel, axis: Axis, tensors: tuple[str, ...], program: Program) -> Kernel:
     """The kernel with blocks of single cells along an axis: sums stay in registers at least."""
-    taken = {each.name for each in kernel.axes} | symbols_of(*kernel.body)
+    taken = integer_names(kernel, known=program.integers)
     first, last = (fresh_name(f"{axis.name}_{end}", taken) for end in ("first", "last"))
     return replace(
         kernel,

@@ -13,23 +13,26 @@ as they are.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import Kind, Poly, of_atom, poly, symbol, symbol_atom
 from opgen.ir.contraction import Contraction, Factor
-from opgen.ir.loops import Axis, Define, For, walk
-from opgen.ir.map_loops import map_nodes, symbols_of
+from opgen.ir.loop_parts import integers_in
+from opgen.ir.loops import Axis
+from opgen.ir.map_loops import map_nodes
 from opgen.ir.names import fresh_name
 
 
-def by_phase(found: Contraction) -> Contraction:
+def by_phase(found: Contraction, known: Iterable[str]) -> Contraction:
     """The product without conditions that a term divides a stride, as far as that is possible."""
+    taken = _names(found).union(known)
     while True:
         step = _first_step(found)
         if step is None:
             return found
-        found = _split(found, step)
+        found = _split(found, step, fresh_name(f"{step.cell.name}_phase", taken))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,10 @@ def _step(found: Contraction, condition: Condition) -> _Step | None:
     return _Step(condition, cells[0], terms[0], rest, dilation, stride.constant)
 
 
-def _split(found: Contraction, step: _Step) -> Contraction:
-    """The product with the remainder of a cell as an index of its own."""
+def _split(found: Contraction, step: _Step, name: str) -> Contraction:
+    """The product with the remainder of a cell as an index of its own, of that name."""
     cell, term, stride = step.cell, step.term, step.stride
-    phase = Axis(fresh_name(f"{cell.name}_phase", _names(found)), poly(stride))
+    phase = Axis(name, poly(stride))
     inverse = pow(step.dilation, -1, stride)
     first = inverse * (symbol(phase.name) + step.rest) % stride
     tap = stride * symbol(term.name) + first
@@ -126,9 +129,7 @@ def _is_multiple(extent: Poly, stride: int) -> bool:
 
 def _names(found: Contraction) -> set[str]:
     """All names of integers that a product uses."""
-    nodes = (*found.nest, *found.tail)
-    names = set(symbols_of(*nodes))
-    names |= {node.name for node in walk(nodes) if isinstance(node, For | Define)}
+    names = integers_in(*found.nest, *found.tail)
     for axis in (*found.batch, *found.rows, *found.columns, *found.terms):
         names |= {axis.name} | axis.extent.symbols
     for value in (*found.left.polys, *found.right.polys):

@@ -57,7 +57,7 @@ def with_contractions(threads: Program, program: Program, op: Op) -> Program:
     for kernel in program.kernels:
         product = transposed(kernel, program, op) or contraction(kernel, program)
         if product is not None:
-            found[kernel.name] = by_phase(product)
+            found[kernel.name] = by_phase(product, program.integers)
     kernels = (replace(each, contraction=found.get(each.name)) for each in threads.kernels)
     return replace(threads, kernels=tuple(kernels))
 

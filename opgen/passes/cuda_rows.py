@@ -14,6 +14,7 @@ Sums along consecutive memory are shared out instead, see `cuda_sums` and `cuda_
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -22,7 +23,7 @@ from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Kind, Poly, symbol
 from opgen.algebra.prove import implies
-from opgen.ir.loop_parts import loads_of
+from opgen.ir.loop_parts import integer_names, loads_of
 from opgen.ir.loops import (
     Always,
     Axis,
@@ -243,8 +244,7 @@ def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:
     copies = copies_across(along, name)
     kernel, bodies = copies.kernel, tuple(map(_unrolled, copies.bodies))
     (axis,) = (axis for axis in kernel.axes if axis.name == name)
-    taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
-    taken |= {node.name for body in bodies for node in walk(body) if isinstance(node, Define | For)}
+    taken = integer_names(kernel, *itertools.chain(*bodies), known=facts.symbols)
     row = Row(axis, fresh_name(f"{name}_first", taken), fresh_name(f"{name}_last", taken), WIDEST)
     inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))
     for each in kernel.axes:
@@ -259,7 +259,8 @@ def _along(whole: Kernel, name: str, facts: Facts) -> Kernel:
         others = tuple(axis for axis in whole.axes if axis.name != name)
         return replace(whole, axes=(*others, last))
     axes = tuple(each for each in kernel.axes if each is not axis)
-    return in_warps(added_first(tiled(replace(kernel, axes=axes, row=row, body=body), inside)))
+    found = added_first(tiled(replace(kernel, axes=axes, row=row, body=body), inside))
+    return in_warps(found, inside.symbols)
 
 
 def _unrolled(body: tuple[Node, ...]) -> tuple[Node, ...]:

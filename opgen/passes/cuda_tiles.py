@@ -16,7 +16,7 @@ from typing import Final
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import Poly, poly, symbol
-from opgen.ir.loop_parts import loads_of
+from opgen.ir.loop_parts import integer_names, loads_of
 from opgen.ir.loops import (
     Always,
     Axis,
@@ -106,7 +106,7 @@ def tiled(kernel: Kernel, facts: Facts) -> Kernel:
         candidates = candidates[-1:]
     scored = [(_score(kernel, row, axis), at) for at, axis in enumerate(candidates)]
     for _, at in sorted(scored, reverse=True):
-        group = _group(kernel, row, candidates[at])
+        group = _group(kernel, candidates[at], facts)
         body = _inside_lanes(kernel.body, group, facts)
         if body is not None:
             axes = tuple(each for each in kernel.axes if each is not group.axis)
@@ -120,10 +120,8 @@ def _is_short(axis: Axis) -> bool:
     return axis.extent.is_constant and axis.extent.constant <= _LONGEST_SHORT
 
 
-def _group(kernel: Kernel, row: Row, axis: Axis) -> Row:
-    taken = {each.name for each in kernel.axes} | {define.name for define in kernel.prologue}
-    taken |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
-    taken |= {row.axis.name, row.first, row.last}
+def _group(kernel: Kernel, axis: Axis, facts: Facts) -> Row:
+    taken = integer_names(kernel, known=facts.symbols)
     first, last = (fresh_name(f"{axis.name}_{end}", taken) for end in ("first", "last"))
     return Row(axis, first, last, ROWS)
 

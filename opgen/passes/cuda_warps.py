@@ -13,25 +13,21 @@ and threads go on to begin by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from opgen.algebra.poly import Poly, symbol
-from opgen.ir.loop_parts import loads_of
+from opgen.ir.loop_parts import integer_names, loads_of
 from opgen.ir.loops import Define, For, If, Kernel, Node, Row, walk
 from opgen.ir.names import fresh_name
 
 
-def in_warps(kernel: Kernel) -> Kernel:
+def in_warps(kernel: Kernel, known: Iterable[str]) -> Kernel:
     """The kernel, which has a row, with the ends of such loops of a whole warp."""
     row = kernel.row
     if row is None:
         return kernel
-    taken = {row.axis.name, row.first, row.last, *(axis.name for axis in kernel.axes)}
-    taken |= {define.name for define in kernel.prologue}
-    taken |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
-    if kernel.group is not None:
-        taken |= {kernel.group.axis.name, kernel.group.first, kernel.group.last}
+    taken = integer_names(kernel, known=known)
     first, last = (fresh_name(f"{row.axis.name}_warp_{end}", taken) for end in ("first", "last"))
     ends = {row.first: symbol(first), row.last: symbol(last)}
     body = _nodes(kernel.body, row, ends)

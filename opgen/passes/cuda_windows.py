@@ -20,7 +20,7 @@ from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.algebra.prove import implies
-from opgen.ir.loop_parts import loads_of
+from opgen.ir.loop_parts import integers_in, loads_of
 from opgen.ir.loops import Accumulate, Define, For, If, Lanes, Node, Row, walk
 from opgen.ir.map_loops import map_nodes
 from opgen.ir.names import fresh_name
@@ -85,9 +85,7 @@ def _walks(indices: tuple[Poly, ...], lane: str, name: str) -> bool:
 
 def _pieces(loop: For, row: Row, facts: Facts) -> For:
     """The loop over pieces."""
-    taken = {row.axis.name, row.first, row.last, loop.name}
-    taken |= {node.name for node in walk(loop.body) if isinstance(node, Define)}
-    taken |= frozenset[str]().union(*(bound.symbols for bound in (*loop.lower, *loop.upper)))
+    taken = integers_in(loop).union((row.axis.name, row.first, row.last), facts.symbols)
     name = fresh_name(f"{loop.name}_piece", taken)
     # What moves with the row every lane asks by itself.
     first = max(bound.constant for bound in loop.lower if bound.is_constant)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import Poly, symbol
-from opgen.ir.loop_parts import accumulators_of, loads_of, node_tests, uses
+from opgen.ir.loop_parts import accumulators_of, integer_names, loads_of, node_tests, uses
 from opgen.ir.loops import Define, For, If, Kernel, Load, Program, Result, Start, Store, walk
 from opgen.ir.map_loops import map_loads, map_nodes, renamed
 from opgen.ir.names import fresh_name
@@ -182,7 +182,7 @@ class _Renaming:
 
 
 def _renaming(first: Kernel, second: Kernel, axes: dict[str, str]) -> _Renaming:
-    taken = _names(second) | uses(first).symbols | uses(second).symbols
+    taken = integer_names(second, known=uses(first).symbols)
     names = dict(axes)
     for name in sorted(_names(first) - names.keys()):
         names[name] = fresh_name(name, taken)

@@ -11,13 +11,13 @@ Alone it gains little; it makes a kernel fit to be a host, see `passes.guests`. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import symbol
-from opgen.ir.loop_parts import accumulators_of, loads_of
-from opgen.ir.loops import Accumulate, Define, For, Kernel, Node, Row, Start, Store, walk
+from opgen.ir.loop_parts import accumulators_of, integer_names, loads_of
+from opgen.ir.loops import Accumulate, For, Kernel, Node, Row, Start, Store, walk
 from opgen.ir.map_loops import symbols_of
 from opgen.ir.names import fresh_name
 
@@ -25,7 +25,7 @@ MOST_SUMS: Final = 4
 """The most accumulators of a cell that takes turns with others."""
 
 
-def grouped_sums(kernel: Kernel, width: int) -> Kernel:
+def grouped_sums(kernel: Kernel, width: int, known: Iterable[str]) -> Kernel:
     """The kernel with groups of cells along its last axis; as it was where it is no such sum."""
     if kernel.row is not None or kernel.group is not None or not kernel.axes:
         return kernel
@@ -33,8 +33,7 @@ def grouped_sums(kernel: Kernel, width: int) -> Kernel:
     at = _loop(kernel.body)
     if at is None or not _adds_planes(kernel.body, at, axis.name):
         return kernel
-    taken = {each.name for each in kernel.axes} | {define.name for define in kernel.prologue}
-    taken |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
+    taken = integer_names(kernel, known=known)
     first, last = (fresh_name(f"{axis.name}_{end}", taken) for end in ("first", "last"))
     bounds = (symbol(first),), (symbol(last),)
 

@@ -6,12 +6,12 @@ processor would have to start anew for every row. Some rows of a plane are one p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import symbol
-from opgen.ir.loop_parts import loads_of
+from opgen.ir.loop_parts import integer_names, loads_of
 from opgen.ir.loops import Axis, Define, For, If, Kernel, Lanes, Load, Node, Row, walk
 from opgen.ir.map_loops import symbols_of
 from opgen.ir.names import fresh_name
@@ -20,7 +20,7 @@ ROWS: Final = 16
 """The most rows of a group."""
 
 
-def grouped(kernel: Kernel) -> Kernel:
+def grouped(kernel: Kernel, known: Iterable[str]) -> Kernel:
     """A kernel that has a row, with groups of rows along its last axis where that helps."""
     if not kernel.axes or kernel.row is None:
         return kernel
@@ -35,9 +35,7 @@ def grouped(kernel: Kernel) -> Kernel:
         _is_plane(load, axis, kernel.row.axis, jumps) for load in loads_of(walk(kernel.body))
     ):
         return kernel
-    taken = {each.name for each in kernel.axes} | {define.name for define in kernel.prologue}
-    taken |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
-    taken |= {kernel.row.axis.name, kernel.row.first, kernel.row.last}
+    taken = integer_names(kernel, known=known)
     first, last = (fresh_name(f"{axis.name}_{end}", taken) for end in ("first", "last"))
     group = Row(axis, first, last, ROWS)
     return replace(kernel, axes=tuple(axes), group=group, body=_with_rows(kernel.body, group))

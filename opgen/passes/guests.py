@@ -70,11 +70,11 @@ def with_guests(program: Program) -> Program:
 def _pair(program: Program, host: Kernel, guest: Kernel) -> tuple[Kernel, Kernel] | None:
     """A guest and its host, with few rows in a group; None where one cannot run in the other."""
     if guest.plane is not None:
-        both = grouped_sums(host, PLANES)
+        both = grouped_sums(host, PLANES, program.integers)
         found = _guest(program, both, guest)
         if found is not None and found.point:
             return guest, replace(both, also=(*both.also, *guest.all_written), guest=found)
-    host, guest = grouped_sums(_small(host), ROWS), _small(guest)
+    host, guest = grouped_sums(_small(host), ROWS, program.integers), _small(guest)
     found = _guest(program, host, guest)
     return None if found is None else (guest, replace(host, guest=found))
 

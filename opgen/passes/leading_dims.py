@@ -27,6 +27,7 @@ from opgen.ir.notation import (
     map_expression,
 )
 from opgen.ir.walk import all_reads, polynomials
+from opgen.passes.new_temporaries import names_of
 
 
 def with_leading_dims(op: Op, count: int) -> Op | None:
@@ -34,10 +35,7 @@ def with_leading_dims(op: Op, count: int) -> Op | None:
 
     Its name and those of tensors, sizes and attributes stay as they are: messages have them.
     """
-    taken = {*op.sizes, *(let.name for let in op.lets), *(table.name for table in op.tables)}
-    taken |= {name for attribute in op.attributes for name in attribute.symbols}
-    taken |= {each.name for each in (*op.inputs, *op.outputs, *op.temporaries)}
-    taken |= {each.name for statement in op.statements for each in statement.iterators}
+    taken = names_of(op)
     numbers = range(1, count + 1)
     sizes = [fresh_name(f"B{number}", taken) for number in numbers]
     split = _Split(op, sizes, [fresh_name(f"b{number}", taken) for number in numbers])

@@ -17,7 +17,7 @@ from typing import Final, assert_never
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Poly
-from opgen.ir.loop_parts import goes_along, loads_of, moving
+from opgen.ir.loop_parts import goes_along, integer_names, loads_of, moving
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -105,8 +105,7 @@ def _masked(kernel: Kernel, program: Program, facts: Facts) -> Kernel | None:
         return None
     if window_tiles(kernel, bodies, axis.name):
         return None
-    taken = {each.name for each in kernel.axes} | {define.name for define in kernel.prologue}
-    taken |= {node.name for node in walk(bodies[0]) if isinstance(node, Define | For)}
+    taken = integer_names(kernel, *bodies[0], known=facts.symbols)
     first, last = (fresh_name(f"{axis.name}_{end}", taken) for end in ("first", "last"))
     row = Row(axis, first, last, WIDTH)
     inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))

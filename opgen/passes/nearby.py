@@ -19,7 +19,7 @@ from typing import Final
 
 from opgen.algebra.poly import Poly, poly, symbol, symbol_atom
 from opgen.ir.indices import is_plainly_inside
-from opgen.ir.loop_parts import loads_of
+from opgen.ir.loop_parts import integer_names, loads_of
 from opgen.ir.loops import (
     Accumulate,
     Axis,
@@ -36,7 +36,7 @@ from opgen.ir.loops import (
     Store,
     walk,
 )
-from opgen.ir.map_loops import map_loads, symbols_of
+from opgen.ir.map_loops import map_loads
 from opgen.ir.names import fresh_name
 
 LEAST_TERMS: Final = 25
@@ -93,7 +93,8 @@ def nearby(kernel: Kernel, cells: Kernel, steps: Mapping[str, Step], program: Pr
     plan = next((each for each in plans if each.is_worth), None)
     if plan is None:
         return Nearby(kernel)
-    taken = {each.name for each in (*program.operands, *program.unstored)}
+    operands = (each.name for each in (*program.operands, *program.unstored))
+    taken = integer_names(kernel, known=(*operands, *program.integers))
     return plan.applied(kernel, row, steps, taken)
 
 
@@ -303,12 +304,9 @@ class _Plan:
         )
 
     def applied(
-        self, kernel: Kernel, row: Row, steps: Mapping[str, Step], known: set[str]
+        self, kernel: Kernel, row: Row, steps: Mapping[str, Step], taken: set[str]
     ) -> Nearby:
-        """The kernel with these points; `known` are names of tensors."""
-        taken = known | {axis.name for axis in kernel.axes} | symbols_of(*kernel.body)
-        taken |= {row.axis.name, row.first, row.last}
-        taken |= {node.name for node in walk(kernel.body) if isinstance(node, For)}
+        """The kernel with these points; `taken` are names of tensors and integers."""
         part = fresh_name(f"{self.image[0].name}_part", taken)
         first = symbol(part) * self.blocks if self.parts > 1 else poly(0)
         places = {copy.tensor.name: copy for copy in self.copies}

@@ -23,6 +23,14 @@ from opgen.ir.notation import (
 )
 
 
+def names_of(op: Op) -> set[str]:
+    """All names of an op: those of tensors and tables, sizes, lets, attributes and iterators."""
+    names = {each.name for each in (*op.inputs, *op.outputs, *op.temporaries)}
+    names |= {*(table.name for table in op.tables), *op.sizes, *(let.name for let in op.lets)}
+    names |= {each for attribute in op.attributes for each in attribute.symbols}
+    return names | {each.name for statement in op.statements for each in statement.iterators}
+
+
 @dataclass
 class NewTemporaries:
     """Those that were made so far, and the names that are taken."""
@@ -34,11 +42,7 @@ class NewTemporaries:
     @classmethod
     def of(cls, op: Op) -> NewTemporaries:
         """None yet."""
-        names = {each.name for each in (*op.inputs, *op.outputs, *op.temporaries)}
-        names |= {*(table.name for table in op.tables), *op.sizes, *(let.name for let in op.lets)}
-        names |= {each for attribute in op.attributes for each in attribute.symbols}
-        names |= {each.name for statement in op.statements for each in statement.iterators}
-        return cls(op, names)
+        return cls(op, names_of(op))
 
     def cells(
         self, near: str, what: str, indices: Iterable[tuple[Poly, Poly]], *, stored: bool = False

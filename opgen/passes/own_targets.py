@@ -36,6 +36,7 @@ from opgen.ir.notation import (
     reads,
 )
 from opgen.ir.notation import Iterator as Loop
+from opgen.passes.new_temporaries import names_of
 
 
 def with_own_totals(op: Op) -> Op:
@@ -72,9 +73,7 @@ def _is_total(op: Op, statement: Statement) -> bool:
 def with_own_targets(op: Op, apart: Collection[int]) -> tuple[Op, dict[str, int]]:
     """The op where the statements `apart` have targets that nothing else writes to, and the names
     of these with the positions of their statements."""
-    taken = {each.name for each in (*op.inputs, *op.outputs, *op.temporaries)}
-    taken |= {each.name for each in op.tables} | {*op.sizes, *(let.name for let in op.lets)}
-    taken |= {name for attribute in op.attributes for name in attribute.symbols}
+    taken = names_of(op)
     targets = [each.target.tensor for each in op.statements]
     statements: list[Statement] = []
     more: list[Tensor] = []

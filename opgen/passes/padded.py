@@ -20,7 +20,7 @@ from typing import Final
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.ir.context import facts_of
-from opgen.ir.loop_parts import loads_of
+from opgen.ir.loop_parts import integer_names, loads_of
 from opgen.ir.loops import (
     Axis,
     Define,
@@ -84,7 +84,7 @@ def with_padding(op: Op, program: Program) -> Program:
     if along is None:
         return program
     step = _step(along, found)
-    kernel = _staged(along, found, step)
+    kernel = _staged(along, found, step, facts)
     if kernel is None:
         return program
     names = {each.name for each in program.kernels}
@@ -174,7 +174,7 @@ def _step(kernel: Kernel, copy: Padding) -> int:
     return step if is_known else 1
 
 
-def _staged(kernel: Kernel, copy: Padding, step: int) -> Kernel | None:
+def _staged(kernel: Kernel, copy: Padding, step: int, facts: Facts) -> Kernel | None:
     """The kernel with the copy at every point, and the cells of an image inside of one point."""
     row = kernel.row
     if row is None or kernel.group is not None or kernel.prologue:
@@ -219,7 +219,7 @@ def _staged(kernel: Kernel, copy: Padding, step: int) -> Kernel | None:
     body = map_loads(kernel.body, without_place)
     for axis in reversed(inner):
         body = (_over(axis, body),)
-    taken = local | {axis.name for axis in outer} | values.keys()
+    taken = integer_names(kernel, known=facts.symbols)
     return replace(
         kernel,
         axes=outer,

@@ -9,26 +9,22 @@ cell keep their order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from opgen.algebra.poly import ZERO, Poly, maximum, minimum, symbol
-from opgen.ir.loop_parts import loads_of
-from opgen.ir.loops import Accumulate, Always, Define, For, If, Kernel, Lanes, Load, Node, walk
+from opgen.ir.loop_parts import integer_names, loads_of
+from opgen.ir.loops import Accumulate, Always, For, If, Kernel, Lanes, Load, Node
 from opgen.ir.map_loops import map_nodes
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 
 
-def paired(kernel: Kernel) -> Kernel:
+def paired(kernel: Kernel, known: Iterable[str]) -> Kernel:
     """A kernel with groups of rows, with the innermost loop over planes in steps of two."""
     if kernel.group is None or kernel.row is None:
         return kernel
-    taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
-    taken |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
-    for row in kernel.stretched:
-        taken |= {row.axis.name, row.first, row.last}
-    return replace(kernel, body=_body(kernel.body, kernel, taken))
+    return replace(kernel, body=_body(kernel.body, kernel, integer_names(kernel, known=known)))
 
 
 def _body(nodes: Sequence[Node], kernel: Kernel, taken: set[str]) -> tuple[Node, ...]:

@@ -36,6 +36,7 @@ from opgen.ir.notation import (
     substitute_expression,
 )
 from opgen.ir.walk import is_checked
+from opgen.passes.new_temporaries import names_of
 
 _JOINED: Final = frozenset({Reducer.ADD, Reducer.MAX, Reducer.MIN})
 """How terms may be joined in parts."""
@@ -50,10 +51,7 @@ _MANY: Final = 4
 
 def with_partial_sums(op: Op) -> Op:
     """The op with temporaries for parts of what joins a single cell."""
-    names = {each.name for each in (*op.inputs, *op.outputs, *op.temporaries)}
-    names |= {*(table.name for table in op.tables), *op.sizes, *(let.name for let in op.lets)}
-    names |= {symbol for attribute in op.attributes for symbol in attribute.symbols}
-    parts = _Parts(names)
+    parts = _Parts(names_of(op))
     statements = [
         part
         for statement in op.statements

@@ -38,6 +38,7 @@ from opgen.ir.notation import (
     Tensor,
     substitute_expression,
 )
+from opgen.passes.new_temporaries import names_of
 
 _READ_AS: Final = {Boundary.DROP: Boundary.ZERO}
 _WRITTEN_AS: Final = {Boundary.ZERO: Boundary.DROP, Boundary.FILL: Boundary.DROP}
@@ -65,11 +66,7 @@ class Names:
     """Names that are not taken yet; `_` is appended while one is."""
 
     def __init__(self, op: Op) -> None:
-        self._taken = {tensor.name for tensor in (*op.inputs, *op.outputs, *op.temporaries)}
-        self._taken |= {table.name for table in op.tables}
-        self._taken |= {attribute.name for attribute in op.attributes}
-        self._taken |= {*op.sizes, *(let.name for let in op.lets)}
-        self._taken |= {iterator.name for s in op.statements for iterator in s.iterators}
+        self._taken = names_of(op) | {attribute.name for attribute in op.attributes}
 
     def fresh(self, name: str) -> str:
         """The name, or the first free one like it."""

@@ -29,7 +29,7 @@ from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Poly, symbol
 from opgen.algebra.prove import is_nonnegative
-from opgen.ir.loop_parts import loads_of
+from opgen.ir.loop_parts import integer_names, loads_of
 from opgen.ir.loops import (
     Accumulate,
     All,
@@ -197,7 +197,7 @@ def _in_any_order(kernel: Kernel, name: str, program: Program) -> Kernel:
         tiles = sharing_more(tiles, (body,), name)
     tiles = tiles[-_MOST_TILES:]
     tiles = tiles or window_tiles(kernel, (body,), name)
-    return tiled(kernel, tiles, (body,), jammed)
+    return tiled(kernel, tiles, (body,), jammed, program.integers)
 
 
 # ---------------------------------------------------------------------------- rows
@@ -212,11 +212,7 @@ def along_row(
     copies = copies_along(kernel, name, of_loops=True)
     kernel, bodies = copies.kernel, copies.bodies
     (axis,) = (axis for axis in kernel.axes if axis.name == name)
-    taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
-    taken |= {node.name for body in bodies for node in walk(body) if isinstance(node, Define | For)}
-    # Sizes and attributes have names that users chose.
-    taken |= set(symbols_of(*itertools.chain(*bodies), *kernel.prologue))
-    taken = taken.union(*(axis.extent.symbols for axis in kernel.axes))
+    taken = integer_names(kernel, *itertools.chain(*bodies), known=facts.symbols)
     inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))
     for each in kernel.axes:
         inside = inside.with_bounds(each.name, ZERO, each.extent - 1)
@@ -231,9 +227,10 @@ def along_row(
         width = min(width, max(axis.extent.constant, 1))
     row = Row(axis, fresh_name(f"{name}_first", taken), fresh_name(f"{name}_last", taken), width)
     passes = functools.partial(_passes, row, inside, most, frozenset(taken))
-    kernel = tiled(kernel, tiles, bodies, passes)
+    kernel = tiled(kernel, tiles, bodies, passes, facts.symbols)
     axes = tuple(each for each in kernel.axes if each is not axis)
-    return in_walk_order(paired(grouped(replace(kernel, axes=axes, row=row))))
+    along = grouped(replace(kernel, axes=axes, row=row), facts.symbols)
+    return in_walk_order(paired(along, facts.symbols))
 
 
 def _passes(

@@ -13,13 +13,13 @@ of the time of the kernel along rows under autocast, which goes line by line. It
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import Poly, exact_quotient, poly, symbol
-from opgen.ir.loop_parts import loads_of
+from opgen.ir.loop_parts import integer_names, loads_of
 from opgen.ir.loops import Accumulate, Axis, Blocks, For, If, Kernel, Lanes, Load, Row, walk
-from opgen.ir.map_loops import symbols_of
 from opgen.ir.names import fresh_name
 from opgen.passes.jam import copy_at
 from opgen.passes.merge import Body, at, merged
@@ -35,7 +35,9 @@ MOST_CELLS: Final = 9
 """The most cells that share a body: each is written to a place of its own."""
 
 
-def with_same_loads(kernel: Kernel, row: Axis, tensors: tuple[str, ...]) -> Kernel | None:
+def with_same_loads(
+    kernel: Kernel, row: Axis, tensors: tuple[str, ...], known: Iterable[str]
+) -> Kernel | None:
     """The kernel with a point for all cells that load the same; None where no cells do.
 
     `kernel` has a point for each cell, and neither loops nor conditions. Neighbours along the row
@@ -46,8 +48,7 @@ def with_same_loads(kernel: Kernel, row: Axis, tensors: tuple[str, ...]) -> Kern
         return None
     if not any(isinstance(node, Accumulate) for node in nodes):
         return None
-    taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
-    taken |= symbols_of(*kernel.body)
+    taken = integer_names(kernel, known=known)
     axes: list[Axis] = []
     bodies: tuple[Body, ...] = (kernel.body,)
     for axis in reversed(kernel.axes):

@@ -28,12 +28,11 @@ from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Poly, poly, symbol
 from opgen.algebra.prove import is_nonnegative
-from opgen.ir.loop_parts import loads_of, uses
+from opgen.ir.loop_parts import integer_names, loads_of, uses
 from opgen.ir.loops import (
     Accumulate,
     Always,
     Call,
-    Define,
     Fitting,
     For,
     If,
@@ -265,7 +264,7 @@ def _joined(
         extents=(poly(group.width), poly(LONGEST + APART)),
         widened=True,
     )
-    body = _Writer(sums, others, places, row, group, operand.name).body()
+    body = _Writer(sums, others, places, row, group, operand.name, program.integers).body()
     nodes = tuple(walk(body))
     walked = [(each.tensor, each.indices) for each in nodes if isinstance(each, Store)]
     walked += [(load.tensor, load.indices) for load in loads_of(nodes)]
@@ -310,16 +309,13 @@ class _Writer:
     row: Row
     group: Row
     rows: str
+    integers: tuple[str, ...]
 
     @property
     def taken(self) -> set[str]:
         """The names of integers."""
-        names = {
-            node.name for node in walk(self.sums.kernel.body) if isinstance(node, For | Define)
-        }
-        names |= set(self.sums.extents) | uses(self.sums.kernel).symbols
-        names |= uses(self.others.kernel).symbols
-        return names | {end for each in (self.row, self.group) for end in (each.first, each.last)}
+        known = (*uses(self.others.kernel).symbols, *self.integers)
+        return integer_names(self.sums.kernel, known=known)
 
     def body(self) -> tuple[Node, ...]:
         """Begin the host's cells, go through all planes, and store them."""

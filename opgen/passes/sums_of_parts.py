@@ -23,11 +23,12 @@ Before: kernels along rows. After: kernels with the same values, up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.poly import poly, symbol
+from opgen.ir.loop_parts import integer_names
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -42,7 +43,7 @@ from opgen.ir.loops import (
     Start,
     walk,
 )
-from opgen.ir.map_loops import polynomials, renamed
+from opgen.ir.map_loops import renamed
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 
@@ -55,27 +56,18 @@ _FEW: Final = 8
 
 def with_sums_of_parts(program: Program) -> Program:
     """The program with kernels that add what innermost loops have added."""
-    return replace(program, kernels=tuple(map(_kernel, program.kernels)))
+    kernels = (_kernel(kernel, program.integers) for kernel in program.kernels)
+    return replace(program, kernels=tuple(kernels))
 
 
-def _kernel(kernel: Kernel) -> Kernel:
+def _kernel(kernel: Kernel, integers: Sequence[str]) -> Kernel:
     is_plain = kernel.sums is None and kernel.guest is None and kernel.group is None
     if kernel.row is None or not is_plain or not isinstance(kernel.only, Short | None):
         return kernel
     starts = {node.accumulator: node for node in walk(kernel.body) if isinstance(node, Start)}
-    parts = _Parts(starts, {*starts}, _integers_of(kernel))
+    parts = _Parts(starts, {*starts}, integer_names(kernel, known=integers))
     body = tuple(parts.node(node) if isinstance(node, For) else node for node in kernel.body)
     return kernel if body == kernel.body else replace(kernel, body=body)
-
-
-def _integers_of(kernel: Kernel) -> set[str]:
-    """Names that are taken: those of axes, loops and definitions, and of all that these read."""
-    names = {axis.name for axis in kernel.axes} | {node.name for node in kernel.prologue}
-    names |= {node.name for node in walk(kernel.body) if isinstance(node, For | Define)}
-    names |= {
-        name for node in walk(kernel.body) for value in polynomials(node) for name in value.symbols
-    }
-    return names | {name for each in kernel.stretched for name in (each.first, each.last)}
 
 
 @dataclass

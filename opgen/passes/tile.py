@@ -6,13 +6,14 @@ body a row is loaded once for four products instead of once for each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Poly, poly, symbol
-from opgen.ir.loop_parts import loads_of
+from opgen.ir.loop_parts import integer_names, loads_of
 from opgen.ir.loops import Accumulate, Axis, Define, For, If, Kernel, Load, Node, walk
 from opgen.ir.map_loops import symbols_of
 from opgen.ir.names import fresh_name
@@ -154,16 +155,16 @@ def tiled(
     tiles: Sequence[Tile],
     bodies: Sequence[Body],
     join: Callable[[Sequence[Body]], Body],
+    known: Iterable[str],
 ) -> Kernel:
     """The kernel with the axes of the tiles counted in steps of their sizes.
 
     `join` makes one body of several that do not depend on each other. Where the cells of a tile are
-    not all there, the others are taken one by one.
+    not all there, the others are taken one by one. `known` are the names of sizes and attributes.
     """
     if not tiles:
         return replace(kernel, body=join(bodies))
-    taken = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
-    taken |= {node.name for body in bodies for node in walk(body) if isinstance(node, Define | For)}
+    taken = integer_names(kernel, *itertools.chain(*bodies), known=known)
     axes = {axis.name: axis for axis in kernel.axes}
     copies = list(bodies)
     whole: list[Condition] = []

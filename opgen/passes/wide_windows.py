@@ -142,7 +142,8 @@ def _over_planes(kernel: Kernel, program: Program) -> _Found | None:
     pixels = sum(copy.pixels for copy in (*copies.values(), *([result] if result else [])))
     if pixels > MOST_PIXELS:
         return None
-    known = frozenset(operand.name for operand in (*program.operands, *program.unstored))
+    operands = (operand.name for operand in (*program.operands, *program.unstored))
+    known = frozenset((*operands, *program.integers))
     return _Planes(kernel, axis, images, copies, result, known).found(tensors)
 
 
@@ -277,17 +278,17 @@ class _Planes:
     images: Axis | None
     copies: Mapping[str, _Copy]
     result: _Copy | None
-    known: frozenset[str]  # names of tensors
+    known: frozenset[str]  # names of tensors and integers
 
     def found(self, tensors: tuple[str, ...]) -> _Found | None:
         """The kernel of blocks; `tensors` are those that it walks through."""
-        tiling = Tiling.of(self.kernel, self.lane)
+        tiling = Tiling.of(self.kernel, self.lane, self.known)
         if tiling is None:
             return None
         body = tiling.inner_alone.body()
         if body is None:
             return None
-        taken = tiling.taken | self.known
+        taken = tiling.taken
         first, last = (fresh_name(f"{self.lane.name}_{end}", taken) for end in ("first", "last"))
         row = Row(self.lane, first, last, WIDTH, least=LEAST_LANES)
         names = {name: fresh_name(f"{name}_near", taken) for name in self.copies}
