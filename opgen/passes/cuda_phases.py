@@ -25,7 +25,7 @@ from opgen.ir.map_loops import map_nodes
 from opgen.ir.names import fresh_name
 
 
-def by_phase(found: Contraction, known: Iterable[str]) -> Contraction:
+def by_phase(found: Contraction, known: Iterable[str] = ()) -> Contraction:
     """The product without conditions that a term divides a stride, as far as that is possible."""
     taken = _names(found).union(known)
     while True:
