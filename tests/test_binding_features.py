@@ -55,7 +55,7 @@ def gradients(function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> A
 
 # ---------------------------------------------------------------------------- autograd around them
 @every_op
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(op: Op, reentrant: bool) -> None:
     def function(*tensors: Tensor) -> Tensor:
@@ -85,6 +85,7 @@ def test_selective_checkpoint_by_op() -> None:
     assert calls
 
 
+@pytest.mark.sampled(3)
 @every_op
 def test_anomaly_mode(op: Op) -> None:
     with torch.autograd.detect_anomaly():

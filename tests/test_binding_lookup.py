@@ -217,6 +217,7 @@ print(in_time, all(torch.equal(each, found[0]) for each in found), kernels.twin 
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", ["kernels", "casts"])
 def test_the_first_call_under_autocast(tmp_path: Path, way: str) -> None:
     """Nor does this one wait for the library before its kernels are built."""

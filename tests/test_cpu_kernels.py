@@ -45,7 +45,7 @@ def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.randint(0, 4, shape).to(dtype)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("dtype", [*FLOATING, *INTEGERS], ids=str)
 @pytest.mark.parametrize("width", [0, 1, 7, 15, 16, 33, 64, 1025])
 def test_sums_of_every_type_and_width(dtype: torch.dtype, width: int) -> None:

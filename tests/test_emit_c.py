@@ -434,6 +434,7 @@ SOFTMAX = """(x[N,K]) -> y[N,K]
 
 
 # The language has the word `gradient` for itself.
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [n for n in IMPORTED if n[0].isupper() and n != "Gradient"])
 def test_classes_may_be_called_like_what_a_module_imports(name: str) -> None:
     """A module imports most where it has a product, a softmax and a convolution."""

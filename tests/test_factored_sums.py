@@ -192,7 +192,7 @@ def shifted(x: Tensor, w: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     return y.reshape(n, channels, h), t
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "sizes", [(2, 2, 3, 17), (1, 1, 1, 1), (3, 4, 1, 40), (2, 3, 2, 0), (0, 2, 2, 5)]
 )
@@ -238,7 +238,7 @@ LEADING = """op scaled(x: float[...,D], w[D], s[D], t[...]) -> y[...,D], z[...]
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(5,), (7, 33), (2, 3, 40), (0, 4), (3, 0), (600, 20)])
 def test_leading_dims(shape: tuple[int, ...]) -> None:
     """Sums over all that leads, of which there may be nothing."""

@@ -419,6 +419,7 @@ TWO_PRODUCTS = """op f(x[N,D], k[G,D], w[E,G], t[N,E], p[N,E]) -> y[N,E]
 """
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ["kept", "create_graph", "vjp"])
 @pytest.mark.parametrize(
     ("middle", "sizes"),

@@ -363,6 +363,7 @@ CHOSEN = """op f(at: i64[N,C,H,W], g[N,C,H,W]; K = 3, L = 5, s = 1) -> y[N,C,H,W
 """
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("format_", FORMATS, ids=["contiguous", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(2, 3, 6, 7), (2, 16, 20, 60)], ids=["small", "large"])

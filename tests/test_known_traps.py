@@ -79,6 +79,7 @@ def test_sum_and_difference_of_indices() -> None:
     check_derivatives(lambda x: op(x, n=4, m=3), x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shift", [-7, -1, 0, 3, 5, 12])
 def test_cyclic_shift(shift: int) -> None:
     """y[(w+S)%W]"""

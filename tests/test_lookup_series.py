@@ -95,7 +95,7 @@ def test_python_is_not_asked(name: str, format_: torch.memory_format, in_python:
         close(call(*changed), case.theirs(*changed))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_nor_for_gradients(name: str, in_python: list[str]) -> None:
     case = CASES[name]

@@ -222,6 +222,7 @@ FOLDS: dict[str, Callable[[int, int], int]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", FOLDS)
 @pytest.mark.parametrize("place", PLACES)
 def test_how_far_quotients_go(place: str, mode: str) -> None:

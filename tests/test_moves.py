@@ -525,6 +525,7 @@ def test_kernels_for_all_modes_are_moves(
         assert torch.equal(ops.depth_to_space(empty, r=2), F.pixel_shuffle(empty, 2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_gradients_for_all_modes_are_moves(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

@@ -235,7 +235,7 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] 
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_gradients(name: str) -> None:
     spec, reference, shapes, products = CASES[name]

@@ -95,7 +95,7 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] 
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_gradients(name: str) -> None:
     spec, reference, shapes, more = CASES[name]

@@ -57,6 +57,7 @@ def test_catalogue_has_every_op() -> None:
 
 
 # ---------------------------------------------------------------------------- forward
+@pytest.mark.sampled(2)
 @each
 @SOME
 @given(data=st.data())

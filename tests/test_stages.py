@@ -244,6 +244,7 @@ def test_a_gradient_that_is_the_op_itself_reads_what_was_kept() -> None:
     assert all("z" in {each.name for each in step.derived.inputs} for step in steps)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wanted", [(1,), (2,), (1, 2), (0, 1, 2)])
 def test_gradients_that_are_one_op_read_what_each_needs(
     wanted: tuple[int, ...], tmp_path: Path

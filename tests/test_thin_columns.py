@@ -110,6 +110,7 @@ CASES: Sequence[tuple[str, Callable[..., Tensor], Callable[[int, int], list[tupl
 NAMES = ("distances", "batches", "nearest", "overlaps", "forces", "centred", "some")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("spec", "reference", "shapes"), CASES, ids=NAMES)
 def test_numbers(
     spec: str,

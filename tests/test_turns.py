@@ -60,6 +60,7 @@ REFERENCES: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("shape", [(3, 1), (2, 2), (2, 37), (2, 1025), (1030, 5), (2, 2300)])
 @pytest.mark.parametrize("name", REFERENCES)
 def test_any_step(name: str, shape: tuple[int, int]) -> None:
@@ -78,6 +79,7 @@ def test_any_step(name: str, shape: tuple[int, int]) -> None:
             torch.testing.assert_close(grad, wanted)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("taps", [1, 7, 40])
 @pytest.mark.parametrize("count", [1, 5, 64, 1500])
 def test_sums_around_a_row(taps: int, count: int) -> None:
@@ -100,6 +102,7 @@ def test_sums_around_a_row(taps: int, count: int) -> None:
         torch.testing.assert_close(second, torch.autograd.grad((wanted[0] * again).sum(), w))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("period", [1, 2, 3, 16, 1024, 1700, 5000])
 def test_what_repeats(period: int, dtype: torch.dtype) -> None:
@@ -123,6 +126,7 @@ def test_a_row_that_goes_around_two_others(lengths: tuple[int, int]) -> None:
     assert torch.equal(op(x, w, N=2500), x[:, at_p] * w[at_q])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["n_turn", "n_first", "n_last", "n_begin", "quotient"])
 @pytest.mark.parametrize("which", ["B", "P", "N", "s"])
 def test_names_of_what_a_row_has_itself(which: str, name: str) -> None:

@@ -190,6 +190,7 @@ def test_transposed_convolutions(
                 assert torch.equal(own, other.to(torch.bfloat16).float())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "layout", [pytest.param("contiguous", marks=pytest.mark.slow), "channels_last"]
 )
