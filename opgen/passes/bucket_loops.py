@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.poly import ZERO, Poly, load, symbol
 from opgen.ir.indices import digits_of, extents_of, position, product
+from opgen.ir.loop_parts import integers_in
 from opgen.ir.loops import (
     Accumulate,
     Always,
@@ -44,7 +45,6 @@ from opgen.ir.loops import (
     Start,
     Store,
     Test,
-    walk,
 )
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import Buckets, Iterator, Reducer
@@ -181,7 +181,7 @@ def _in_list(
     without, count = _without(body, asked)
     if count != len(found.values):
         return None
-    used = {*taken, *names, *(n.name for n in walk(body) if isinstance(n, For | Define))}
+    used = {*taken, *names, *integers_in(*body)}
     place = fresh_name(f"{names[0]}_place", used)
     flat = _flat(own, found.counts)
     begin, end = (load(of.ends, (*row, each)) for each in (flat - 1, flat))

@@ -27,7 +27,7 @@ from opgen.ir.notation import (
     map_expression,
 )
 from opgen.ir.walk import all_reads, polynomials
-from opgen.passes.new_temporaries import names_of
+from opgen.passes.new_temporaries import all_names
 
 
 def with_leading_dims(op: Op, count: int) -> Op | None:
@@ -35,7 +35,7 @@ def with_leading_dims(op: Op, count: int) -> Op | None:
 
     Its name and those of tensors, sizes and attributes stay as they are: messages have them.
     """
-    taken = names_of(op)
+    taken = all_names(op)
     numbers = range(1, count + 1)
     sizes = [fresh_name(f"B{number}", taken) for number in numbers]
     split = _Split(op, sizes, [fresh_name(f"b{number}", taken) for number in numbers])

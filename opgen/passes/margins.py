@@ -44,7 +44,7 @@ from opgen.ir.notation import (
 )
 from opgen.ir.walk import all_reads
 from opgen.passes.lane_bounds import greatest_over, least_over
-from opgen.passes.new_temporaries import names_of
+from opgen.passes.new_temporaries import all_names
 
 _FIRST, _LAST = "<first>", "<last>"  # no names of a spec
 
@@ -146,7 +146,7 @@ def _with_margins(op: Op, name: str, margins: Sequence[_Margin | None]) -> Op:
         dim if margin is None else Dim(dim.extent + margin.before + margin.behind)
         for dim, margin in zip(tensor.dims, margins, strict=True)
     )
-    wide = Tensor(fresh_name(f"{name}_wide", names_of(op)), dims, tensor.dtype)
+    wide = Tensor(fresh_name(f"{name}_wide", all_names(op)), dims, tensor.dtype)
     last = max(at for at, each in enumerate(op.statements) if each.target.tensor == name)
     statements: list[Statement] = []
     for at, statement in enumerate(op.statements):

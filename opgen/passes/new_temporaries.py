@@ -23,7 +23,7 @@ from opgen.ir.notation import (
 )
 
 
-def names_of(op: Op) -> set[str]:
+def all_names(op: Op) -> set[str]:
     """All names of an op: those of tensors and tables, sizes, lets, attributes and iterators."""
     names = {each.name for each in (*op.inputs, *op.outputs, *op.temporaries)}
     names |= {*(table.name for table in op.tables), *op.sizes, *(let.name for let in op.lets)}
@@ -42,7 +42,7 @@ class NewTemporaries:
     @classmethod
     def of(cls, op: Op) -> NewTemporaries:
         """None yet."""
-        return cls(op, names_of(op))
+        return cls(op, all_names(op))
 
     def cells(
         self, near: str, what: str, indices: Iterable[tuple[Poly, Poly]], *, stored: bool = False

@@ -36,7 +36,7 @@ from opgen.ir.notation import (
     reads,
 )
 from opgen.ir.notation import Iterator as Loop
-from opgen.passes.new_temporaries import names_of
+from opgen.passes.new_temporaries import all_names
 
 
 def with_own_totals(op: Op) -> Op:
@@ -73,7 +73,7 @@ def _is_total(op: Op, statement: Statement) -> bool:
 def with_own_targets(op: Op, apart: Collection[int]) -> tuple[Op, dict[str, int]]:
     """The op where the statements `apart` have targets that nothing else writes to, and the names
     of these with the positions of their statements."""
-    taken = names_of(op)
+    taken = all_names(op)
     targets = [each.target.tensor for each in op.statements]
     statements: list[Statement] = []
     more: list[Tensor] = []

@@ -36,7 +36,7 @@ from opgen.ir.notation import (
     substitute_expression,
 )
 from opgen.ir.walk import is_checked
-from opgen.passes.new_temporaries import names_of
+from opgen.passes.new_temporaries import all_names
 
 _JOINED: Final = frozenset({Reducer.ADD, Reducer.MAX, Reducer.MIN})
 """How terms may be joined in parts."""
@@ -51,7 +51,7 @@ _MANY: Final = 4
 
 def with_partial_sums(op: Op) -> Op:
     """The op with temporaries for parts of what joins a single cell."""
-    parts = _Parts(names_of(op))
+    parts = _Parts(all_names(op))
     statements = [
         part
         for statement in op.statements

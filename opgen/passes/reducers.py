@@ -38,7 +38,7 @@ from opgen.ir.notation import (
     Tensor,
     substitute_expression,
 )
-from opgen.passes.new_temporaries import names_of
+from opgen.passes.new_temporaries import all_names
 
 _READ_AS: Final = {Boundary.DROP: Boundary.ZERO}
 _WRITTEN_AS: Final = {Boundary.ZERO: Boundary.DROP, Boundary.FILL: Boundary.DROP}
@@ -66,7 +66,7 @@ class Names:
     """Names that are not taken yet; `_` is appended while one is."""
 
     def __init__(self, op: Op) -> None:
-        self._taken = names_of(op) | {attribute.name for attribute in op.attributes}
+        self._taken = all_names(op) | {attribute.name for attribute in op.attributes}
 
     def fresh(self, name: str) -> str:
         """The name, or the first free one like it."""
