@@ -84,7 +84,7 @@ def test_cells_that_a_tensor_chooses(mode: str) -> None:
     spec = f"op f(x[W,C], i: int[M]) -> y[M,C]\n  where W >= 2\n  y[m,c] = x[i[m] {mode},c]\n"
     head = "op f(g[M,C], i: int[M]; W: size) -> y[W,C]\n  where W >= 2\n"
     scattered = f"{head}  y[i[m] {mode},c] += g[m,c]\n"
-    assert is_scattered(scattered)
+    assert is_scattered(scattered) is (mode not in ("", "?drop"))  # those are so anyway
     reach = 2 if mode not in ("", "?drop") else 0
     i = torch.randint(-reach, 5 + reach, (40,), generator=torch.Generator().manual_seed(1))
     folded = {

@@ -13,8 +13,8 @@ the points of two images share no cells and threads have images of their own. Ev
 terms in an order that does not depend on threads: results are the same in every run. A single image
 of one channel is one thread's.
 
-So do points whose cells a tensor chooses, whatever mode brings these inside, and the terms of sums
-over ranges that tensors hold, as those of segments,
+So do points whose cells a tensor chooses and a mode brings inside, and the terms of sums over
+ranges that tensors hold, as those of segments,
 
     grad_x[p,d] += grad_y[r,d] if p >= at[r], p < at[r+1]
 
@@ -30,6 +30,7 @@ from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import Kind, Poly, poly, symbol, symbol_atom
+from opgen.ir.indices import FOLDED
 from opgen.ir.notation import AttributeType, DType, Iterator, Op, Reducer, Statement, Table, Tensor
 from opgen.passes.point_ranges import range_of
 
@@ -58,7 +59,9 @@ def _is_better_scattered(op: Op, statement: Statement) -> bool:
         return False
     values = [index.value for index in statement.target.indices]
     if any(value.is_data_dependent for value in values):
-        return True
+        # One without such a mode is solved for an iterator, or scattered without being asked to.
+        indices = statement.target.indices
+        return any(i.value.is_data_dependent and i.boundary in FOLDED for i in indices)
     if _is_of_ranges(statement):
         return True
     names = {each.name for each in statement.iterators if _is_long(op, each)}
