@@ -89,6 +89,7 @@ def test_cyclic_shift(shift: int) -> None:
     check_derivatives(lambda x: op(x, S=shift), x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("width", "kernel", "settings"),
     [

@@ -138,6 +138,7 @@ def test_gradients_of_dilated_filters_in_16_bits(answers: list[bool]) -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=0.02, atol=0.5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("far", [-30, -3, 8, 9, 30])
 def test_windows_that_never_reach_the_image(far: int) -> None:
     x, w = torch.randn(1, 64, 9).requires_grad_(), torch.randn(64, 64, 2).requires_grad_()

@@ -191,6 +191,7 @@ def compiled() -> ModuleType:
     return opgen.compile(SOURCE)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(compiled: ModuleType, name: str) -> None:
     """A size named `o_block` was taken for where a tile stands, `h_first` for where rows begin."""

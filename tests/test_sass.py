@@ -134,6 +134,7 @@ def code_of(case: Case, architecture: str = "sm_90", narrow: bool = True) -> sas
     return disassembled(case.shared, architecture, narrow)[case.kernel]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_accesses_are_as_wide_as_declared(name: str) -> None:
     case = CASES[name]
