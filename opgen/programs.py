@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from opgen.ir.context import facts_of
 from opgen.ir.loops import Program
 from opgen.ir.notation import Op
+from opgen.passes.all_but_one import with_all_but_one
 from opgen.passes.blocks import with_blocks
 from opgen.passes.buckets import with_buckets
 from opgen.passes.chosen_points import with_chosen_points
@@ -66,6 +67,7 @@ def for_cpu(op: Op, is_derived: bool = False) -> Op:
     multiplied in another order."""
     if is_derived:
         op = with_factored_sums(op)
+    op = with_all_but_one(op)
     op = with_thin_columns(with_whole_dims(with_margins(with_chosen_points(op))))
     op = with_partial_sums(with_invariants(op))
     op = with_strip_sums(op)

@@ -5,8 +5,9 @@ max, min     by 1 at the first point in iteration order that holds the extreme, 
              An integer temporary finds that point again: the argmax of the same bodies. It
              skips absent bodies and prefers NaN as max does, and is -1 where there is none.
 prod         by the product of all other bodies, a temporary with one cell for every point. It
-             multiplies over a second copy of the reduced iterators: quadratic work, but exact
-             where bodies are zero, and of the language again, hence differentiable.
+             multiplies over a second copy of the reduced iterators: exact where bodies are zero,
+             and of the language again, hence differentiable. It is quadratic work, but for what
+             `passes.all_but_one` makes of it.
 """
 
 from __future__ import annotations

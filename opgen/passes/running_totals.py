@@ -26,7 +26,7 @@ its total is known.
 Which axis: the first one along which all totals of a kernel grow, and all in one direction. A
 kernel with sums in both directions is left, as is a window, whose first terms go away, and one
 whose cells have other loops, which are worth more threads and vectors. Terms must be the same for
-all cells of the row. Where cells are few, each may as well have its own loop.
+all cells of the row. Rows of three cells gain as well: a loop for each is short, and costs more.
 
 This is for the CPU. On a GPU cells are threads.
 """
@@ -35,7 +35,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
@@ -59,9 +58,6 @@ from opgen.ir.map_loops import map_nodes, renamed, symbols_of
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 
-FEW: Final = 8
-"""So many cells of a row are computed each by itself."""
-
 
 def running_totals(kernel: Kernel, facts: Facts) -> Kernel | None:
     """The kernel with a loop over the cells of a row; None where it has no such totals.
@@ -69,8 +65,6 @@ def running_totals(kernel: Kernel, facts: Facts) -> Kernel | None:
     `facts` hold for every call.
     """
     for axis in kernel.axes:
-        if axis.extent.is_constant and axis.extent.constant <= FEW:
-            continue
         found = _nests(kernel, axis)
         if found:
             inside = facts.with_conditions(*(Condition(each.extent - 1) for each in kernel.axes))
