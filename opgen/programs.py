@@ -23,6 +23,7 @@ from opgen.passes.cuda_product import with_contractions
 from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.cuda_siblings import with_siblings
 from opgen.passes.factored_sums import with_factored_sums
+from opgen.passes.factored_totals import with_factored_totals
 from opgen.passes.gather import gather
 from opgen.passes.guests import with_guests
 from opgen.passes.invariants import with_invariants
@@ -66,7 +67,7 @@ def for_cpu(op: Op, is_derived: bool = False) -> Op:
     marks at sums that are computed point by point. Products of one that is derived may be
     multiplied in another order."""
     if is_derived:
-        op = with_factored_sums(op)
+        op = with_factored_totals(with_factored_sums(op))
     op = with_all_but_one(op)
     op = with_thin_columns(with_whole_dims(with_margins(with_chosen_points(op))))
     op = with_partial_sums(with_invariants(op))

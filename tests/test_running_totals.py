@@ -44,6 +44,9 @@ op first_behind(x[N,I]) -> y: int[N,I]
 op weighted(x[N,I], w[I]) -> y[N,I]
   y[n,i] = sum(j in I if j <= i) w[j]*x[n,j]
 
+op weighted_before(x[N,I], w[I]) -> y[N,I]
+  y[n,i] = sum(j in I if j < i) w[j]*x[n,j]
+
 op average(x[B,T,C]) -> y[B,T,C]
   y[b,t,c] = (sum(s in T if s <= t) x[b,s,c]) / (t + 1)
 
@@ -223,10 +226,23 @@ def test_gradients(ops: ModuleType, size: int) -> None:
     equal_gradients(ops.behind, lambda x: from_end(x) - x, x)
     equal_gradients(ops.plus, lambda x: x * x.cumsum(1), x)
     equal_gradients(ops.product, lambda x: x.cumprod(1), x)
+    equal_gradients(ops.weighted_before, lambda x, w: (x * w).cumsum(1) - x * w, x, w)
     equal_gradients(ops.weighted, lambda x, w: (x * w).cumsum(1), x, w)
     y = (drawn(2, size, 6) + 0.1 * torch.rand(2, size, 6)).requires_grad_()
     equal_gradients(ops.greatest, lambda y: y.cummax(1).values, y)
     equal_gradients(ops.average, lambda y: y.cumsum(1) / counts(size)[:, None], y)
+
+
+def test_factors_of_a_cell_go_behind_its_total(ops: ModuleType) -> None:
+    found = programs(TEXT)
+    for name in ("weighted_grad_x", "weighted_grad_w", "weighted_before_grad_x"):
+        assert "for i in" not in found[name], name
+    x, w = drawn(2, 5).requires_grad_(), drawn(5)
+    w[-1] = math.inf
+    y = ops.weighted_before(x, w)
+    (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert torch.equal(grad[:, -1], torch.zeros(2, dtype=x.dtype))  # no cell has the last one
+    assert torch.equal(grad[:, :-1], (w[:-1] * torch.arange(4, 0, -1)).expand(2, 4))
 
 
 def equal_gradients(op: Any, expected: Any, *inputs: Tensor) -> None:

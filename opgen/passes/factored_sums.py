@@ -138,7 +138,7 @@ class _Factored:
 
     def statements(self) -> Iterable[Statement]:
         """All statements, each behind those that it reads."""
-        exact = _deciding(self.op)
+        exact = deciding(self.op)
         parts = [
             None if each.target.tensor in exact else self.parts(each) for each in self.op.statements
         ]
@@ -283,7 +283,7 @@ class _Factored:
 _LINEAR: Final = frozenset({"add", "sub", "mul", "div", "neg"})
 
 
-def _deciding(op: Op) -> frozenset[str]:
+def deciding(op: Op) -> frozenset[str]:
     """The tensors that conditions, functions and extremes are of, and all that these are made of.
 
     Integers in indices and guards come from such, and their writers are among these.
