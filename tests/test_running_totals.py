@@ -41,6 +41,9 @@ op first(x[B,T,C]) -> y: int[B,T,C]
 op first_behind(x[N,I]) -> y: int[N,I]
   y[n,i] = argmin(j in I if j >= i) x[n,j]
 
+op line(x[I]) -> y[I]
+  y[i] = min(j in I if j > i) x[j]
+
 op weighted(x[N,I], w[I]) -> y[N,I]
   y[n,i] = sum(j in I if j <= i) w[j]*x[n,j]
 
@@ -231,6 +234,30 @@ def test_gradients(ops: ModuleType, size: int) -> None:
     y = (drawn(2, size, 6) + 0.1 * torch.rand(2, size, 6)).requires_grad_()
     equal_gradients(ops.greatest, lambda y: y.cummax(1).values, y)
     equal_gradients(ops.average, lambda y: y.cumsum(1) / counts(size)[:, None], y)
+
+
+@pytest.mark.parametrize("size", [1, 2, 17, 90])
+def test_gradients_of_extremes(ops: ModuleType, size: int) -> None:
+    x = drawn(2, size, 21)
+    x[:, 3:5, ::7] = math.nan
+    x.requires_grad_()
+    g = drawn(2, size, 21) + 0.5
+    (grad,) = torch.autograd.grad(ops.greatest(x), x, g)
+    expected = torch.zeros_like(x).scatter_add(1, ops.first(x).long(), g)
+    assert torch.equal(grad, expected)
+    row = drawn(size).requires_grad_()
+    (grad,) = torch.autograd.grad(ops.line(row), row, g[0, :, 0])
+    found = torch.zeros(size, dtype=row.dtype)
+    for i in range(size - 1):
+        found[i + 1 + row[i + 1 :].argmin()] += g[0, i, 0]
+    assert torch.equal(grad, found)
+
+
+def test_gradients_of_extremes_are_scattered() -> None:
+    found = programs(TEXT)
+    for name in ("greatest_grad_x", "least_grad_x", "line_grad_x"):
+        assert "atomic grad_x_total[" in found[name], name
+        assert " == " not in found[name].split("# ")[-1], name
 
 
 def test_factors_of_a_cell_go_behind_its_total(ops: ModuleType) -> None:

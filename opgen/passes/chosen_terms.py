@@ -14,6 +14,13 @@ there: for windows of 5 by 5 25 times as much work as there are windows. The num
 Points are then gone through as by `passes.scatters`, images by threads of their own: in every run a
 cell gets its terms in the order of points.
 
+A maximum up to each cell is one of a window that grows, of half the row for a cell:
+
+    grad_x[n,j] = sum(i if i >= j) select(first[n,i] == j, grad_y[n,i], 0)
+
+looks through as many as there are pairs, and `grad_x[n, first[n,i] ?drop] += grad_y[n,i]` takes as
+long as there are cells, wherever the numbers come from.
+
 It is worth it where windows overlap, or may: cells that lie in one window at most go as they lie in
 memory. And where an iterator of images is an index by itself; a single one is one thread's. The
 numbers are given, as those that a forward pass kept: where a gradient looks for them, in 16 bits,
@@ -74,6 +81,7 @@ def _of_chosen(op: Op, statement: Statement) -> Statement:
     places = dict(zip(found.names, digits_of(number, counts), strict=True))
     count = product(counts)
     inside = Condition(number), Condition(count - 1 - number)
+    guards = (each.substitute(places) for each in statement.guards)
     return replace(
         statement,
         target=replace(
@@ -81,7 +89,7 @@ def _of_chosen(op: Op, statement: Statement) -> Statement:
             indices=tuple(_moved(each, places) for each in statement.target.indices),
         ),
         iterators=tuple(each for each in statement.iterators if each.name not in places),
-        guards=(*statement.guards, *inside),
+        guards=(*guards, *inside),
         body=found.value,
         is_scattered=True,
     )
@@ -131,21 +139,42 @@ def is_given(op: Op, number: Access) -> bool:
     )
 
 
+def _is_looked_for(op: Op, number: Access) -> bool:
+    """Whether a number is read from a temporary of the op, without a mode."""
+    tensor = op.tensor(number.tensor)
+    are_plain = all(index.boundary is Boundary.NONE for index in number.indices)
+    return tensor in op.temporaries and are_plain
+
+
 def _may_be_chosen(op: Op, statement: Statement, choice: _Choice) -> bool:
     """Whether the number is given, and nothing but the target depends on what it chooses."""
     names = frozenset(choice.names)
     target = op.tensor(statement.target.tensor)
     if statement.reducer is not Reducer.ADD or is_rounded(target):
         return False
-    if not is_given(op, choice.number):
+    if not is_given(op, choice.number) and not (
+        _is_up_to(statement, choice) and _is_looked_for(op, choice.number)
+    ):
         return False
-    elsewhere = [guard.value for guard in statement.guards]
-    elsewhere += expression_polynomials(choice.value)
+    elsewhere = [*expression_polynomials(choice.value)]
+    if not _is_up_to(statement, choice):
+        elsewhere += (guard.value for guard in statement.guards)
     elsewhere += access_polynomials(choice.number)
     values = access_polynomials(statement.target)
     if any(each.is_data_dependent for each in (*elsewhere, *values)):
         return False
     return all(names.isdisjoint(each.symbols) for each in elsewhere)
+
+
+def _is_up_to(statement: Statement, choice: _Choice) -> bool:
+    """Whether cells have the terms up to their own place, or from it on."""
+    extents = extents_of(statement.iterators)
+    moving = frozenset(choice.names)
+    return any(
+        not moving.isdisjoint(guard.value.symbols)
+        and not (guard.value.symbols & extents.keys()) <= moving
+        for guard in statement.guards
+    )
 
 
 def _is_worth_it(statement: Statement, choice: _Choice, extents: Mapping[str, Poly]) -> bool:
@@ -158,7 +187,10 @@ def _is_worth_it(statement: Statement, choice: _Choice, extents: Mapping[str, Po
         and digits(each, extents) is None
         for each in values
     )
-    return overlap and any(
-        values.count(symbol(name)) == 1 and sum(name in each.symbols for each in values) == 1
-        for name in extents.keys() - names
+    return _is_up_to(statement, choice) or (
+        overlap
+        and any(
+            values.count(symbol(name)) == 1 and sum(name in each.symbols for each in values) == 1
+            for name in extents.keys() - names
+        )
     )
