@@ -41,6 +41,9 @@ op first(x[B,T,C]) -> y: int[B,T,C]
 op first_behind(x[N,I]) -> y: int[N,I]
   y[n,i] = argmin(j in I if j >= i) x[n,j]
 
+op both(x[N,I]) -> y[N,I]
+  y[n,i] = sum(j in I if j <= i) x[n,j] + sum(j in I if j >= i) x[n,j]
+
 op line(x[I]) -> y[I]
   y[i] = min(j in I if j > i) x[j]
 
@@ -86,9 +89,6 @@ op pairs(x[N,I]) -> y[N,I]
 op distance(x[N,I]) -> y[N,I]
   y[n,i] = sum(j in I if j <= i) (i - j)*x[n,j]
 
-op both(x[N,I]) -> y[N,I]
-  y[n,i] = sum(j in I if j <= i) x[n,j] + sum(j in I if j >= i) x[n,j]
-
 op steps(x[N,J], z[I]) -> y[N,I]
   y[n,i] = z[i] + sum(j in J if j <= 2*i) x[n,j]
 """
@@ -128,9 +128,16 @@ def test_a_point_is_a_row() -> None:
     assert "for i in 0 .. I - 1\n        total add= x[n, i]\n        y[n, i] =" in found["upto"]
 
 
+def test_both_directions_are_apart() -> None:
+    found = programs(TEXT)
+    for name in ("both", "both_grad_x"):
+        parallel = [line for line in found[name].splitlines() if "parallel" in line]
+        assert [each.strip() for each in parallel] == ["parallel n < N"] * 2
+
+
 def test_what_is_left() -> None:
     found = programs(LEFT)
-    for name in ("window", "pairs", "distance", "both", "steps"):
+    for name in ("window", "pairs", "distance", "steps"):
         assert "i < I" in found[name], name
 
 
@@ -143,6 +150,7 @@ def test_sums(ops: ModuleType, size: int) -> None:
     assert torch.equal(ops.behind(x), from_end(x) - x)
     assert torch.equal(ops.weighted(x, x[0]), (x[0] * x).cumsum(1))
     assert torch.equal(ops.spread(x), (x * x).cumsum(1) - x.cumsum(1) ** 2)
+    assert torch.equal(ops.both(x), x.cumsum(1) + from_end(x))
     assert torch.equal(ops.rows(torch.stack((x, 2 * x), 1)), from_end(3 * x))
     assert torch.equal(ops.whole(x.to(torch.int32)), x.cumsum(1).to(torch.int32))
     squares = x[:, :40, None] * x[0, :23]
@@ -229,6 +237,7 @@ def test_gradients(ops: ModuleType, size: int) -> None:
     equal_gradients(ops.behind, lambda x: from_end(x) - x, x)
     equal_gradients(ops.plus, lambda x: x * x.cumsum(1), x)
     equal_gradients(ops.product, lambda x: x.cumprod(1), x)
+    equal_gradients(ops.both, lambda x: x.cumsum(1) + from_end(x), x)
     equal_gradients(ops.weighted_before, lambda x, w: (x * w).cumsum(1) - x * w, x, w)
     equal_gradients(ops.weighted, lambda x, w: (x * w).cumsum(1), x, w)
     y = (drawn(2, size, 6) + 0.1 * torch.rand(2, size, 6)).requires_grad_()

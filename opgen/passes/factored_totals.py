@@ -23,13 +23,12 @@ from __future__ import annotations
 from collections.abc import Iterator as Iterable
 from dataclasses import dataclass, field, replace
 
-from opgen.algebra.condition import Condition, Relation
+from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, symbol
 from opgen.algebra.prove import is_nonnegative
 from opgen.ir.context import facts_of, with_iterators
 from opgen.ir.factors import Factor, factors_of, product_of
-from opgen.ir.indices import extents_of
 from opgen.ir.notation import (
     BATCH_ITERATOR,
     Access,
@@ -44,6 +43,7 @@ from opgen.ir.notation import (
 from opgen.ir.walk import expression_polynomials, literals, loads, polynomials, symbols_of
 from opgen.passes.factored_sums import deciding
 from opgen.passes.new_temporaries import NewTemporaries
+from opgen.passes.up_to import up_to
 
 
 def with_factored_totals(op: Op) -> Op:
@@ -140,7 +140,8 @@ class _Factored:
         """The parts of a statement; None where it is of another form."""
         target = statement.target
         used = (target, *reads(statement.body))
-        if statement.reducer is not Reducer.ADD or len(statement.guards) != 1:
+        bound = up_to(statement)
+        if statement.reducer is not Reducer.ADD or bound is None:
             return None
         if not all(map(self.made.is_generic, used)):
             return None
@@ -148,24 +149,12 @@ class _Factored:
             return None
         if any(index.boundary is not Boundary.NONE for each in used for index in each.indices):
             return None
-        (guard,) = statement.guards
-        extents = extents_of(statement.iterators)
-        fixed = {*symbols_of(index.value for index in target.indices)}
-        bound = sorted(guard.value.symbols & extents.keys())
-        moving = [each for each in statement.iterators if each.name in {*bound} - fixed]
-        own = [name for name in bound if name in fixed]
-        if guard.relation is not Relation.GE or len(moving) != 1 or len(own) != 1:
-            return None
-        (cell,), (loop,) = own, moving
-        step = guard.value.step_in(loop.name)
-        if step not in (1, -1) or guard.value.step_in(cell) != -step:
-            return None
         negative, factors = factors_of(statement.body)
-        core = tuple(each for each in factors if loop.name in _symbols((each,)))
+        core = tuple(each for each in factors if bound.moving.name in _symbols((each,)))
         rest = tuple(each for each in factors if each not in core)
-        if not core or cell in _symbols(core) or cell not in _symbols(rest):
+        if not core or bound.cell in _symbols(core) or bound.cell not in _symbols(rest):
             return None
-        return _Totals(statement, guard, loop, negative, rest, core)
+        return _Totals(statement, bound.guard, bound.moving, negative, rest, core)
 
 
 def _symbols(factors: Iterable[Factor] | tuple[Factor, ...]) -> tuple[str, ...]:

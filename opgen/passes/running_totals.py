@@ -24,9 +24,10 @@ has the terms of all k at one j one after the other. What else a cell is made of
 its total is known.
 
 Which axis: the first one along which all totals of a kernel grow, and all in one direction. A
-kernel with sums in both directions is left, as is a window, whose first terms go away, and one
-whose cells have other loops, which are worth more threads and vectors. Terms must be the same for
-all cells of the row. Rows of three cells gain as well: a loop for each is short, and costs more.
+kernel with sums in both directions is left, of which `passes.directions` lets few be; so is a
+window, whose first terms go away, and one whose cells have other loops, which are worth more
+threads and vectors. Terms must be the same for all cells of the row. Rows of three cells gain as
+well: a loop for each is short, and costs more.
 
 This is for the CPU. On a GPU cells are threads.
 """

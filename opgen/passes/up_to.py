@@ -1,0 +1,40 @@
+"""Sums of all terms up to a cell, or from it on, as statements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opgen.algebra.condition import Condition, Relation
+from opgen.ir.indices import extents_of
+from opgen.ir.notation import Iterator, Statement
+from opgen.ir.walk import symbols_of
+
+
+@dataclass(frozen=True, slots=True)
+class UpTo:
+    """The guard `moving <= cell + ...` of a statement, or `>=` where it is no prefix.
+
+    `cell` is an iterator of the target, `moving` one that goes through terms.
+    """
+
+    guard: Condition
+    cell: str
+    moving: Iterator
+    is_prefix: bool
+
+
+def up_to(statement: Statement) -> UpTo | None:
+    """The only guard of a statement, if it is of that form."""
+    if len(statement.guards) != 1:
+        return None
+    (guard,) = statement.guards
+    fixed = set(symbols_of(index.value for index in statement.target.indices))
+    bound = guard.value.symbols & extents_of(statement.iterators).keys()
+    moving = [each for each in statement.iterators if each.name in bound - fixed]
+    cells = sorted(bound & fixed)
+    if guard.relation is not Relation.GE or len(moving) != 1 or len(cells) != 1:
+        return None
+    step = guard.value.step_in(moving[0].name)
+    if step not in (1, -1) or guard.value.step_in(cells[0]) != -step:
+        return None
+    return UpTo(guard, cells[0], moving[0], step == -1)
