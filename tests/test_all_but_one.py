@@ -155,3 +155,21 @@ def test_second_order(ops: ModuleType) -> None:
     assert torch.autograd.gradgradcheck(ops.image, (x,))
     assert torch.autograd.gradgradcheck(ops.column, (x,))
     assert torch.autograd.gradgradcheck(ops.row, (x[0],))
+
+
+@pytest.mark.parametrize("size", [*SIZES, 7, 8, 9, 15, 16, 31])
+def test_long_products(ops: ModuleType, size: int) -> None:
+    x = signs(3, size)
+    x[1, 11:12], x[2, 5:6], x[2, 13:14] = 0, math.inf, 0
+    assert same(ops.row(x), x.prod(1))
+    assert same(ops.row(x.T.contiguous().T), x.prod(1))
+    image = torch.stack((x, x), 1)
+    assert same(ops.image(image), image.prod(1).prod(1))
+
+
+def test_products_do_not_wait_for_each_other() -> None:
+    found = programs(TEXT)
+    for name in ("row", "image", "leading"):
+        assert "total_7 multiply= total" not in found[name]
+        assert "total_7 multiply= " in found[name], name
+    assert "total_1" not in found["column"]

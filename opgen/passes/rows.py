@@ -67,6 +67,7 @@ from opgen.passes.moving_loops import from_begin
 from opgen.passes.pairs import paired
 from opgen.passes.peel import Peeling
 from opgen.passes.point_ranges import with_point_ranges
+from opgen.passes.products_apart import products_apart
 from opgen.passes.running_totals import running_totals
 from opgen.passes.scattered_rows import WIDTH as SCATTERED_WIDTH
 from opgen.passes.scattered_rows import scattered_rows
@@ -127,7 +128,7 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
         case Choice(way=Way.SUM, name=name):
             return _in_any_order(kernel, name, program)
         case Choice(way=Way.POINTS):
-            return kernel
+            return products_apart(kernel)
         case unexpected:
             raise AssertionError(unexpected)
 

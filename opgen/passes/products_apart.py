@@ -1,0 +1,124 @@
+"""Long products as several, which do not wait for each other.
+
+Before: `y[n] = prod(k) x[n,k]` multiplies one factor after the other, and each waits for the
+product so far, which takes a processor four steps.
+
+    for k in 0 .. K - 1
+      total multiply= x[n, k]
+
+After: eight products at a time, of every eighth factor each.
+
+    for k_block in 0 .. K//8 - 1
+      total multiply= x[n, 8*k_block]
+      total_1 multiply= x[n, 8*k_block + 1]
+      ...
+    for k in 8*(K//8) .. K - 1
+      total multiply= x[n, k]
+    total multiply= total_4
+    ...
+    total multiply= total_1
+
+Factors may be multiplied in any order, as terms of a sum may be added; what is too large or too
+small for a float on the way may be another one. Sums in order have no need of it, see
+`emit.vectors`, nor have rows of cells, which are vectors.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from opgen.algebra.poly import ZERO, Poly, symbol
+from opgen.ir.loop_parts import accumulators_of, results_of
+from opgen.ir.loops import (
+    Accumulate,
+    Always,
+    Define,
+    For,
+    If,
+    Kernel,
+    Node,
+    Result,
+    Start,
+    walk,
+)
+from opgen.ir.map_loops import map_nodes, renamed, symbols_of
+from opgen.ir.names import fresh_name
+from opgen.ir.notation import Reducer
+
+AT_A_TIME: Final = 8
+"""How many products."""
+
+
+def products_apart(kernel: Kernel) -> Kernel:
+    """The kernel with several products for the factors of each long loop; itself if it has none."""
+    accumulators = set(accumulators_of(*kernel.body))
+    integers = {axis.name for axis in kernel.axes} | {node.name for node in kernel.prologue}
+    integers |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
+    integers |= symbols_of(*kernel.body, *kernel.prologue)
+    starts = {node.accumulator: node for node in kernel.body if isinstance(node, Start)}
+    body: list[Node] = []
+    for node in kernel.body:
+        loops = [each for each in walk((node,)) if isinstance(each, For) and _is_product(each)]
+        own = _joined((node,))
+        if len(loops) != 1 or own != _joined(loops) or not starts.keys() >= own:
+            body.append(node)
+            continue
+        (name,), (loop,) = own, loops
+        more = [fresh_name(f"{name}_{at}", accumulators) for at in range(1, AT_A_TIME)]
+        names = [name, *more]
+        body += (Start(each, starts[name].tensor, Reducer.MULTIPLY) for each in more)
+        body += _replaced(node, loop, _in_blocks(loop, names, integers))
+        while len(names) > 1:
+            half = len(names) // 2
+            pairs = zip(names[:half], names[half:], strict=True)
+            body += (Accumulate(one, Reducer.MULTIPLY, Result(other)) for one, other in pairs)
+            del names[half:]
+    return kernel if len(body) == len(kernel.body) else replace(kernel, body=tuple(body))
+
+
+def _is_product(loop: For) -> bool:
+    """Whether a loop multiplies factors that are all there, and may have many of them."""
+    match loop:
+        case For(lower=(first,), upper=(last,), body=(Accumulate() as factor,)):
+            count = last - first + 1
+            is_long = not count.is_constant or count.constant >= 2 * AT_A_TIME
+            is_plain = factor.present == Always() and not results_of((factor,))
+            return factor.reducer is Reducer.MULTIPLY and is_plain and is_long
+        case _:
+            return False
+
+
+def _joined(nodes: Sequence[Node]) -> set[str]:
+    return {node.accumulator for node in walk(tuple(nodes)) if isinstance(node, Accumulate)}
+
+
+def _in_blocks(loop: For, names: Sequence[str], taken: set[str]) -> tuple[Node, ...]:
+    """The loop with one factor for each of some accumulators at a time, and one for the rest."""
+    (first,), (last,) = loop.lower, loop.upper
+    blocks = (last - first + 1) // AT_A_TIME
+    block = fresh_name(f"{loop.name}_block", taken)
+    begin = first + symbol(block) * AT_A_TIME
+    factors = [_moved(loop, begin + at, name) for at, name in enumerate(names)]
+    return (
+        For(block, (ZERO,), (blocks - 1,), tuple(itertools.chain(*factors))),
+        replace(loop, lower=(first, first + blocks * AT_A_TIME)),
+    )
+
+
+def _moved(loop: For, at: Poly, name: str) -> tuple[Node, ...]:
+    """The factor of a loop at one value, for another accumulator."""
+    body = map_nodes(loop.body, lambda value: value.substitute({loop.name: at}))
+    return renamed(body, lambda _: name)
+
+
+def _replaced(node: Node, loop: For, by: tuple[Node, ...]) -> tuple[Node, ...]:
+    """A node with others in place of one of the loops in it."""
+    if node is loop:
+        return by
+    if isinstance(node, For | If):
+        inner = itertools.chain(*(_replaced(each, loop, by) for each in node.body))
+        return (replace(node, body=tuple(inner)),)
+    return (node,)
