@@ -22,6 +22,7 @@ from opgen.passes.cuda_chains import with_chains
 from opgen.passes.cuda_product import with_contractions
 from opgen.passes.cuda_rows import cuda_rows
 from opgen.passes.cuda_siblings import with_siblings
+from opgen.passes.dims_apart import with_dims_apart
 from opgen.passes.directions import with_directions_apart
 from opgen.passes.factored_sums import with_factored_sums
 from opgen.passes.factored_totals import with_factored_totals
@@ -69,7 +70,7 @@ def for_cpu(op: Op, is_derived: bool = False) -> Op:
     multiplied in another order."""
     if is_derived:
         op = with_factored_totals(with_factored_sums(op))
-    op = with_directions_apart(with_all_but_one(op))
+    op = with_directions_apart(with_dims_apart(with_all_but_one(op)))
     op = with_thin_columns(with_whole_dims(with_margins(with_chosen_points(op))))
     op = with_partial_sums(with_invariants(op))
     op = with_strip_sums(op)

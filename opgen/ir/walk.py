@@ -68,6 +68,14 @@ def symbols_of(values: Iterable[Poly]) -> list[str]:
     return list(dict.fromkeys(name for value in values for name in sorted(value.symbols)))
 
 
+def symbols_as_read(expr: Expr) -> list[str]:
+    """The symbols of an expression as they stand in the tensor of most dims that it reads, then the
+    others."""
+    accesses = sorted(reads(expr), key=lambda access: -len(access.indices))
+    values = [value for access in accesses for value in access_polynomials(access)]
+    return symbols_of([*values, *expression_polynomials(expr)])
+
+
 def is_checked(statement: Statement) -> bool:
     """Whether an index of a read is checked at run time: messages show it as the spec has it."""
     indices = (index for access in all_reads(statement) for index in access.indices)

@@ -45,7 +45,7 @@ from opgen.ir.notation import (
     Statement,
     substitute_expression,
 )
-from opgen.ir.walk import expression_polynomials, loads, polynomials, symbols_of
+from opgen.ir.walk import expression_polynomials, loads, polynomials, symbols_as_read
 from opgen.passes.new_temporaries import NewTemporaries
 
 FEW: Final = 2
@@ -183,8 +183,7 @@ def _as_read(found: _Others) -> Sequence[Iterator]:
     """The iterators of cells in the order in which terms lie in memory."""
     here = {b.name: symbol(a.name) for a, b in zip(found.own, found.other, strict=True)}
     body = substitute_expression(found.statement.body, here)
-    read = [*symbols_of(expression_polynomials(body))]
-    places = {name: at for at, name in enumerate([BATCH_ITERATOR, *read])}
+    places = {name: at for at, name in enumerate([BATCH_ITERATOR, *symbols_as_read(body)])}
     return sorted(found.iterators, key=lambda each: places.get(each.name, 1))
 
 

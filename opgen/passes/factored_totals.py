@@ -40,7 +40,14 @@ from opgen.ir.notation import (
     Statement,
     reads,
 )
-from opgen.ir.walk import expression_polynomials, literals, loads, polynomials, symbols_of
+from opgen.ir.walk import (
+    expression_polynomials,
+    literals,
+    loads,
+    polynomials,
+    symbols_as_read,
+    symbols_of,
+)
 from opgen.passes.factored_sums import deciding
 from opgen.passes.new_temporaries import NewTemporaries
 from opgen.passes.up_to import up_to
@@ -83,7 +90,7 @@ class _Totals:
         """The iterators of totals, as they are read."""
         row = [name for name in self.guard.value.symbols if name != self.moving.name]
         order = [BATCH_ITERATOR]
-        for name in _symbols(self.core):
+        for name in symbols_as_read(product_of(self.core)):
             order += row if name == self.moving.name else [name]
         known = [each for each in self.statement.iterators if each.name in order]
         known = [each for each in known if each not in self.inner]

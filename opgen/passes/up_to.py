@@ -25,10 +25,20 @@ class UpTo:
 
 def up_to(statement: Statement) -> UpTo | None:
     """The only guard of a statement, if it is of that form."""
-    if len(statement.guards) != 1:
-        return None
-    (guard,) = statement.guards
-    fixed = set(symbols_of(index.value for index in statement.target.indices))
+    found = each_up_to(statement)
+    return found[0] if len(found) == 1 else None
+
+
+def each_up_to(statement: Statement) -> tuple[UpTo, ...]:
+    """All guards of a statement, if they are of that form, each of iterators of its own."""
+    fixed = frozenset(symbols_of(index.value for index in statement.target.indices))
+    found = tuple(_of_guard(each, statement, fixed) for each in statement.guards)
+    known = tuple(each for each in found if each is not None)
+    names = [name for each in known for name in (each.cell, each.moving.name)]
+    return known if known == found and len({*names}) == len(names) else ()
+
+
+def _of_guard(guard: Condition, statement: Statement, fixed: frozenset[str]) -> UpTo | None:
     bound = guard.value.symbols & extents_of(statement.iterators).keys()
     moving = [each for each in statement.iterators if each.name in bound - fixed]
     cells = sorted(bound & fixed)
