@@ -134,14 +134,16 @@ def test_a_point_is_a_row() -> None:
         assert "for j in" not in text and "for s in" not in text, name
     assert "y_rows[b, s, i, v]" in found["corner"]
     assert "parallel b < B, c_first .. c_last of c < C" in found["greatest"]
-    assert "for i in 0 .. I - 1\n        total add= x[n, i]\n        y[n, i] =" in found["upto"]
+    row = "for i in 0 .. I - 1\n            total add= x[n, i]\n            y[n, i] = total"
+    assert row in found["upto"]
+    assert "y[2*n_block, i] = total_0\n          y[2*n_block + 1, i] = total_1" in found["upto"]
 
 
 def test_both_directions_are_apart() -> None:
     found = programs(TEXT)
     for name in ("both", "both_grad_x"):
         parallel = [line for line in found[name].splitlines() if "parallel" in line]
-        assert [each.strip() for each in parallel] == ["parallel n < N"] * 2
+        assert [each.strip() for each in parallel] == ["parallel n_block < (N + 1)//2"] * 2
 
 
 def test_what_is_left() -> None:

@@ -68,7 +68,7 @@ from opgen.passes.pairs import paired
 from opgen.passes.peel import Peeling
 from opgen.passes.point_ranges import with_point_ranges
 from opgen.passes.products_apart import products_apart
-from opgen.passes.running_totals import running_totals
+from opgen.passes.running_totals import in_pairs, running_totals
 from opgen.passes.scattered_rows import WIDTH as SCATTERED_WIDTH
 from opgen.passes.scattered_rows import scattered_rows
 from opgen.passes.short_rows import with_planes
@@ -111,7 +111,7 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
     if (totals := running_totals(kernel, facts)) is not None:
         # Totals come one after the other: there is no sum whose terms have any order.
         choice = choose(totals, ())
-        return along_row(totals, choice.name, facts) if choice.way is Way.ROW else totals
+        return along_row(totals, choice.name, facts) if choice.way is Way.ROW else in_pairs(totals)
     framed = frames_of(kernel, program)
     kernel = replace(kernel, moves=moves_of(kernel, program), framed=framed)
     choice = choose(kernel)
