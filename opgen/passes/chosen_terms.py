@@ -156,13 +156,12 @@ def _may_be_chosen(op: Op, statement: Statement, choice: _Choice) -> bool:
         _is_up_to(statement, choice) and _is_looked_for(op, choice.number)
     ):
         return False
-    elsewhere = [*expression_polynomials(choice.value)]
-    if not _is_up_to(statement, choice):
-        elsewhere += (guard.value for guard in statement.guards)
-    elsewhere += access_polynomials(choice.number)
+    elsewhere = [*expression_polynomials(choice.value), *access_polynomials(choice.number)]
+    guards = [guard.value for guard in statement.guards]
     values = access_polynomials(statement.target)
-    if any(each.is_data_dependent for each in (*elsewhere, *values)):
+    if any(each.is_data_dependent for each in (*elsewhere, *guards, *values)):
         return False
+    elsewhere += () if _is_up_to(statement, choice) else guards
     return all(names.isdisjoint(each.symbols) for each in elsewhere)
 
 

@@ -26,16 +26,15 @@ small for a float on the way may be another one. Sums in order have no need of i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from opgen.algebra.poly import ZERO, Poly, symbol
-from opgen.ir.loop_parts import accumulators_of, results_of
+from opgen.ir.loop_parts import accumulators_of, integer_names, results_of
 from opgen.ir.loops import (
     Accumulate,
     Always,
-    Define,
     For,
     If,
     Kernel,
@@ -44,7 +43,7 @@ from opgen.ir.loops import (
     Start,
     walk,
 )
-from opgen.ir.map_loops import map_nodes, renamed, symbols_of
+from opgen.ir.map_loops import map_nodes, renamed
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 
@@ -52,12 +51,13 @@ AT_A_TIME: Final = 8
 """How many products."""
 
 
-def products_apart(kernel: Kernel) -> Kernel:
-    """The kernel with several products for the factors of each long loop; itself if it has none."""
+def products_apart(kernel: Kernel, known: Iterable[str]) -> Kernel:
+    """The kernel with several products for the factors of each long loop; itself if it has none.
+
+    `known` are the names of sizes and attributes.
+    """
     accumulators = set(accumulators_of(*kernel.body))
-    integers = {axis.name for axis in kernel.axes} | {node.name for node in kernel.prologue}
-    integers |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
-    integers |= symbols_of(*kernel.body, *kernel.prologue)
+    integers = integer_names(kernel, known=known)
     starts = {node.accumulator: node for node in kernel.body if isinstance(node, Start)}
     body: list[Node] = []
     for node in kernel.body:

@@ -111,7 +111,9 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
     if (totals := running_totals(kernel, facts)) is not None:
         # Totals come one after the other: there is no sum whose terms have any order.
         choice = choose(totals, ())
-        return along_row(totals, choice.name, facts) if choice.way is Way.ROW else in_pairs(totals)
+        if choice.way is Way.ROW:
+            return along_row(totals, choice.name, facts)
+        return in_pairs(totals, facts.symbols)
     framed = frames_of(kernel, program)
     kernel = replace(kernel, moves=moves_of(kernel, program), framed=framed)
     choice = choose(kernel)
@@ -128,7 +130,7 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
         case Choice(way=Way.SUM, name=name):
             return _in_any_order(kernel, name, program)
         case Choice(way=Way.POINTS):
-            return products_apart(kernel)
+            return products_apart(kernel, facts.symbols)
         case unexpected:
             raise AssertionError(unexpected)
 

@@ -35,14 +35,14 @@ are gone through at a time. This is for the CPU. On a GPU cells are threads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from opgen.algebra.condition import Condition
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Poly, symbol
 from opgen.algebra.prove import is_nonnegative
-from opgen.ir.loop_parts import accumulators_of, loads_of, results_of
+from opgen.ir.loop_parts import accumulators_of, integer_names, loads_of, results_of
 from opgen.ir.loops import (
     Accumulate,
     AtomicAdd,
@@ -80,15 +80,15 @@ def running_totals(kernel: Kernel, facts: Facts) -> Kernel | None:
     return None
 
 
-def in_pairs(kernel: Kernel) -> Kernel:
+def in_pairs(kernel: Kernel, known: Iterable[str]) -> Kernel:
     """The kernel with two rows at a time, the totals of which do not wait for each other.
 
     It takes half the time; more rows take little less, and would leave some threads without any.
-    Several totals of a row do not wait either.
+    Several totals of a row do not wait either. `known` are the names of sizes and attributes.
     """
     if not kernel.axes or sum(isinstance(node, Start) for node in kernel.body) > 1:
         return kernel
-    return tiled(kernel, [Tile(kernel.axes[-1], 2)], (kernel.body,), jammed)
+    return tiled(kernel, [Tile(kernel.axes[-1], 2)], (kernel.body,), jammed, known)
 
 
 # ---------------------------------------------------------------------------- loops over terms
@@ -259,7 +259,7 @@ class _Cells:
         body, here = self.kernel.body, symbol(self.axis.name)
         totals = {name for at, e in found.items() for name in e.joined if _is_whole(name, body, at)}
         taken = set(accumulators_of(*body))
-        defined = self.integers()
+        defined = integer_names(self.kernel, known=self.facts.symbols)
         moving = _moving(body, self.axis)
         cell: list[Node] = []
         for at, node in enumerate(body):
@@ -300,13 +300,6 @@ class _Cells:
     def starts(self) -> dict[str, Start]:
         """How accumulators of cells begin."""
         return {node.accumulator: node for node in self.kernel.body if isinstance(node, Start)}
-
-    def integers(self) -> set[str]:
-        """Names that are taken."""
-        kernel = self.kernel
-        names = {axis.name for axis in kernel.axes} | {define.name for define in kernel.prologue}
-        names |= {node.name for node in walk(kernel.body) if isinstance(node, Define | For)}
-        return names.union(symbols_of(*kernel.body, *kernel.prologue))
 
 
 def _terms(nest: _Nest, own: Mapping[str, str]) -> tuple[Node, ...]:
