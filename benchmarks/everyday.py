@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from graphs import GRAPHS
 from points import POINTS
+from series import SERIES
 from torch import Tensor
 from written import Written
 
@@ -43,16 +44,6 @@ def _layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 def _before(x: Tensor) -> Tensor:
     return torch.ones(x.shape[1:], dtype=torch.bool, device=x.device).tril()
-
-
-def _swiglu(x: Tensor) -> Tensor:
-    gate, value = x.chunk(2, 1)
-    return F.silu(gate) * value
-
-
-def _lstm(g: Tensor, c: Tensor) -> Tensor:
-    i, f, o, z = g.chunk(4, 1)
-    return torch.sigmoid(o) * torch.tanh(torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(z))
 
 
 def _grn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -141,20 +132,6 @@ POINTWISE: Final = (
         f"{_IMAGE}, b[C]) {_SAME} y[n,c,h,w] = max(x[n,c,h,w] + b[c], 0)",
         ((32, 512, 7, 7), (512,)),
         lambda x, b: F.relu(x + _wide(b)),
-    ),
-    Written(
-        "gate of halves",
-        "x: float[N,(2 D)]) -> y[N,D]\n  y[n,d] = x[n,(0 d)]*sigmoid(x[n,(0 d)])*x[n,(1 d)]",
-        ((512, 2048),),
-        _swiglu,
-    ),
-    Written(
-        "LSTM cell",
-        "g: float[N,(4 D)], c[N,D]) -> y[N,D]\n"
-        "  m[n,d] = sigmoid(g[n,(1 d)])*c[n,d] + sigmoid(g[n,(0 d)])*tanh(g[n,(3 d)])\n"
-        "  y[n,d] = sigmoid(g[n,(2 d)])*tanh(m[n,d])",
-        ((64, 2048), (64, 512)),
-        _lstm,
     ),
     Written(
         "PReLU",
@@ -378,7 +355,7 @@ PRODUCTS: Final = (
     ),
 )
 
-OPS: Final = (*NORMS, *POINTWISE, *MOVES, *SUMS, *POINTS, *PRODUCTS, *GRAPHS)
+OPS: Final = (*NORMS, *POINTWISE, *MOVES, *SUMS, *POINTS, *PRODUCTS, *GRAPHS, *SERIES)
 
 if __name__ == "__main__":
     sys.exit(main(OPS, tables.EVERYDAY, README, __doc__))
