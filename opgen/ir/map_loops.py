@@ -253,3 +253,12 @@ def symbols_of(*nodes: Node) -> frozenset[str]:
 def test_symbols(test: Test) -> frozenset[str]:
     """Every symbol of a test."""
     return symbols_of(If((), (), test))
+
+
+def with_instead(node: Node, old: Node, new: tuple[Node, ...]) -> tuple[Node, ...]:
+    """A node with others in place of one that it is, or that is in its loops and conditions."""
+    if node is old:
+        return new
+    if isinstance(node, For | If):
+        return (replace(node, body=tuple(e for n in node.body for e in with_instead(n, old, new))),)
+    return (node,)

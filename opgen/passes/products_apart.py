@@ -36,14 +36,13 @@ from opgen.ir.loops import (
     Accumulate,
     Always,
     For,
-    If,
     Kernel,
     Node,
     Result,
     Start,
     walk,
 )
-from opgen.ir.map_loops import map_nodes, renamed
+from opgen.ir.map_loops import map_nodes, renamed, with_instead
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 
@@ -70,7 +69,7 @@ def products_apart(kernel: Kernel, known: Iterable[str]) -> Kernel:
         more = [fresh_name(f"{name}_{at}", accumulators) for at in range(1, AT_A_TIME)]
         names = [name, *more]
         body += (Start(each, starts[name].tensor, Reducer.MULTIPLY) for each in more)
-        body += _replaced(node, loop, _in_blocks(loop, names, integers))
+        body += with_instead(node, loop, _in_blocks(loop, names, integers))
         while len(names) > 1:
             half = len(names) // 2
             pairs = zip(names[:half], names[half:], strict=True)
@@ -112,13 +111,3 @@ def _moved(loop: For, at: Poly, name: str) -> tuple[Node, ...]:
     """The factor of a loop at one value, for another accumulator."""
     body = map_nodes(loop.body, lambda value: value.substitute({loop.name: at}))
     return renamed(body, lambda _: name)
-
-
-def _replaced(node: Node, loop: For, by: tuple[Node, ...]) -> tuple[Node, ...]:
-    """A node with others in place of one of the loops in it."""
-    if node is loop:
-        return by
-    if isinstance(node, For | If):
-        inner = itertools.chain(*(_replaced(each, loop, by) for each in node.body))
-        return (replace(node, body=tuple(inner)),)
-    return (node,)

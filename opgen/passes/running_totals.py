@@ -56,7 +56,7 @@ from opgen.ir.loops import (
     Start,
     walk,
 )
-from opgen.ir.map_loops import map_nodes, renamed, symbols_of
+from opgen.ir.map_loops import map_nodes, renamed, symbols_of, with_instead
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
 from opgen.passes.jam import jammed
@@ -150,15 +150,7 @@ class _Nest:
 
     def with_inside(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nest with other nodes in place of its moving loop."""
-        return _replaced(self.whole, self.moving, nodes)
-
-
-def _replaced(node: Node, loop: For, by: tuple[Node, ...]) -> tuple[Node, ...]:
-    if node is loop:
-        return by
-    if isinstance(node, For | If):
-        return (replace(node, body=tuple(n for e in node.body for n in _replaced(e, loop, by))),)
-    return (node,)
+        return with_instead(self.whole, self.moving, nodes)
 
 
 def _nests(kernel: Kernel, axis: Axis) -> dict[int, _Nest]:
