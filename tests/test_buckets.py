@@ -181,6 +181,21 @@ def test_the_first_among_equals_and_what_is_no_number() -> None:
     assert at.tolist() == [1, 4, 5, -1]
 
 
+@pytest.mark.parametrize("mode", ["?clamp", "?wrap"])
+def test_gradients_of_cells_that_a_mode_brings_inside(mode: str) -> None:
+    """No list: positions are looked for in lanes, with an index that all of them share."""
+    spec = f"op f(x[M,F], i: int[M]; V: size) -> y[V,F]\n  y[i[m] {mode},f] max= x[m,f]\n"
+    x = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
+    i = torch.tensor([0, 7, 2, 2, 1, -3, 0, 4, 1])
+    folded = i.clamp(0, 3) if mode == "?clamp" else i % 4
+    wanted = torch.stack([x[folded == v].amax(0) for v in range(4)])
+    y = opgen.compile(spec).f(x, i, V=4)
+    torch.testing.assert_close(y, wanted)
+    along = torch.randn_like(wanted)
+    found, theirs = (torch.autograd.grad(each, x, along)[0] for each in (y, wanted))
+    torch.testing.assert_close(found, theirs)
+
+
 def test_nothing_to_list() -> None:
     function = opgen.compile(CASES["clouds"].spec).f
     i = torch.empty(2, 0, dtype=torch.int64)

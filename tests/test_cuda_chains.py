@@ -115,11 +115,11 @@ CHAINS = {
     "norm": [(0, 3, ["mu", "s", "y"])],
     "turned": [(0, 2, ["s", "y"])],
     "reversed": [(0, 3, ["s", "d", "y"])],
+    "clamped": [(0, 2, ["s", "y"])],
     # Another block has what is read; cells lie side by side; an index may be outside.
     "rows_apart": [],
     "columns": [],
     "looked_up": [],
-    "clamped": [],
     "all_rows": [],
     "product": [],
     # Another kernel adds to a tensor; a block would need 49 sums in registers.
@@ -193,6 +193,14 @@ def test_images(shape: tuple[int, ...]) -> None:
         found = OPS.norm(x, w, b)
     assert kernels(launches) == ["norm_chain_1"]
     torch.testing.assert_close(found, normed(x, w, b))
+
+
+def test_what_a_mode_brings_inside_is_looked_up() -> None:
+    x, i = torch.randn(3, 40).double(), torch.randint(-9, 60, (40,))
+    with chained() as launches:
+        found = OPS.clamped(x, i)
+    assert kernels(launches) == ["clamped_chain_1"]
+    torch.testing.assert_close(found, x[:, i.clamp(0, 39)] - x.sum(1, keepdim=True))
 
 
 def test_gradients() -> None:

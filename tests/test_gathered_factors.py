@@ -181,6 +181,26 @@ def test_an_index_outside_is_refused_by_the_name_of_the_op() -> None:
     torch.testing.assert_close(function(x, w, src % 300), x[src % 300] @ w.T)
 
 
+def test_what_no_term_reads_is_not_looked_at() -> None:
+    """Edges that are dropped, and experts that are absent, may have any number."""
+    x, src = torch.rand(3, E), torch.tensor([0, 9, 2])
+    dropped = opgen.compile(LAYER.replace("dst[m],o", "dst[m] ?drop,o")).f
+    w, s = torch.rand(O, E), torch.rand(3)
+    found = dropped(x, w, s, src, torch.tensor([0, -1, 1]))
+    wanted = torch.stack([s[0] * (w @ x[0]), s[2] * (w @ x[2]), torch.zeros(O)])
+    torch.testing.assert_close(found, wanted)
+    absent = opgen.compile(
+        "op f(x[N,E], w[G,O,E], src: int[M], j: int[M]) -> y[M,O]\n"
+        "  y[m,o] = sum(e) w[j[m] ?0,o,e]*x[src[m],e]\n"
+    ).f
+    w = torch.rand(2, O, E)
+    found = absent(x, w, src, torch.tensor([0, -1, 1]))
+    wanted = torch.stack([w[0] @ x[0], torch.zeros(O), w[1] @ x[2]])
+    torch.testing.assert_close(found, wanted)
+    alone = opgen.compile(MESSAGES).f
+    assert alone(x, torch.rand(0, E), torch.tensor([0, 9])).shape == (2, 0)
+
+
 def test_nothing_to_multiply() -> None:
     layer_of = opgen.compile(LAYER).f
     some = torch.tensor([0, 1])

@@ -85,16 +85,18 @@ class LaneEmitter(BlockCellEmitter):
                 whole = lines(node, self.kernel, self.printer.program)
                 inner.places = dict(self.places)
                 ends = [self.begin_line(each, inner, first, last) for each in whole]
+        by_vectors = not few and not self.printer.cuda and _goes_by_vectors(node, row)
+        if not few and not by_vectors:
+            self.load_ahead(node, inner)
+            self.hold_indices(node, inner, first, last)
         if not few and not self.printer.cuda and not self.beside_held:
             choices = choosing(node, self.kernel, self.printer.program, self.arrays)
             if choices is not None and self.are_wide(_joined(choices.body)):
                 print_choosing(inner, choices, first, last)
-        if not few and not self.printer.cuda and _goes_by_vectors(node, row):
+        if by_vectors:
             self.whole_vectors(node, row, inner)
         else:
             if not few:
-                self.load_ahead(node, inner)
-                self.hold_indices(node, inner, first, last)
                 self.write("INDEPENDENT")
             head = f"int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++"
             self.write(f"for ({head}) {{")

@@ -12,65 +12,117 @@ After:
 What is left is a product of matrices, which kernels and libraries are fast at, and so are its
 gradients. It is worth it where each cell that is looked up is multiplied for several cells of the
 result, which the other factor has and it has not: a copy is a small part of the work then. Cells
-that are looked up and added alone stay as they are, as in `sum(m) p[n,m] * x[i[n,m],f]`.
+that are looked up and added alone stay as they are, as in `sum(m) p[n,m] * x[i[n,m],f]`. A factor
+with no other iterators than these is multiplied on the way.
 
 Gradients make such copies by themselves, and keep those that are factors (`passes.copies`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import symbol
-from opgen.ir.factors import factors_of
+from opgen.ir.factors import Factor, factors_of, product_of, times
 from opgen.ir.indices import digits, extents_of
 from opgen.ir.notation import (
     Access,
     Boundary,
-    Expr,
     Index,
     Read,
     Reducer,
     Statement,
     Table,
-    map_expression,
+    reads,
 )
 from opgen.ir.notation import Iterator as Loop
 from opgen.passes.cells import (
     are_sizes,
     cells_of,
+    in_steps,
     is_multiplied_again,
     is_plain_sum,
     moving,
     names_of,
+    some_of,
 )
 from opgen.passes.new_temporaries import NewTemporaries
 
 
 def with_gathered_factors(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
     """The statement, behind those that gather its factors."""
+    return in_steps(statement, lambda each: _step(each, made))
+
+
+def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statement] | None:
+    """The statement that gathers a factor, and the one with that in its place."""
     if not is_plain_sum(statement, made):
-        return (statement,)
-    before, names = [], names_of(statement)
-    factors = _tensors(statement, made)
-    for image in factors:
-        weights = [e for e in factors if e != image and is_multiplied_again(image, e, statement)]
-        if weights and any(index.value.is_data_dependent for index in image.indices):
-            found = _gathered(image, moving(weights[0], names), statement, made)
-            if found is not None:
-                before.append(found[0])
-                statement = replace(statement, body=_with_read(statement.body, image, found[1]))
-    return (*before, statement)
+        return None
+    names, (negative, factors) = names_of(statement), factors_of(statement.body)
+    places = _tensors(statement, factors, made)
+    for at, image in places.items():
+        weights = [e for e in places.values() if is_multiplied_again(image, e, statement)]
+        if not weights or not any(index.value.is_data_dependent for index in image.indices):
+            continue
+        if is_checked(image) and _may_be_none(statement):
+            continue
+        own = [e for e, small in places.items() if e != at and _is_scale(small, image, statement)]
+        more = [factors[each] for each in own]
+        found = _gathered(image, more, moving(weights[0], names), statement, made)
+        if found is None:
+            continue
+        first, read = found
+        left = [Factor(Read(read)) if place == at else each for place, each in enumerate(factors)]
+        left = [each for place, each in enumerate(left) if place not in own]
+        return first, replace(statement, body=product_of(left, negative=negative))
+    return None
 
 
-def _tensors(statement: Statement, made: NewTemporaries) -> list[Access]:
-    """What is read of tensors as factors of the terms, none of it the target."""
-    factors = (each.value for each in factors_of(statement.body)[1] if not each.divides)
-    found = dict.fromkeys(each.access for each in factors if isinstance(each, Read))
+def _is_scale(small: Access, image: Access, statement: Statement) -> bool:
+    """Whether a factor is always there, and the same wherever a cell that is looked up is."""
+    names = names_of(statement)
+    windows = (index for index in image.indices if index.boundary is not Boundary.NONE)
+    is_cell = all(index.value.is_data_dependent for index in windows)
+    is_there = all(index.boundary is not Boundary.ZERO for index in small.indices)
+    return is_cell and is_there and moving(small, names) <= moving(image, names)
+
+
+def is_checked(image: Access) -> bool:
+    """Whether an index that is read may be outside: a call is refused then that looks for it."""
+    return any(
+        index.value.is_data_dependent and index.boundary not in (Boundary.CLAMP, Boundary.WRAP)
+        for index in image.indices
+    )
+
+
+def _may_be_none(statement: Statement) -> bool:
+    """Whether a tensor may say that a point has no term, of which no factor is looked up: it is
+    written nowhere, or another factor is absent there. What borders leave out is not of interest:
+    others within the same window look."""
+    read = (index for each in reads(statement.body) for index in each.indices)
+    left_out = (
+        *(index for index in statement.target.indices if index.boundary is Boundary.DROP),
+        *(index for index in read if index.boundary is Boundary.ZERO),
+    )
+    return any(index.value.is_data_dependent for index in left_out)
+
+
+def _tensors(
+    statement: Statement, factors: Sequence[Factor], made: NewTemporaries
+) -> dict[int, Access]:
+    """The factors that are read of tensors, none of it the target, by their places."""
+    found = {
+        at: each.value.access
+        for at, each in enumerate(factors)
+        if isinstance(each.value, Read) and not each.divides
+    }
     target = statement.target.tensor
-    tensors = ((each, made.tensor(each.tensor)) for each in found if each.tensor != target)
-    return [each for each, tensor in tensors if not isinstance(tensor, Table)]
+    return {
+        at: each
+        for at, each in found.items()
+        if each.tensor != target and not isinstance(made.tensor(each.tensor), Table)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +134,14 @@ class _Dim:
 
 
 def _gathered(
-    image: Access, others: Set[str], statement: Statement, made: NewTemporaries
+    image: Access,
+    more: Sequence[Factor],
+    others: Set[str],
+    statement: Statement,
+    made: NewTemporaries,
 ) -> tuple[Statement, Access] | None:
-    """The statement that writes out what is looked up, and how that is read; None where some of it
-    may be absent, or where nobody knows whether there is a cell for each value of the iterators.
+    """The statement that writes out what is looked up, times more, and how that is read; None where
+    some of it may be absent, or nobody knows whether iterators have cells for all of their values.
 
     Dims that windows slide along are taken as they are, others as far as iterators go.
     """
@@ -115,8 +171,11 @@ def _gathered(
     target = made.cells(
         image.tensor, "gathered", [(e.loop.extent, symbol(e.loop.name)) for e in found], stored=True
     )
-    read = Read(replace(image, indices=tuple(source)))
-    about = (Reducer.ASSIGN, tuple(each.loop for each in found), (), read)
+    read = times(Read(replace(image, indices=tuple(source))), more)
+    # Where there is nothing to multiply no index is looked at.
+    around = [each for each in statement.iterators if each.name not in moving(image, names)]
+    guards = some_of(around) if is_checked(image) else ()
+    about = (Reducer.ASSIGN, tuple(each.loop for each in found), guards, read)
     gathered = Statement(target, *about, span=statement.span, is_exclusive=True)
     return gathered, Access(target.tensor, tuple(each.read for each in found))
 
@@ -129,12 +188,3 @@ def _in_order(names: tuple[str, ...], others: Set[str], statement: Statement) ->
     summed = tuple(name for name in names if name not in out)
     own = tuple(name for name in names if name in out and name not in others)
     return (*shared, *own, *summed) if names[-1] in summed else (*shared, *summed, *own)
-
-
-def _with_read(body: Expr, old: Access, new: Access) -> Expr:
-    """An expression that reads another access in place of one."""
-
-    def change(node: Expr) -> Expr | None:
-        return Read(new) if isinstance(node, Read) and node.access == old else None
-
-    return map_expression(body, change)

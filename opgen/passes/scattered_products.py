@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from opgen.algebra.poly import symbol
 from opgen.ir.factors import factors_of
-from opgen.ir.notation import Read, Statement
+from opgen.ir.notation import Boundary, Read, Statement, reads
 from opgen.passes.cells import (
     are_sizes,
     in_order_of,
@@ -31,6 +31,7 @@ from opgen.passes.cells import (
     names_of,
     some_of,
 )
+from opgen.passes.gathered_factors import is_checked
 from opgen.passes.new_temporaries import NewTemporaries
 
 
@@ -42,6 +43,7 @@ def with_terms_before(statement: Statement, made: NewTemporaries) -> tuple[State
         not any(index.value.is_data_dependent for index in target.indices)
         or not is_plain_sum(statement, made)
         or not _has_product(statement)
+        or not _has_all_terms(statement)
         or not are_sizes(loops, made)
     ):
         return (statement,)
@@ -53,6 +55,12 @@ def with_terms_before(statement: Statement, made: NewTemporaries) -> tuple[State
         # Where there are no terms nothing is added, and no index is looked at.
         replace(statement, iterators=loops, guards=some_of(inner), body=Read(terms)),
     )
+
+
+def _has_all_terms(statement: Statement) -> bool:
+    """Whether terms may be computed that are written nowhere: no index is looked at for these."""
+    is_dropped = any(index.boundary is Boundary.DROP for index in statement.target.indices)
+    return not is_dropped or not any(map(is_checked, reads(statement.body)))
 
 
 def _has_product(statement: Statement) -> bool:
