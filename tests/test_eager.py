@@ -69,6 +69,17 @@ def test_parts_of_any_size_give_the_same(data: st.DataObject, size: int) -> None
         test_emit_c.assert_computes_what_the_notation_says(data)
 
 
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_an_integer_without_dims_is_part_of_an_index(has_compiler: bool) -> None:
+    function = opgen.compile(
+        "op f(x[M], i: int[M], p: int[]; V: size) -> y[V]\n"
+        "  y[v] = sum(m in M if i[m] >= 1 and v == p[] + m) x[m] for v in V\n"
+    ).f
+    with contextlib.nullcontext() if has_compiler else without_compiler():
+        y = function(torch.ones(3), torch.tensor([1, 0, 2]), torch.tensor(1), V=5)
+    assert y.tolist() == [0, 1, 0, 1, 0]
+
+
 @given(st.lists(st.integers(0, 5), max_size=4), st.integers(1, 40))
 def test_boxes_hold_every_point_once_in_order(extents: list[int], size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -212,7 +212,7 @@ class _Function:
                     return Text(f"eager.maximum({inner})" if is_term else f"max({inner})")
                 case Kind.LOAD:
                     access = Access(atom.name, tuple(map(Index, atom.args)))
-                    return Text(f"{self.operand(access)}[{inner}]")
+                    return Text(f"{self.operand(access)}[{inner or '()'}]")
                 case Kind.GCD | Kind.MODULAR_INVERSE | Kind.SELECT_ZERO:
                     raise AssertionError(f"{atom.key} is made by scheduling only")
                 case unexpected:
