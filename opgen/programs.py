@@ -26,6 +26,7 @@ from opgen.passes.dims_apart import with_dims_apart
 from opgen.passes.directions import with_directions_apart
 from opgen.passes.factored_sums import with_factored_sums
 from opgen.passes.factored_totals import with_factored_totals
+from opgen.passes.functions_apart import with_functions_apart
 from opgen.passes.gather import gather
 from opgen.passes.guests import with_guests
 from opgen.passes.invariants import with_invariants
@@ -70,7 +71,7 @@ def for_cpu(op: Op, is_derived: bool = False) -> Op:
     multiplied in another order."""
     if is_derived:
         op = with_factored_totals(with_factored_sums(op))
-    op = with_directions_apart(with_dims_apart(with_all_but_one(op)))
+    op = with_directions_apart(with_functions_apart(with_dims_apart(with_all_but_one(op))))
     op = with_thin_columns(with_whole_dims(with_margins(with_chosen_points(op))))
     op = with_partial_sums(with_invariants(op))
     op = with_strip_sums(op)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import opgen
-from opgen.compiler import stage_text
+from opgen.compiler import check_source, stage_text
 from opgen.errors import Source
+from opgen.programs import for_cpu
 
 TEXT: Final = """op upto(x[N,I]) -> y[N,I]
   y[n,i] = sum(j in I if j <= i) x[n,j]
@@ -320,3 +321,44 @@ def gradients(op: Any, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     second = torch.autograd.grad(total, (*inputs, weight), allow_unused=True)
     zeros = (torch.zeros_like(each) for each in (*inputs, weight))
     return [*first, *(z if each is None else each for each, z in zip(second, zeros, strict=True))]
+
+
+def test_a_condition_around_a_total_that_others_join() -> None:
+    """Totals of two directions and two dims, of which one has terms in some rows alone."""
+    function = opgen.compile(
+        "op f(x[J,H]) -> y[H,J]\n"
+        "  y[h,i] += sum(g in H, j in J if g > h and j > i) x[j,g]\n"
+        "  y[h,i] += sum(g in H, j in J if g < h and j <= i) x[j,g]\n"
+    ).f
+    x = torch.randn(3, 4, dtype=torch.float64)
+    wanted = torch.stack(
+        [
+            torch.stack([x[i + 1 :, h + 1 :].sum() + x[: i + 1, :h].sum() for i in range(3)])
+            for h in range(4)
+        ]
+    )
+    torch.testing.assert_close(function(x), wanted)
+
+
+def test_a_bound_that_a_tensor_moves() -> None:
+    function = opgen.compile(
+        "op f(x[I,C], n: int[B]) -> y[C,B,I]\n  y[c,b,i] = max(j in I if j <= i + n[b]) x[j,c]\n"
+    ).f
+    x, n = torch.randn(17, 2), torch.tensor([1, 2, 0, 5])
+    ends = [[min(17, i + int(by) + 1) for i in range(17)] for by in n]
+    wanted = torch.stack([torch.stack([x[:end].amax(0) for end in each]) for each in ends])
+    assert torch.equal(function(x, n), wanted.movedim(2, 0))
+
+
+@pytest.mark.parametrize("reducer", ["sum", "max"])
+def test_functions_of_terms_are_vectors(reducer: str) -> None:
+    spec = f"op f(x[N,J]) -> y[N,J]\n  y[n,i] = {reducer}(j in J if j <= i) exp(x[n,j])\n"
+    (op,) = check_source(Source(spec, "<test>"))
+    assert {each.name for each in for_cpu(op).temporaries} == {"y_each"}
+    x = torch.randn(3, 40, dtype=torch.float64, requires_grad=True)
+    y, e = opgen.compile(spec).f(x), torch.exp(x)
+    wanted = e.cumsum(1) if reducer == "sum" else e.cummax(1).values
+    torch.testing.assert_close(y, wanted)
+    along = torch.randn_like(wanted)
+    found, theirs = (torch.autograd.grad(each, x, along)[0] for each in (y, wanted))
+    torch.testing.assert_close(found, theirs)

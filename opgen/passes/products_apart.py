@@ -8,15 +8,16 @@ product so far, which takes a processor four steps.
 
 After: eight products at a time, of every eighth factor each.
 
-    for k_block in 0 .. K//8 - 1
-      total multiply= x[n, 8*k_block]
-      total_1 multiply= x[n, 8*k_block + 1]
+    if K//8 - 1 >= 0
+      for k_block in 0 .. K//8 - 1
+        total multiply= x[n, 8*k_block]
+        total_1 multiply= x[n, 8*k_block + 1]
+        ...
+      total multiply= total_4
       ...
+      total multiply= total_1
     for k in 8*(K//8) .. K - 1
       total multiply= x[n, k]
-    total multiply= total_4
-    ...
-    total multiply= total_1
 
 Factors may be multiplied in any order, as terms of a sum may be added; what is too large or too
 small for a float on the way may be another one. Sums in order have no need of it, see
@@ -30,12 +31,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from opgen.algebra.condition import Condition
 from opgen.algebra.poly import ZERO, Poly, symbol
 from opgen.ir.loop_parts import accumulators_of, integer_names, results_of
 from opgen.ir.loops import (
     Accumulate,
     Always,
     For,
+    If,
     Kernel,
     Node,
     Result,
@@ -68,14 +71,9 @@ def products_apart(kernel: Kernel, known: Iterable[str]) -> Kernel:
         (name,), (loop,) = own, loops
         more = [fresh_name(f"{name}_{at}", accumulators) for at in range(1, AT_A_TIME)]
         names = [name, *more]
-        body += (Start(each, starts[name].tensor, Reducer.MULTIPLY) for each in more)
-        body += with_instead(node, loop, _in_blocks(loop, names, integers))
-        while len(names) > 1:
-            half = len(names) // 2
-            pairs = zip(names[:half], names[half:], strict=True)
-            body += (Accumulate(one, Reducer.MULTIPLY, Result(other)) for one, other in pairs)
-            del names[half:]
-    return kernel if len(body) == len(kernel.body) else replace(kernel, body=tuple(body))
+        own_starts = [Start(each, starts[name].tensor, Reducer.MULTIPLY) for each in more]
+        body += with_instead(node, loop, _in_blocks(loop, names, own_starts, integers))
+    return kernel if tuple(body) == kernel.body else replace(kernel, body=tuple(body))
 
 
 def _is_product(loop: For) -> bool:
@@ -94,15 +92,26 @@ def _joined(nodes: Sequence[Node]) -> set[str]:
     return {node.accumulator for node in walk(tuple(nodes)) if isinstance(node, Accumulate)}
 
 
-def _in_blocks(loop: For, names: Sequence[str], taken: set[str]) -> tuple[Node, ...]:
-    """The loop with one factor for each of some accumulators at a time, and one for the rest."""
+def _in_blocks(
+    loop: For, names: Sequence[str], starts: Sequence[Start], taken: set[str]
+) -> tuple[Node, ...]:
+    """The loop with one factor for each of some accumulators at a time, where there are so many,
+    and one for the rest. All but the first accumulator begin and end here."""
     (first,), (last,) = loop.lower, loop.upper
     blocks = (last - first + 1) // AT_A_TIME
     block = fresh_name(f"{loop.name}_block", taken)
     begin = first + symbol(block) * AT_A_TIME
     factors = [_moved(loop, begin + at, name) for at, name in enumerate(names)]
+    joins: list[Node] = []
+    left = list(names)
+    while len(left) > 1:
+        half = len(left) // 2
+        pairs = zip(left[:half], left[half:], strict=True)
+        joins += (Accumulate(one, Reducer.MULTIPLY, Result(other)) for one, other in pairs)
+        del left[half:]
+    many = For(block, (ZERO,), (blocks - 1,), tuple(itertools.chain(*factors)))
     return (
-        For(block, (ZERO,), (blocks - 1,), tuple(itertools.chain(*factors))),
+        If((Condition(blocks - 1),), (*starts, many, *joins)),
         replace(loop, lower=(first, first + blocks * AT_A_TIME)),
     )
 

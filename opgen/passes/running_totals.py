@@ -253,6 +253,7 @@ class _Cells:
         taken = set(accumulators_of(*body))
         defined = integer_names(self.kernel, known=self.facts.symbols)
         moving = _moving(body, self.axis)
+        grown: list[Node] = []
         cell: list[Node] = []
         for at, node in enumerate(body):
             match node:
@@ -264,7 +265,7 @@ class _Cells:
                     }
                     inner = _with_own_names(_terms(nest, own), defined)
                     self.firsts += nest.first(self.axis, self.facts, inner)
-                    cell += nest.newest(here, self.facts, inner)
+                    grown += nest.newest(here, self.facts, inner)
                     cell += [
                         Accumulate(name, nest.joined[name], Result(total))
                         for name, total in own.items()
@@ -281,7 +282,8 @@ class _Cells:
                     self.begun.append(node)
                 case _:
                     cell.append(node)
-        inner = tuple(cell)
+        # Totals grow before cells begin: there may be conditions around that.
+        inner = (*grown, *cell)
         if not all(nest.is_prefix for nest in found.values()):
             opposite = {self.axis.name: self.axis.extent - 1 - here}
             inner = map_nodes(inner, lambda value: value.substitute(opposite))
