@@ -13,18 +13,18 @@ _EDGES: Final = 40000
 _TO: Final = (_NODES, (_EDGES,))
 
 
-def _sums(rows: Tensor, to: Tensor) -> Tensor:
-    return rows.new_zeros(_NODES, rows.shape[1]).index_add(0, to, rows)
+def _sums(rows: Tensor, to: Tensor, count: int) -> Tensor:
+    return rows.new_zeros(count, rows.shape[1]).index_add(0, to, rows)
 
 
-def _largest(rows: Tensor, to: Tensor) -> Tensor:
-    start = rows.new_full((_NODES, rows.shape[1]), -torch.inf)
+def _largest(rows: Tensor, to: Tensor, count: int) -> Tensor:
+    start = rows.new_full((count, rows.shape[1]), -torch.inf)
     return start.scatter_reduce(0, to[:, None].expand_as(rows), rows, "amax")
 
 
 def _softmax(s: Tensor, to: Tensor) -> Tensor:
-    e = torch.exp(s - _largest(s, to).detach()[to])
-    return e / _sums(e, to)[to]
+    e = torch.exp(s - _largest(s, to, _NODES).detach()[to])
+    return e / _sums(e, to, _NODES)[to]
 
 
 GRAPHS: Final = (
@@ -32,19 +32,19 @@ GRAPHS: Final = (
         "messages",
         "x: float[N,D], s[E], i: int[E], j: int[E]) -> y[N,D]\n  y[j[e],d] += s[e]*x[i[e],d]",
         ((_NODES, 32), (_EDGES,), _TO, _TO),
-        lambda x, s, i, j: _sums(s[:, None] * x[i], j),
+        lambda x, s, i, j: _sums(s[:, None] * x[i], j, len(x)),
     ),
     Written(
         "graph layer",
         "x: float[N,D], w[O,D], i: int[E], j: int[E]) -> y[N,O]\n  y[j[e],o] += w[o,d]*x[i[e],d]",
         ((_NODES, 32), (32, 32), _TO, _TO),
-        lambda x, w, i, j: _sums(x[i] @ w.T, j),
+        lambda x, w, i, j: _sums(x[i] @ w.T, j, len(x)),
     ),
     Written(
         "maxima of neighbours",
         "x: float[N,D], i: int[E], j: int[E]) -> y[N,D]\n  y[j[e],d] max= x[i[e],d]",
         ((_NODES, 32), _TO, _TO),
-        lambda x, i, j: _largest(x[i], j),
+        lambda x, i, j: _largest(x[i], j, len(x)),
     ),
     Written(
         "softmax over edges",
