@@ -80,11 +80,12 @@ def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statem
 
 
 def _is_scale(small: Access, image: Access, statement: Statement) -> bool:
-    """Whether a factor is always there, and the same wherever a cell that is looked up is."""
+    """Whether a factor is there without being asked, and the same for a cell that is looked up."""
     names = names_of(statement)
     windows = (index for index in image.indices if index.boundary is not Boundary.NONE)
     is_cell = all(index.value.is_data_dependent for index in windows)
     is_there = all(index.boundary is not Boundary.ZERO for index in small.indices)
+    is_there = is_there and not is_checked(small)
     return is_cell and is_there and moving(small, names) <= moving(image, names)
 
 
