@@ -362,3 +362,16 @@ def test_functions_of_terms_are_vectors(reducer: str) -> None:
     along = torch.randn_like(wanted)
     found, theirs = (torch.autograd.grad(each, x, along)[0] for each in (y, wanted))
     torch.testing.assert_close(found, theirs)
+
+
+def test_a_window_whose_end_is_defined_in_terms_of_a_cell() -> None:
+    """The gradient of what `?clamp` reads has two terms at the last cell, and one elsewhere."""
+    spec = "op f(x: float[W]) -> y[W]\n  y[w] = max(x[w], x[w+1 ?clamp])\n"
+    assert "so_far" not in stage_text(Source(spec, "<test>"), "rows")
+    x = torch.randn(9, dtype=torch.float64, requires_grad=True)
+    wanted = torch.maximum(x, torch.cat([x[1:], x[-1:]]))
+    along = torch.randn(9, dtype=torch.float64)
+    y = opgen.compile(spec).f(x)
+    found, theirs = (torch.autograd.grad(each, x, along)[0] for each in (y, wanted))
+    torch.testing.assert_close(found[:-1], theirs[:-1])
+    torch.testing.assert_close(found.sum(), along.sum())

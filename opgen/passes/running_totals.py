@@ -168,6 +168,10 @@ def _nests(kernel: Kernel, axis: Axis) -> dict[int, _Nest]:
     for at, nest in found.items():
         if not moving.isdisjoint(symbols_of(*nest.with_inside(nest.moving.body))):
             return {}
+        # What is defined in terms of a cell may be the other end of a window.
+        ends = [each for each in (*nest.moving.lower, *nest.moving.upper) if each != nest.bound]
+        if any(not moving.isdisjoint(each.symbols) for each in (nest.offset, *ends)):
+            return {}
         if any(load.tensor in kernel.all_written for load in loads_of(walk((nest.whole,)))):
             return {}
         for name, reducer in nest.joined.items():
