@@ -143,6 +143,7 @@ def wrong_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vmap._Mapped, "fits", lambda self, axes: False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("breaking", "failing", "holding"),
     [
@@ -199,6 +200,7 @@ def chosen(spec: str) -> Probe:
     return probe(subjects(SPECS / spec)[0], SPECS / spec)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("spec", ["conv.op", "softmax.op", "norm.op", "depth_to_space.op"])
 def test_a_call_has_something_to_show(spec: str) -> None:
     found = chosen(spec)

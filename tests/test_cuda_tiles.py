@@ -167,6 +167,7 @@ def test_every_number_of_rows(name: str, height: int) -> None:
 
 
 # ---------------------------------------------------------------------------- what one row asks for
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "emulated"])
 @pytest.mark.parametrize("way", ["max", "min"])
 def test_rows_that_numbers_choose(way: str, on_gpu: bool) -> None:

@@ -55,6 +55,7 @@ READ = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("name", READ)
 def test_an_output_that_is_read_is_not_converted_yet(name: str, on_gpu: bool) -> None:

@@ -70,6 +70,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...]]]
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_gradients(name: str, dtype: torch.dtype, answers: list[bool]) -> None:

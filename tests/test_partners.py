@@ -138,6 +138,7 @@ def test_steps_of_three(transposed: Any, dtype: torch.dtype) -> None:
     check(found, list(wanted), (3, 6 * 14 * 14))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_one_pass_gives_the_bits_of_two(transposed: Any, dtype: torch.dtype, threads: int) -> None:
     """A graph of the backward pass asks for each gradient by itself."""

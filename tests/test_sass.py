@@ -162,6 +162,7 @@ def test_other_architectures(name: str, architecture: str) -> None:
     assert not code.uses_local_memory
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [

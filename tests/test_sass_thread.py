@@ -32,6 +32,7 @@ LIKE_OTHERS = [(name, torch.float32) for name in ("depth_to_space", "depthwise",
 """Their instructions are counted in another type at once."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
