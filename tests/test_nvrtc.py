@@ -110,7 +110,7 @@ def test_threads_of_many_cells(stem: str, shared: str, lanes: int) -> None:
     for program in ops:
         for kernel in program.kernels:
             box = box_sum(kernel, program.integers)
-            thread = kernel if box is None else stretched(kernel, box)
+            thread = kernel if box is None else stretched(kernel, box, program)
             if thread.row is not None:
                 macros.append(f"#define lanes_of_{kernel.name} {lanes}\n")
             if thread.group is not None:
