@@ -27,6 +27,9 @@ from opgen.ir.notation import Access, Boundary, Index, Iterator
 FOLDED: Final = (Boundary.CLAMP, Boundary.REFLECT, Boundary.SYMMETRIC, Boundary.WRAP)
 """The modes that bring an index inside; see `fold`."""
 
+ANYWHERE: Final = (Boundary.CLAMP, Boundary.WRAP)
+"""Those that do so wherever it is: a call whose tensor has no cell there is refused."""
+
 
 def extents_of(iterators: Iterable[Iterator]) -> dict[str, Poly]:
     """The extent of each iterator by name."""

@@ -32,7 +32,6 @@ from opgen.ir.factors import Factor, factors_of, product_of
 from opgen.ir.notation import (
     BATCH_ITERATOR,
     Access,
-    Apply,
     Boundary,
     Iterator,
     Op,
@@ -41,19 +40,17 @@ from opgen.ir.notation import (
     Statement,
     reads,
 )
-from opgen.ir.primitives import PRIMITIVES
 from opgen.ir.walk import (
     expression_polynomials,
     literals,
     loads,
-    nodes,
     polynomials,
     symbols_as_read,
     symbols_of,
 )
 from opgen.passes.factored_sums import deciding
 from opgen.passes.new_temporaries import NewTemporaries
-from opgen.passes.up_to import up_to
+from opgen.passes.up_to import has_functions, up_to
 
 
 def with_factored_totals(op: Op) -> Op:
@@ -118,8 +115,9 @@ class _Factored:
         key = core, literals(core), found.guard, found.kept, found.inner
         if key not in self.held:
             cells = [(each.extent, symbol(each.name)) for each in found.kept]
-            name, is_slow = statement.target.tensor, _has_functions(found.cell)
-            total = self.made.cells(name, "totals", cells, stored=is_slow)
+            is_slow = any(has_functions(each.value) for each in found.cell)
+            near = statement.target.tensor
+            total = self.made.cells(near, "totals", cells, stored=is_slow)
             yield Statement(
                 total,
                 Reducer.ADD,
@@ -166,15 +164,6 @@ class _Factored:
         if not core or bound.cell in _symbols(core) or bound.cell not in _symbols(rest):
             return None
         return _Totals(statement, bound.guard, bound.moving, negative, rest, core)
-
-
-def _has_functions(factors: tuple[Factor, ...]) -> bool:
-    """Whether factors take longer than totals do: apart from these they are vectors."""
-    return any(
-        isinstance(node, Apply) and PRIMITIVES[node.primitive].needs_float
-        for each in factors
-        for node in nodes(each.value)
-    )
 
 
 def _symbols(factors: Iterable[Factor] | tuple[Factor, ...]) -> tuple[str, ...]:

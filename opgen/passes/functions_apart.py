@@ -16,12 +16,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from opgen.algebra.poly import symbol
-from opgen.ir.notation import Apply, Boundary, Op, Read, Reducer, Statement, reads
-from opgen.ir.primitives import PRIMITIVES
-from opgen.ir.walk import expression_polynomials, loads, nodes, polynomials, symbols_as_read
+from opgen.ir.notation import Boundary, Op, Read, Reducer, Statement, reads
+from opgen.ir.walk import expression_polynomials, loads, polynomials, symbols_as_read
 from opgen.passes.cells import are_sizes
 from opgen.passes.new_temporaries import NewTemporaries
-from opgen.passes.up_to import up_to
+from opgen.passes.up_to import has_functions, up_to
 
 
 def with_functions_apart(op: Op) -> Op:
@@ -41,7 +40,7 @@ def _parts(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
         or bound.cell in names
         or bound.moving.name not in names
         or statement.reducer.is_argument
-        or not _has_functions(statement)
+        or not has_functions(body)
         or not all(map(made.is_generic, (statement.target, *reads(body))))
         or not are_sizes(loops, made)
         or any(any(loads(value)) for value in polynomials(statement))
@@ -54,9 +53,3 @@ def _parts(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
     about = (terms, Reducer.ASSIGN, tuple(loops), (), body)
     first = Statement(*about, span=statement.span, is_exclusive=True)
     return first, replace(statement, body=Read(terms))
-
-
-def _has_functions(statement: Statement) -> bool:
-    """Whether terms take longer than to join them."""
-    applied = (node for node in nodes(statement.body) if isinstance(node, Apply))
-    return any(PRIMITIVES[each.primitive].needs_float for each in applied)

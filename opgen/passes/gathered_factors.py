@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from opgen.algebra.poly import symbol
 from opgen.ir.factors import Factor, factors_of, product_of, times
-from opgen.ir.indices import digits, extents_of
+from opgen.ir.indices import ANYWHERE, digits, extents_of
 from opgen.ir.notation import (
     Access,
     Boundary,
@@ -92,8 +92,7 @@ def _is_scale(small: Access, image: Access, statement: Statement) -> bool:
 def is_checked(image: Access) -> bool:
     """Whether an index that is read may be outside: a call is refused then that looks for it."""
     return any(
-        index.value.is_data_dependent and index.boundary not in (Boundary.CLAMP, Boundary.WRAP)
-        for index in image.indices
+        index.value.is_data_dependent and index.boundary not in ANYWHERE for index in image.indices
     )
 
 

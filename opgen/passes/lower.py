@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from opgen.algebra.poly import Kind, Poly
-from opgen.ir.indices import fold, places, product
+from opgen.ir.indices import ANYWHERE, fold, places, product
 from opgen.ir.loops import (
     All,
     Always,
@@ -47,8 +47,6 @@ from opgen.passes import gather
 
 _ALWAYS: Final = Always()
 _ZERO: Final = Number(0)
-_CELLS: Final = (Boundary.CLAMP, Boundary.WRAP)
-"""Modes that bring any index to a cell: a call whose tensor has none there is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ class Lowering:
                 case _:
                     if gather.is_data_dependent(value):
                         checked += self._loads_inside(value)
-                        if index.boundary not in _CELLS:
+                        if index.boundary not in ANYWHERE:
                             checked.append(Inside(value, extent, self._fault(access, axis)))
         result: Scalar = Load(access.tensor, tuple(indices))
         for test, fill in reversed(filled):
@@ -152,7 +150,7 @@ class Lowering:
                 known = end
             elif index.boundary is Boundary.DROP:
                 tests.append(Inside(value, extent))
-            elif gather.is_data_dependent(value) and index.boundary not in _CELLS:
+            elif gather.is_data_dependent(value) and index.boundary not in ANYWHERE:
                 tests.append(Inside(value, extent, self._fault(access, axis)))
         return every(tests), tuple(indices)
 

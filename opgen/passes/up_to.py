@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from opgen.algebra.condition import Condition, Relation
 from opgen.ir.indices import extents_of
-from opgen.ir.notation import Iterator, Statement
-from opgen.ir.walk import symbols_of
+from opgen.ir.notation import Apply, Expr, Iterator, Statement
+from opgen.ir.primitives import PRIMITIVES
+from opgen.ir.walk import nodes, symbols_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,12 @@ def each_up_to(statement: Statement) -> tuple[UpTo, ...]:
     known = tuple(each for each in found if each is not None)
     names = [name for each in known for name in (each.cell, each.moving.name)]
     return known if known == found and len({*names}) == len(names) else ()
+
+
+def has_functions(value: Expr) -> bool:
+    """Whether a value takes longer than to join it to a total: apart from that it is vectors."""
+    applied = (node for node in nodes(value) if isinstance(node, Apply))
+    return any(PRIMITIVES[each.primitive].needs_float for each in applied)
 
 
 def _of_guard(guard: Condition, statement: Statement, fixed: frozenset[str]) -> UpTo | None:
