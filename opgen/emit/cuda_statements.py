@@ -388,8 +388,8 @@ class CudaStatements(Emitter):
         else:
             first, step = "MEMBER", "MEMBERS"
         kind = self.integer_type(*node.lower, *node.upper)
-        lower = extreme("greatest", [self.text(bound) for bound in node.lower])
-        upper = extreme("least", [self.text(bound + 1) for bound in node.upper])
+        lower = extreme("greatest", [self.bound(bound) for bound in node.lower])
+        upper = extreme("least", [self.bound(bound + 1) for bound in node.upper])
         inner = inside(self)
         inner.is_shared = True
         end = self.scope.fresh(f"{node.name}_end")

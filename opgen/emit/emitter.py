@@ -80,6 +80,10 @@ class ScopeEmitter(ABC):
     def text(self, value: Poly) -> str:
         return self.printer.poly(value).text
 
+    def bound(self, value: Poly) -> str:
+        """An integer that bounds a loop."""
+        return self.printer.bound(value).text
+
     def block(self, head: str, nodes: Sequence[Node]) -> None:
         """`head { nodes }`, in a scope of its own."""
         self.write(f"{head} {{")

@@ -14,7 +14,7 @@ from opgen.algebra.condition import Condition
 from opgen.algebra.poly import ZERO, Atom, Poly, poly, symbol
 from opgen.algebra.poly import Kind as AtomKind
 from opgen.emit.eager_choices import is_eager
-from opgen.emit.polynomial import Text, condition_text, sum_text
+from opgen.emit.polynomial import Text, bound_text, condition_text, sum_text
 from opgen.emit.types import Type, Types
 from opgen.emit.vectors import EVERY_SECOND, SQUARE
 from opgen.ir import loops
@@ -86,6 +86,10 @@ class Printer:
     def poly(self, value: Poly) -> Text:
         """An integer expression."""
         return sum_text(value, self._atom)
+
+    def bound(self, value: Poly) -> Text:
+        """An integer that bounds a loop."""
+        return bound_text(value, self._atom, "limited")
 
     def _atom(self, atom: Atom) -> Text:
         if atom in self.held:

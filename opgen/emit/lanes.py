@@ -61,8 +61,8 @@ class LaneEmitter(BlockCellEmitter):
             self.held.join(self, node)
             return
         symbols = self.printer.names.symbols
-        begin = extreme("greatest", [symbols[row.first], *map(self.text, node.lower)])
-        upper = [symbols[row.last], *map(self.text, node.upper)]
+        begin = extreme("greatest", [symbols[row.first], *map(self.bound, node.lower)])
+        upper = [symbols[row.last], *map(self.bound, node.upper)]
         inner = self.inner()
         inner.printer.names.symbols[row.axis.name] = self.lane
         inner.printer.bounded.add((symbol(row.axis.name), row.axis.extent))

@@ -260,8 +260,8 @@ class PointEmitter(Emitter):
         inner = self.inner()
         parts = tabled_lanes(self.kernel, self.printer.program, self.of_row.keys())
         for part in parts or (Lanes((), (), ()),):
-            begin = extreme("greatest", [first, *map(self.text, part.lower)])
-            end = extreme("least", [last, *map(self.text, part.upper)])
+            begin = extreme("greatest", [first, *map(self.bound, part.lower)])
+            end = extreme("least", [last, *map(self.bound, part.upper)])
             inner.fill_tables(row.axis.name, self.of_row, begin, end)
         inner.write(f"{self.tabled} = {first};")
         self.write("}")

@@ -70,7 +70,9 @@ def _term(monomial: Monomial, coefficient: int, spell: Spell, suffix: str) -> Te
     return Text(out, Level.MULTIPLICATIVE)
 
 
-def condition_text(condition: Condition, spell: Spell, suffix: str = "LL") -> Text:
+def condition_text(
+    condition: Condition, spell: Spell, limited: str = "limited", suffix: str = "LL"
+) -> Text:
     """A comparison with all negative terms on the right: `a > b` rather than `a - b - 1 >= 0`."""
     left = Poly({m: c for m, c in condition.value.terms.items() if c > 0})
     right = Poly({m: -c for m, c in condition.value.terms.items() if c < 0})
@@ -86,9 +88,29 @@ def condition_text(condition: Condition, spell: Spell, suffix: str = "LL") -> Te
         case unexpected:
             assert_never(unexpected)
     above = Level(level + 1)
-    first, second = sum_text(left, spell, suffix), sum_text(right, spell, suffix)
+    if condition.relation is Relation.GE:
+        first, second = (bound_text(side, spell, limited, suffix) for side in (left, right))
+    else:
+        first, second = sum_text(left, spell, suffix), sum_text(right, spell, suffix)
     text = f"{first.at(level)} {relation} {second.at(above)}"
     return Text(text, level)
+
+
+def bound_text(value: Poly, spell: Spell, limited: str, suffix: str = "LL") -> Text:
+    """A bound, of which integers that are read from tensors are no further from 0 than 2**61.
+
+    Whoever means no bound at all writes the largest integer that there is, and one more than that
+    is the smallest. What is bounded lies within sizes, so it makes no difference. `limited` is the
+    name of the function that does it; it need not where nothing is computed of what is read.
+    """
+    if list(value.terms.values()) == [1]:
+        return sum_text(value, spell, suffix)
+
+    def within(atom: Atom) -> Text:
+        text = spell(atom)
+        return Text(f"{limited}({text.text})") if atom.kind is Kind.LOAD else text
+
+    return sum_text(value, within, suffix)
 
 
 # ---------------------------------------------------------------------------- Python

@@ -116,8 +116,8 @@ class Emitter(LaneEmitter):
                 assert_never(unexpected)
 
     def loop(self, node: For) -> None:
-        lower = extreme("greatest", [self.text(bound) for bound in node.lower])
-        upper = [self.printer.poly(bound + 1) for bound in node.upper]
+        lower = extreme("greatest", [self.bound(bound) for bound in node.lower])
+        upper = [self.printer.bound(bound + 1) for bound in node.upper]
         totals = self.totals_of(node) if node.any_order else {}
         inner = self.inner()
         kind = self.integer_type(*node.lower, *node.upper)

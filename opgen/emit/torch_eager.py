@@ -309,7 +309,7 @@ class _Statement:
                 texts = ", ".join(self._poly(side).text for side in (left, right))
                 return f"eager.apply({quoted(name)}, {texts})"
             case Relation.GE | Relation.EQ | Relation.NE:
-                return condition_text(condition, self.spell, suffix="").text
+                return condition_text(condition, self.spell, "eager.limited", suffix="").text
             case unexpected:
                 assert_never(unexpected)
 

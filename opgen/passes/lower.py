@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
+from opgen.algebra.condition import Condition
 from opgen.algebra.poly import Kind, Poly
 from opgen.ir.indices import ANYWHERE, fold, places, product
 from opgen.ir.loops import (
@@ -21,9 +22,11 @@ from opgen.ir.loops import (
     Choose,
     Either,
     Fault,
+    If,
     Inside,
     Integer,
     Load,
+    Node,
     Nonzero,
     Number,
     Scalar,
@@ -158,6 +161,24 @@ class Lowering:
         """Checks of all integers that are read where an index that was read itself says."""
         return every([test for value in values for test in self._loads_inside(value)])
 
+    def guarded(self, conditions: Sequence[Condition], body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The body where all conditions hold.
+
+        An integer that is read may need other conditions to be meaningful, so it comes behind them,
+        and one whose own index is read behind all that are read at known places: in
+        `if i[m] >= 1 and v == p[b] + m`, of which `m = v - p[b]` is known, `i` has such a number
+        only where `v - p[b]` is one of m. An index counts only where those conditions hold.
+        """
+        depths = sorted({max(_depth(each.value), 1) for each in conditions}, reverse=True)
+        for depth in depths:
+            here = [each for each in conditions if max(_depth(each.value), 1) == depth]
+            here.sort(key=lambda each: each.value.is_data_dependent)
+            body = (If(tuple(here), body),)
+            checks = self.loads_inside(*(each.value for each in here))
+            if checks != _ALWAYS:
+                body = (If((), body, checks),)
+        return body
+
     def _loads_inside(self, value: Poly) -> list[Test]:
         """Checks of the integers read for an index, where their own index is read as well."""
         return [
@@ -176,6 +197,15 @@ class Lowering:
         if fault not in self.faults:
             self.faults.append(fault)
         return self.faults.index(fault) + 1
+
+
+def _depth(value: Poly) -> int:
+    """How many integers are read one after the other: 2 for `i[p[b]]`, 0 where none is."""
+    inner = (
+        (atom.kind is Kind.LOAD) + max((_depth(arg) for arg in atom.args), default=0)
+        for atom in value.atoms()
+    )
+    return max(inner, default=0)
 
 
 # ---------------------------------------------------------------------------- absence

@@ -13,7 +13,7 @@ from opgen.algebra.fibre import Definition, Fibre, Loop, Step
 from opgen.algebra.poly import ZERO, Atom, Poly, of_atom, symbol
 from opgen.algebra.poly import Kind as AtomKind
 from opgen.algebra.prove import is_positive
-from opgen.ir.loops import Accumulate, Always, Define, For, If, Node
+from opgen.ir.loops import Accumulate, Define, For, If, Node
 from opgen.ir.names import fresh_name
 from opgen.passes.gather import GatheredStatement
 from opgen.passes.lower import Lowering, every
@@ -92,17 +92,9 @@ def _renamed(step: Step, names: dict[str, Poly]) -> Step:
 
 def _wrap(steps: tuple[Step, ...], body: tuple[Node, ...], lowering: Lowering) -> tuple[Node, ...]:
     """Steps of one kind around a body."""
-    conditions = [step for step in steps if isinstance(step, Condition)]
+    conditions = tuple(step for step in steps if isinstance(step, Condition))
     if conditions:
-        # A load may need the other conditions to be meaningful, so it comes last.
-        conditions.sort(key=lambda condition: condition.value.is_data_dependent)
-        checks = lowering.loads_inside(*(condition.value for condition in conditions))
-        if checks == Always():
-            return (If(tuple(conditions), body),)
-        plain = tuple(each for each in conditions if not each.value.is_data_dependent)
-        loaded = tuple(each for each in conditions if each.value.is_data_dependent)
-        checked: tuple[Node, ...] = (If((), (If(loaded, body),), checks),)
-        return (If(plain, checked),) if plain else checked
+        return lowering.guarded(conditions, body)
     for step in reversed(steps):
         match step:
             case Definition(name=name, value=value):

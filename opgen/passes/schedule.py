@@ -398,10 +398,10 @@ class _Scheduler:
 
     def _guarded(self, statement: Statement, test: Test, node: Node) -> Node:
         """A node at the points of a statement that its guards and a test allow."""
-        checks = self.lowering.loads_inside(*(guard.value for guard in statement.guards))
-        if checks == Always():
+        if self.lowering.loads_inside(*(guard.value for guard in statement.guards)) == Always():
             return _if(statement.guards, test, node)
-        return _if((), checks, _if(statement.guards, Always(), _if((), test, node)))
+        (guarded,) = self.lowering.guarded(statement.guards, (_if((), test, node),))
+        return guarded
 
     def _initialise(self, tensor: str, reducer: Reducer) -> None:
         taken = set(_integers_of(self.op))

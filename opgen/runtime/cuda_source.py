@@ -68,6 +68,11 @@ template <class A, class B> FUNCTION auto greatest(A a, B b) -> decltype(a + b)
     return a > b ? a : b;
 }
 
+FUNCTION int64_t limited(int64_t bound)
+{
+    return least(greatest(bound, -((int64_t)1 << 61)), (int64_t)1 << 61);
+}
+
 template <class A, class B> FUNCTION bool inside(A index, B extent)
 {
     return 0 <= index && index < extent;

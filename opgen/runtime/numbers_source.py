@@ -157,6 +157,13 @@ FUNCTION int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 FUNCTION int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
 
 FUNCTION int inside(int64_t index, int64_t extent) { return 0 <= index && index < extent; }
+
+/* For a bound that is read from a tensor, of which more is computed: it may be any integer, and one
+   more than the largest is the smallest. */
+FUNCTION int64_t limited(int64_t bound)
+{
+    return least(greatest(bound, -((int64_t)1 << 61)), (int64_t)1 << 61);
+}
 """
 
 FAULT: Final = r"""

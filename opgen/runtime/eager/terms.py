@@ -124,6 +124,11 @@ def maximum(*values: Term | int) -> Term:
     return _integers(torch.maximum, *values)
 
 
+def limited(bound: Term) -> Term:
+    """A bound that is read from a tensor, no further from 0 than 2**61, see `emit.polynomial`."""
+    return minimum(maximum(bound, -(2**61)), 2**61)
+
+
 def floor_div(a: int, b: int) -> int:
     """The floor of a / b; 0 where b is not positive, since it may be computed and not be used."""
     return a // b if b > 0 else 0
