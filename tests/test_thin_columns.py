@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -240,3 +241,64 @@ def test_choices_of_which_both_sides_are_computed() -> None:
     x, z, w = (each.flatten() for each in torch.meshgrid(special, special, special, indexing="ij"))
     wanted = torch.where(x < 0, z, torch.maximum(z, w) / x)
     assert torch.equal(function(x, z, w).nan_to_num(7), wanted.nan_to_num(7))
+
+
+# ---------------------------------------------------------------------------- integers
+CORNERS = (
+    "op f(x: float[B,C,H,W], a[B,P,{q}], i: int[B,P,{q}], j: int[B,P,{q}]) -> y[B,C,P]\n"
+    "  y[b,c,p] = sum(q) a[b,p,q]*x[b,c, i[b,p,q] {mode}, j[b,p,q] {mode}]\n"
+)
+
+
+def corners(x: Tensor, a: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """Of what is outside nothing."""
+    (batches, channels, height, width), (_, points, near) = x.shape, i.shape
+    inside = (i >= 0) & (i < height) & (j >= 0) & (j < width)
+    at = i.clamp(0, height - 1) * width + j.clamp(0, width - 1)
+    at = at.reshape(batches, 1, points * near).long().expand(-1, channels, -1)
+    found = x.reshape(batches, channels, height * width).gather(2, at)
+    found = found.reshape(batches, channels, points, near)
+    return (found * (a * inside)[:, None]).sum(3)
+
+
+@pytest.mark.parametrize("integers", [torch.int64, torch.int32])
+@pytest.mark.parametrize("near", ["4", "Q"])
+def test_corners(near: str, integers: torch.dtype) -> None:
+    function: Any = opgen.compile(CORNERS.format(q=near, mode="?0")).f
+    torch.manual_seed(0)
+    for batches, channels, points in ((1, 1, 1), (2, 3, 5), (2, 20, 1100), (0, 3, 5), (2, 3, 0)):
+        i, j = (torch.randint(-2, 9, (batches, points, 4), dtype=integers) for _ in range(2))
+        x, a = (
+            torch.randn(shape, dtype=torch.float64, requires_grad=True)
+            for shape in ((batches, channels, 7, 6), (batches, points, 4))
+        )
+        y, wanted = function(x, a, i, j), corners(x, a, i, j)
+        torch.testing.assert_close(y, wanted)
+        along = torch.randn_like(wanted)
+        found = torch.autograd.grad(y, (x, a), along)
+        torch.testing.assert_close(found, torch.autograd.grad(wanted, (x, a), along))
+        if points == 5 and batches:
+            at_these = functools.partial(function, i=i, j=j)
+            assert torch.autograd.gradgradcheck(at_these, (x, a))
+
+
+def test_what_is_outside_is_nothing_whatever_its_factor_is() -> None:
+    function: Any = opgen.compile(CORNERS.format(q=4, mode="?0")).f
+    x, a = torch.ones(1, 20, 7, 6), torch.full((1, 40, 4), torch.inf)
+    i = torch.full((1, 40, 4), -1)
+    i[0, :, 3] = 2
+    a[0, :, 3] = 2.0
+    assert torch.equal(function(x, a, i, i), torch.full((1, 20, 40), 2.0))
+
+
+def test_an_index_outside_is_shown_as_it_is_written() -> None:
+    op = read(CORNERS.format(q=4, mode=""))
+    assert "i_columns[b,q,p]" in show(for_cpu(op)).replace(" ", "")
+    function: Any = opgen.compile(CORNERS.format(q=4, mode="")).f
+    x, a = torch.ones(2, 20, 7, 6), torch.ones(2, 40, 4)
+    i, j = torch.full((2, 40, 4), 5), torch.full((2, 40, 4), 5)
+    assert torch.equal(function(x, a, i, j), torch.full((2, 20, 40), 4.0))
+    j[1, 30, 2] = 6
+    message = r"index 6 is outside of dimension 3 of 'x'.*i\[b, p, q\], j\[b, p, q\]"
+    with pytest.raises(IndexError, match=message):
+        function(x, a, i, j)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from opgen.algebra.condition import Condition
-from opgen.algebra.poly import Kind, Poly
+from opgen.algebra.poly import Atom, Kind, Poly, load, rebuild
 from opgen.ir.indices import ANYWHERE, fold, places, product
 from opgen.ir.loops import (
     All,
@@ -42,6 +42,7 @@ from opgen.ir.notation import (
     Op,
     Parameter,
     Read,
+    Reducer,
     Value,
 )
 from opgen.ir.primitives import PRIMITIVES, Absence
@@ -193,10 +194,36 @@ class Lowering:
 
     def _fault(self, access: Access, axis: int) -> int:
         name = self.shown.get(access.tensor, access.tensor)
-        fault = Fault(name, axis, access_label(replace(access, tensor=name)))
+        written = (replace(each, value=self._written(each.value)) for each in access.indices)
+        fault = Fault(name, axis, access_label(Access(name, tuple(written))))
         if fault not in self.faults:
             self.faults.append(fault)
         return self.faults.index(fault) + 1
+
+    def _written(self, value: Poly) -> Poly:
+        """An index with integers read from where a call has them, not from a copy of these."""
+
+        def source(atom: Atom) -> Poly:
+            args = tuple(map(self._written, atom.args))
+            copied = _copied(self.op, atom.name) if atom.kind is Kind.LOAD else None
+            if copied is None:
+                return rebuild(atom, args)
+            cell, read = copied
+            here = dict(zip(cell, args, strict=True))
+            return load(read.tensor, (each.value.substitute(here) for each in read.indices))
+
+        return value.map_atoms(source) if value.is_data_dependent else value
+
+
+def _copied(op: Op, name: str) -> tuple[tuple[str, ...], Access] | None:
+    """What a tensor is a copy of: the names of its own indices, and the cell that is read there."""
+    for each in op.statements:
+        cell = tuple(index.value.symbol or "" for index in each.target.indices)
+        if each.target.tensor != name or each.guards or not all(cell):
+            continue
+        if each.reducer is Reducer.ASSIGN and isinstance(each.body, Read):
+            return cell, each.body.access
+    return None
 
 
 def _depth(value: Poly) -> int:

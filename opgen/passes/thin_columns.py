@@ -23,6 +23,10 @@ they have places of their own first, a row for each column:
     grad_a_column[n] = sum(m) b_columns[3,m]*grad_y[n,m]
     grad_a[n,2] += grad_a_column[n]
 
+So it is with integers that say where a few numbers of each point are, as the corners around a place
+in an image, `y[c,p] = sum(q in 4) a[p,q]*x[c, i[p,q] ?0, j[p,q] ?0]`: read for each channel anew,
+from `i_columns[q,p]`, they take a tenth of the time.
+
 How many numbers there are may be known of a call alone: `x[N,K]` with K = 3 has kernels of its own,
 as a window has.
 
@@ -36,7 +40,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from opgen.algebra.poly import Poly, poly, symbol
+from opgen.algebra.poly import Atom, Kind, Poly, load, of_atom, poly, rebuild, symbol
 from opgen.ir.indices import extents_of, is_plainly_inside
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import (
@@ -126,7 +130,8 @@ class _Columns:
     def of(self, statement: Statement) -> tuple[list[Statement], Statement]:
         """The copies that a statement is the first to need, and the statement with them."""
         before: list[Statement] = []
-        if two_factors(statement, self.made) is not None:
+        factors = two_factors(statement, self.made)
+        if factors is not None and not any(map(_is_looked_up, factors)):
             return before, statement  # a product of matrices has kernels of its own
         along = self._along(statement)
 
@@ -137,8 +142,24 @@ class _Columns:
                         before.append(self._copy(access.tensor))
                     copy = self.copies[access.tensor]
                     return Read(replace(copy, indices=_turned(access.indices)))
+                case Read(access=access) if _is_looked_up(access):
+                    indices = (replace(e, value=looked_up(e.value)) for e in access.indices)
+                    return Read(replace(access, indices=tuple(indices)))
                 case _:
                     return None
+
+        def looked_up(value: Poly) -> Poly:
+            return value.map_atoms(column) if value.is_data_dependent else value
+
+        def column(atom: Atom) -> Poly:
+            args = tuple(map(looked_up, atom.args))
+            access = Access(atom.name, tuple(map(Index, args)))
+            if atom.kind is not Kind.LOAD or not self._is_gone_along(access, along, statement):
+                return rebuild(atom, args) if args != atom.args else of_atom(atom)
+            if access.tensor not in self.copies:
+                before.append(self._copy(access.tensor))
+            *outer, row, last = args
+            return load(self.copies[access.tensor].tensor, (*outer, last, row))
 
         body, target = map_expression(statement.body, read), self._target(statement, along)
         if target is not statement.target:
@@ -181,8 +202,7 @@ class _Columns:
         *outer, _ = zip(access.indices, self.made.extents(tensor.name), strict=True)
         if not all(_is_gone_through(index, extent, extents) for index, extent in outer):
             return False
-        long = {each.name for each in statement.iterators if not each.extent.is_constant}
-        is_again = bool(long - moving(access, names_of(statement)))
+        is_again = bool(_many(statement) - moving(access, extents.keys()))
         return access.indices[-2].value.symbol in along and is_again
 
     def _is_column(self, access: Access, statement: Statement) -> bool:
@@ -235,9 +255,7 @@ class _Columns:
         target = self.made.tensor(statement.target.tensor)
         assert isinstance(target, Tensor)
         moves = moving(statement.target, names_of(statement))
-        is_sum = any(
-            not each.extent.is_constant for each in statement.iterators if each.name not in moves
-        )
+        is_sum = bool(_many(statement) - moves)
         return (
             statement.reducer is Reducer.ADD
             and is_sum
@@ -270,6 +288,17 @@ class _Columns:
         self.places[key] = places
         added = Statement(Access(name, cell), Reducer.ADD, tuple(iterators), (), Read(places))
         self.added.setdefault(name, []).append(added)
+
+
+def _many(statement: Statement) -> frozenset[str]:
+    """The iterators that have more values than a point has numbers, as far as is known."""
+    extents = extents_of(statement.iterators)
+    return frozenset(n for n, e in extents.items() if not e.is_constant or e.constant > _THIN)
+
+
+def _is_looked_up(access: Access) -> bool:
+    """Whether a tensor holds an index."""
+    return any(index.value.is_data_dependent for index in access.indices)
 
 
 def _is_gone_through(index: Index, extent: Poly, extents: Mapping[str, Poly]) -> bool:
