@@ -243,6 +243,20 @@ op lambda(def[N], Tensor[N]; mode = "*/ \\n #" | "\\"\\"\\" + exit()" | "{{ 7*7 
 '''
 
 
+def test_attributes_have_their_names_whatever_the_op_is_called() -> None:
+    """Also that of the op's class, as F is, or of the op."""
+    module = opgen.compile(
+        "op f(x[N]; F: size, f = 2) -> y[F,N]\n  y[k,n] = f*k*x[n] for k in F\n"
+        "op g(g[N]; G = 2) -> y[N]\n  y[n] = G*g[n]\n"
+    )
+    x = torch.arange(3.0)
+    wanted = 3 * torch.outer(torch.arange(4.0), x)
+    assert torch.equal(module.f(x, F=4, f=3), wanted)
+    assert torch.equal(module.F(F=4, f=3)(x), wanted)
+    assert torch.equal(module.g(x, G=5), 5 * x)
+    assert torch.equal(module.G(G=5)(x), 5 * x)
+
+
 def test_hostile_names_and_strings(tmp_path: Path) -> None:
     text = HOSTILE.replace('\\"\\"\\" + exit()', "''' + exit()")
     path = written(tmp_path, text, "hostile")

@@ -28,11 +28,10 @@ class PublicOp:
 
 def public_op(op: Op, function: str, module: str, operation: str) -> PublicOp:
     """The texts of an op, for these names of its function, its class and its description."""
-    names = python_names(
-        (*(tensor.name for tensor in op.inputs), *(each.name for each in op.attributes)),
-        (function, module, operation),
-    )
-    tensors = [names[tensor.name] for tensor in op.inputs]
+    # Where these are parameters, a function names the operation and `forward` names the function.
+    own = python_names((tensor.name for tensor in op.inputs), (function, operation))
+    tensors = list(own.values())
+    names = python_names((each.name for each in op.attributes), (operation, *tensors))
     attributes = [names[attribute.name] for attribute in op.attributes]
     tensor_parameters = _tensor_parameters(op.inputs, tensors)
     keyword_parameters = [
