@@ -220,6 +220,25 @@ def test_parts_of_a_row_have_passes_of_their_own() -> None:
     assert "if " not in text
 
 
+def test_a_single_lane_has_a_pass_of_its_own() -> None:
+    """The cell of a diagonal: the others need not ask whether they are it."""
+    head = "op f(x[N,N], d[N], t: int[N]) -> y[N,N]\n"
+    spec = "  y[n,n] += d[n]\n  y[n,m] += x[n,m]*x[n,m]\n"
+    text = text_of(head.replace(", t: int[N]", "") + spec)
+    assert "lanes to n - 1" in text
+    assert "lanes from n to n" in text
+    assert "if " not in text
+    function = opgen.compile(f"{head}{spec}  y[n,t[n] ?drop] += d[n]\n").f
+    for size in (0, 1, 2, 40):
+        x, d = torch.rand(size, size, dtype=torch.float64), torch.rand(size, dtype=torch.float64)
+        t = torch.randint(-1, size + 1, (size,))
+        wanted = x * x + torch.diag(d)
+        for n, m in enumerate(t.tolist()):
+            if 0 <= m < size:
+                wanted[n, m] += d[n]
+        torch.testing.assert_close(function(x, d, t), wanted)
+
+
 def test_rows_of_a_plane_are_taken_together() -> None:
     text = text_of("op f(x[C,H,W]) -> y[H,W]\n  y[h,w] = sum(c) x[c,h,w]")
     assert "for h in h_first .. h_last" in text

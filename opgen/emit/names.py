@@ -77,8 +77,8 @@ round rsqrt scalbn signbit sin sinh sqrt tan tanh tgamma time trunc y0 y1 yn mal
 memset exit abort assert signal index aligned_alloc
 """
 _OURS: Final = re.compile(
-    r"(opgen|from|to|floor_div|least|greatest|modular_inverse|atomic|rows_of|across_of|along_of"
-    r"|lanes|move|MOVE|framed|FRAMED|in|inside|GOMP|omp|pthread|T|real|wide|f16|bf16|f32|f64|b8|u8|i8|i16|i32|i64)(_|$)"
+    r"(opgen|from|to|floor_div|least|greatest|limited|modular_inverse|atomic|rows_of|across_of"
+    r"|along_of|lanes|move|MOVE|framed|FRAMED|in|inside|GOMP|omp|pthread|T|real|wide|f16|bf16|f32|f64|b8|u8|i8|i16|i32|i64)(_|$)"
 )
 
 _FUNCTION_PREFIXES: Final = re.compile(

@@ -76,13 +76,28 @@ def _joined(run: Sequence[Lanes], around: LaneBounds, lane: str) -> tuple[Lanes,
         return (middle,)
     parts = [middle]
     begin, end = _begin(run, lower), _end(run, upper)
-    guarded = _bodies([_guarded(each, around, lane) for each in run])
     if begin is not None:
-        parts.insert(0, Lanes(around.lower, (*around.upper, begin - 1), guarded))
+        before = LaneBounds(around.lower, (*around.upper, begin - 1))
+        parts.insert(0, _part(run, before, around, lane))
     if end is not None:
         behind = () if begin is None else (begin,)
-        parts.append(Lanes((*around.lower, end + 1, *behind), around.upper, guarded))
+        after = LaneBounds((*around.lower, end + 1, *behind), around.upper)
+        parts.append(_part(run, after, around, lane))
     return tuple(parts)
+
+
+def _part(run: Sequence[Lanes], bounds: LaneBounds, around: LaneBounds, lane: str) -> Lanes:
+    """The lanes within bounds, which ask for each of the passes whether they are its own; of those
+    that none of them is in, nothing but the begin of sums is left."""
+    lower, upper = bounds.lower, bounds.upper
+    bodies = []
+    for each in run:
+        is_none = any(_is_behind(low, last) for low in each.lower for last in upper) or any(
+            _is_behind(first, high) for first in lower for high in each.upper
+        )
+        begins = tuple(replace(n, value=None) for n in each.body if isinstance(n, Start))
+        bodies.append(Lanes((), (), begins) if is_none else _guarded(each, around, lane))
+    return Lanes(lower, upper, _bodies(bodies))
 
 
 def _is_behind(low: Poly, high: Poly) -> bool:

@@ -327,9 +327,7 @@ class Rewriter:
                 if not self.holds(condition):
                     outside.append(condition)
                 continue
-            bounds = None
-            if condition.relation is Relation.GE:
-                bounds = self.solved(condition.value, scope)
+            bounds = self.bounds(condition, scope)
             if bounds is None:
                 guards.append(condition)
             else:
@@ -349,6 +347,23 @@ class Rewriter:
     def holds(self, condition: Condition) -> bool:
         """Whether a condition is met by every point."""
         return condition.relation is Relation.GE and is_nonnegative(condition.value, self.facts)
+
+    def bounds(self, condition: Condition, scope: Scope) -> LaneBounds | None:
+        """The lanes of which a condition holds, if they lie side by side."""
+        match condition.relation:
+            case Relation.GE:
+                return self.solved(condition.value, scope)
+            case Relation.EQ:
+                return self.between(condition.value, -condition.value, scope)
+            case Relation.NE:
+                return None
+            case unexpected:
+                assert_never(unexpected)
+
+    def between(self, first: Poly, second: Poly, scope: Scope) -> LaneBounds | None:
+        """`first >= 0` and `second >= 0` as bounds of the lane."""
+        lower, upper = self.solved(first, scope), self.solved(second, scope)
+        return None if lower is None or upper is None else lower.joined(upper)
 
     def solved(self, value: Poly, scope: Scope) -> LaneBounds | None:
         """`value >= 0` as bounds of the lane."""
@@ -376,9 +391,7 @@ class Rewriter:
                 return All(tuple(left)), bounds
 
     def inside(self, test: Inside, scope: Scope) -> LaneBounds | None:
-        lower = self.solved(test.index, scope)
-        upper = self.solved(test.extent - 1 - test.index, scope)
-        return None if lower is None or upper is None else lower.joined(upper)
+        return self.between(test.index, test.extent - 1 - test.index, scope)
 
     def loop(self, node: For, scope: Scope) -> list[Node]:
         """The loop outside of the lanes, over all values that some lane needs.
