@@ -54,6 +54,7 @@ from opgen.ir.loops import (
 from opgen.ir.map_loops import symbols_of, test_symbols
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
+from opgen.passes.checks_apart import with_checks_apart
 from opgen.passes.frames import frames_of
 from opgen.passes.groups import grouped
 from opgen.passes.innermost import with_sum_innermost
@@ -117,6 +118,8 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
     framed = frames_of(kernel, program)
     kernel = replace(kernel, moves=moves_of(kernel, program), framed=framed)
     choice = choose(kernel)
+    if choice.way is not Way.ROW:
+        kernel = with_checks_apart(kernel)
     if choice.way is Way.POINTS:
         moved = with_sum_innermost(kernel, functools.partial(walks, kernel))
         choice = choose(moved)
