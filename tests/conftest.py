@@ -15,6 +15,9 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+# What thousands of tests are made of stays: to look for what does not takes a third of the time.
+gc.disable()
+
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 for _name, _examples, _repeatable in (
     ("ci", 10, True),
@@ -147,6 +150,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
