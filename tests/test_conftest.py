@@ -69,17 +69,28 @@ def run(folder: Path, *options: str, profile: str = "ci", no_gpu: bool = True) -
     return {name: sum(line.startswith(name) for line in lines) for name in outcomes}
 
 
-def collected(folder: Path, *options: str) -> list[str]:
-    """The cases that pytest would run there, in that order."""
+COLLECT = """
+import sys, pytest
+for options in eval(sys.argv[1]):
+    print("run")
+    pytest.main(["--collect-only", "-q", *options])
+"""
+
+
+def collected(folder: Path, *runs: tuple[str, ...]) -> list[list[str]]:
+    """The cases that pytest would run there, in that order, with each of these options."""
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", *options],
+        [sys.executable, "-c", COLLECT, repr(runs)],
         cwd=folder,
         env={name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"},
         capture_output=True,
         text=True,
         check=False,
     )
-    return [line for line in result.stdout.splitlines() if "::" in line]
+    return [
+        [line for line in said.splitlines() if "::" in line]
+        for said in result.stdout.split("run\n")[1:]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,15 +116,21 @@ def test_every_value_of_a_sampled_product_has_a_quick_case(tmp_path: Path) -> No
     """Those of a tuple together have one place, and those of a fixture have theirs."""
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
     (tmp_path / "test_product.py").write_text(PRODUCT)
-    found = {line.partition("[")[2] for line in collected(tmp_path, "-m", "not slow")}
-    assert found == {"1-1-2-a]", "1-5-6-b]", "2-1-2-b]", "2-5-6-a]"}
+    (cases,) = collected(tmp_path, ("-m", "not slow"))
+    assert {line.partition("[")[2] for line in cases} == {
+        "1-1-2-a]",
+        "1-5-6-b]",
+        "2-1-2-b]",
+        "2-5-6-a]",
+    }
 
 
 def test_runs_that_begin_elsewhere_have_the_same_cases(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
     for name in "abcde":
         (tmp_path / f"test_{name}.py").write_text("def test_one():\n    pass\n")
-    found = [collected(tmp_path, f"--begin={number}") for number in range(5)]
+    found = collected(tmp_path, *((f"--begin={number}",) for number in range(5)))
+    assert len(found) == 5
     assert found[0] == sorted(found[0])
     assert all(sorted(each) == found[0] for each in found)
     assert {each[0] for each in found} == set(found[0])
