@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import torch
 from torch import Tensor
 
 import binding_cases as cases
+import forks
 import opgen
 from binding_cases import OPS, Op, real, spec
 from catalogue import SPECS
@@ -182,14 +180,8 @@ print(lookup_library.is_answered(twin.call(x)), [each.name for each in threading
 
 def test_the_first_call_of_all_is_known_afterwards(tmp_path: Path) -> None:
     """Its kernel and the library are built side by side."""
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_CALL],
-        env={**os.environ, "OPGEN_CACHE": str(tmp_path), "PYTHONPATH": str(SPECS.parent)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == ["[2.0, 2.0, 2.0] False", "True ['MainThread']"]
+    said = forks.printed(FIRST_CALL, OPGEN_CACHE=str(tmp_path))
+    assert said.splitlines() == ["[2.0, 2.0, 2.0] False", "True ['MainThread']"]
 
 
 FIRST_AUTOCAST_CALL = """
@@ -221,14 +213,8 @@ print(in_time, all(torch.equal(each, found[0]) for each in found), kernels.twin 
 @pytest.mark.parametrize("way", ["kernels", "casts"])
 def test_the_first_call_under_autocast(tmp_path: Path, way: str) -> None:
     """Nor does this one wait for the library before its kernels are built."""
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_AUTOCAST_CALL, str(SPECS), way],
-        env={**os.environ, "OPGEN_CACHE": str(tmp_path), "PYTHONPATH": str(SPECS.parent)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == ["[True] True True"]
+    said = forks.printed(FIRST_AUTOCAST_CALL, str(SPECS), way, OPGEN_CACHE=str(tmp_path))
+    assert said.splitlines() == ["[True] True True"]
 
 
 def test_ops_that_meet_no_compiler_cost_later_ones_nothing(
@@ -376,10 +362,7 @@ def test_without_the_table_everything_is_computed_in_full() -> None:
         "    (g,) = torch.autograd.grad(y.sum(), x)\n"
         "print(lookup_library.is_available(), y.tolist(), g.tolist())\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert result.stdout == "False [9.0, 9.0] [6.0, 6.0]\n"
+    assert forks.printed(program) == "False [9.0, 9.0] [6.0, 6.0]\n"
 
 
 def test_a_graph_on_disk_finds_derivatives_by_name() -> None:
@@ -424,7 +407,4 @@ def test_a_module_may_be_loaded_anywhere(place: str) -> None:
         "    ops.depth_to_space(x).sum().backward()\n"
         "assert x.grad.eq(3).all()\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    assert not forks.printed(program)

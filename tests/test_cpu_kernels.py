@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
 
+import forks
 import opgen
 from opgen.runtime import build, prelude, unrounded_source
 
@@ -219,13 +217,7 @@ def _passes_in_child(name: str) -> bool:
     assert op(x).eq(500).all()
     sys.exit(status != 0)
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), name],
-        env=dict(os.environ),
-        timeout=120,
-        check=False,
-    )
-    return result.returncode == 0
+    return forks.run(textwrap.dedent(script), name).returncode == 0
 
 
 # ---------------------------------------------------------------------------- size

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import forks
 import opgen
 from catalogue import SPECS
 from opgen.runtime import kept_memory, library_strips, lookup_library
@@ -297,6 +298,7 @@ HEAD = """
 import os, sys, gc, torch, opgen
 from opgen.runtime import kept_memory
 torch.set_num_threads(1)
+assert not kept_memory._first  # nothing is kept yet, nor is it known how much will be
 up = opgen.compile("op up(x[B,C,H,W]) -> y[B,C,2*H,2*W]\\n  y[b,c,h,w] = x[b,c,h//2,w//2]\\n").up
 x = torch.ones(1, 64, 64, 64)
 """
@@ -313,45 +315,9 @@ def started(program: str) -> subprocess.Popen[str]:
     )
 
 
-def in_process(program: str) -> str:
-    """What a program prints in a process of its own."""
-    return started(program).communicate()[0]
-
-
-FORKS = """
-assert not kept_memory._first  # nothing is kept yet, nor is it known how much will be
-for line in sys.stdin:
-    program, environment = eval(line)
-    sys.stdout.flush()
-    if not os.fork():
-        os.environ.update(environment)
-        exec(program)
-        break
-    os.wait()
-    print(end="\\0", flush=True)
-"""
-"""Programs, each in a child of one process that has loaded what takes long."""
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[subprocess.Popen[str]]:
-    process = started(FORKS)
-    yield process
-    assert process.communicate() == ("", None)
-    assert process.returncode == 0
-
-
-def in_fork(forks: subprocess.Popen[str], program: str, **environment: str) -> str:
-    """What a program prints whose process ran nothing but the imports before."""
-    assert forks.stdin is not None and forks.stdout is not None
-    forks.stdin.write(f"{(program, environment)!r}\n")
-    forks.stdin.flush()
-    said = ""
-    while not said.endswith("\0"):
-        more = forks.stdout.read(1)
-        assert more, said
-        said += more
-    return said[:-1]
+def in_process(program: str, **environment: str) -> str:
+    """What a program prints in a process of its own, where nothing was kept before."""
+    return forks.run(HEAD + program, **environment).stdout
 
 
 HOLD = "up(x); held = [up(x) for _ in range(5)]; held.clear(); print(kept_memory.release())"
@@ -367,14 +333,12 @@ HOLD = "up(x); held = [up(x) for _ in range(5)]; held.clear(); print(kept_memory
     ],
     ids=["9", "0", "nothing", "all"],
 )
-def test_how_much_is_kept_is_chosen(
-    chosen: dict[str, str], kept: int, forks: subprocess.Popen[str]
-) -> None:
-    assert in_fork(forks, HOLD, **chosen).split() == [str(kept * 4 * MEGABYTE)]
+def test_how_much_is_kept_is_chosen(chosen: dict[str, str], kept: int) -> None:
+    assert in_process(HOLD, **chosen).split() == [str(kept * 4 * MEGABYTE)]
 
 
-def test_how_much_is_kept_is_a_number(forks: subprocess.Popen[str]) -> None:
-    wrong = in_fork(forks, HOLD, OPGEN_KEPT_MEMORY="much")
+def test_how_much_is_kept_is_a_number() -> None:
+    wrong = in_process(HOLD, OPGEN_KEPT_MEMORY="much")
     assert "RuntimeError: $OPGEN_KEPT_MEMORY must be a number of megabytes, got 'much'" in wrong
 
 
@@ -388,14 +352,14 @@ def test_a_container_has_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert kept_memory._most() == MEGABYTE < whole
 
 
-def test_what_is_too_large_to_be_kept_leaves_the_rest(forks: subprocess.Popen[str]) -> None:
+def test_what_is_too_large_to_be_kept_leaves_the_rest() -> None:
     program = """
 up(x); y = up(x); del y
 large = torch.ones(1, 64, 128, 128)
 up(large); y = up(large); del y
 print(kept_memory.release())
 """
-    assert in_fork(forks, program, OPGEN_KEPT_MEMORY="9").split() == [str(4 * MEGABYTE)]
+    assert in_process(program, OPGEN_KEPT_MEMORY="9").split() == [str(4 * MEGABYTE)]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits are those of Linux")
@@ -411,7 +375,7 @@ print(bool((up(large) == 1).all()), kept_memory.release() >> 20)
     assert in_process(program).split() == ["True", "64"]
 
 
-def test_a_tensor_that_cannot_be_made(forks: subprocess.Popen[str]) -> None:
+def test_a_tensor_that_cannot_be_made() -> None:
     program = """
 import ctypes
 from opgen.runtime import lookup_library
@@ -432,7 +396,7 @@ addresses = [ctypes.cast(each, ctypes.c_void_p) for each in all_]
 first.opgen_connect_memory((ctypes.c_void_p * 4)(*addresses))
 print(bool((up(x) == 1).all()), kept_memory.release())
 """
-    assert in_fork(forks, program).split() == ["True", str(4 * MEGABYTE)]
+    assert in_process(program).split() == ["True", str(4 * MEGABYTE)]
 
 
 def test_deleters_without_a_context_are_found() -> None:
