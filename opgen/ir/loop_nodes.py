@@ -206,11 +206,13 @@ Node = Define | For | Lanes | If | Start | Accumulate | Store | AtomicAdd
 # ---------------------------------------------------------------------------- traversal
 def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
     """Every node, outermost first."""
-    for node in nodes:
+    waiting = [*reversed(nodes)]
+    while waiting:
+        node = waiting.pop()
         yield node
         match node:
             case For(body=body) | Lanes(body=body) | If(body=body):
-                yield from walk(body)
+                waiting.extend(reversed(body))
             case Define() | Start() | Accumulate() | Store() | AtomicAdd():
                 pass
             case unexpected:

@@ -380,16 +380,17 @@ def map_expression(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
 
 def reads(expr: Expr) -> Iterable[Access]:
     """Every access read by an expression, left to right; repeats included."""
-    match expr:
-        case Read(access=access):
-            yield access
-        case Apply(arguments=arguments):
-            for argument in arguments:
-                yield from reads(argument)
-        case Constant() | Parameter() | Value():
-            return
-        case unexpected:
-            assert_never(unexpected)
+    waiting: list[Expr] = [expr]
+    while waiting:
+        match waiting.pop():
+            case Read(access=access):
+                yield access
+            case Apply(arguments=arguments):
+                waiting.extend(reversed(arguments))
+            case Constant() | Parameter() | Value():
+                pass
+            case unexpected:
+                assert_never(unexpected)
 
 
 def substitute_access(access: Access, values: dict[str, Poly]) -> Access:

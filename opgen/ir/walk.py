@@ -10,10 +10,12 @@ from opgen.ir.notation import Access, Apply, Constant, Expr, Index, Statement, V
 
 def nodes(expr: Expr) -> Iterator[Expr]:
     """Every node of an expression, outermost first."""
-    yield expr
-    if isinstance(expr, Apply):
-        for argument in expr.arguments:
-            yield from nodes(argument)
+    waiting = [expr]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, Apply):
+            waiting.extend(reversed(node.arguments))
 
 
 def literals(expr: Expr) -> tuple[str, ...]:

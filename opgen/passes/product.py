@@ -174,17 +174,13 @@ def _without_copies(op: Op) -> tuple[Statement, ...]:
     """
     statements = op.statements
     for tensor in op.temporaries:
-        writers = [each for each in statements if each.target.tensor == tensor.name]
-        readers = [each for each in statements if _uses(each, tensor.name)]
-        match writers, readers:
-            case (
-                [Statement(reducer=Reducer.ASSIGN, guards=(), body=Read()) as writer],
-                [reader],
-            ):
-                forwarded = _forwarded(op, writer, reader)
+        match [each for each in statements if each.target.tensor == tensor.name]:
+            case [Statement(reducer=Reducer.ASSIGN, guards=(), body=Read()) as writer]:
+                readers = [each for each in statements if _uses(each, tensor.name)]
+                forwarded = _forwarded(op, writer, readers[0]) if len(readers) == 1 else None
                 if forwarded is not None:
                     statements = tuple(
-                        forwarded if each is reader else each
+                        forwarded if each is readers[0] else each
                         for each in statements
                         if each is not writer
                     )
