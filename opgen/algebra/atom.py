@@ -7,6 +7,7 @@ from object identity, so results do not depend on the history of the process.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -65,11 +66,12 @@ class Atom:
 
 
 Monomial = tuple[Atom, ...]
+_KEY: Final = operator.attrgetter("key")
 
 
 def product_of(atoms: Iterable[Atom]) -> Monomial:
     """The product of factors, in canonical order."""
-    return tuple(sorted(atoms, key=lambda atom: atom.key))
+    return tuple(sorted(atoms, key=_KEY))
 
 
 # ---------------------------------------------------------------------------- value

@@ -49,6 +49,8 @@ __all__ = [
     "symbol_atom",
 ]
 
+_SYMBOL: Final = Kind.SYMBOL  # to look it up takes longer than to compare it
+
 
 class Poly:
     """An immutable integer polynomial; `==` is equality of canonical forms.
@@ -176,7 +178,17 @@ class Poly:
         return Poly({monomial: -coefficient for monomial, coefficient in self.terms.items()})
 
     def __sub__(self, other: Poly | int) -> Poly:
-        return self + (-poly(other))
+        other = poly(other)
+        if not other.terms:
+            return self
+        terms = dict(self.terms)
+        for monomial, coefficient in other.terms.items():
+            total = terms.get(monomial, 0) - coefficient
+            if total:
+                terms[monomial] = total
+            else:
+                terms.pop(monomial, None)
+        return Poly(terms)
 
     def __rsub__(self, other: Poly | int) -> Poly:
         return poly(other) + (-self)
@@ -184,12 +196,9 @@ class Poly:
     def __mul__(self, other: Poly | int) -> Poly:
         other = poly(other)
         if other.is_constant:
-            scale = other.constant
-            if scale == 0:
-                return ZERO
-            if scale == 1:
-                return self
-            return Poly({monomial: c * scale for monomial, c in self.terms.items()})
+            return self._scaled(other.constant)
+        if self.is_constant:
+            return other._scaled(self.constant)
         terms: dict[Monomial, int] = {}
         for left, a in self.terms.items():
             for right, b in other.terms.items():
@@ -202,6 +211,13 @@ class Poly:
         return Poly(terms)
 
     __rmul__ = __mul__
+
+    def _scaled(self, scale: int) -> Poly:
+        if scale == 0:
+            return ZERO
+        if scale == 1:
+            return self
+        return Poly({monomial: c * scale for monomial, c in self.terms.items()})
 
     def __floordiv__(self, other: Poly | int) -> Poly:
         return floor_div(self, poly(other))
@@ -250,7 +266,8 @@ class Poly:
         for monomial, coefficient in self.terms.items():
             term = coefficient
             for atom in monomial:
-                term *= evaluate(atom, values, load)
+                is_symbol = atom.kind is _SYMBOL
+                term *= values[atom.name] if is_symbol else evaluate(atom, values, load)
             total += term
         return total
 

@@ -62,7 +62,8 @@ class Samples:
 
         None if it depends on a symbol without values.
         """
-        total: list[int] = [value.constant] * self.count
+        constant = value.constant
+        total: Column | None = None
         defined = self.alive
         for monomial, coefficient in value.terms.items():
             if not monomial:
@@ -71,8 +72,13 @@ class Samples:
             if column is None:
                 return None
             defined &= column[1]
-            total = [t + coefficient * x for t, x in zip(total, column[0], strict=True)]
-        return tuple(total), defined
+            if total is not None:
+                total = tuple([t + coefficient * x for t, x in zip(total, column[0], strict=True)])
+            elif constant or coefficient != 1:
+                total = tuple([constant + coefficient * x for x in column[0]])
+            else:
+                total = column[0]
+        return (constant,) * self.count if total is None else total, defined
 
     def refutes(self, value: Poly) -> bool:
         """Whether `value >= 0` fails at a point."""
@@ -138,14 +144,13 @@ class Samples:
             if found is not None:
                 alive &= found[1]
                 highest = found[0] if highest is None else tuple(map(min, highest, found[0]))
-        seed = zlib.crc32(name.encode())
         column: list[int] = []
-        for k in range(self.count):
+        for k, number in enumerate(_mixed(name, self.count)):
             low = None if lowest is None else lowest[k]
             high = None if highest is None else highest[k]
             if low is not None and high is not None and low > high:
                 alive &= ~(1 << k)
-            column.append(_pick(low, high, k, _mix(seed, k)))
+            column.append(_pick(low, high, k, number))
         return self._child(alive, name, tuple(column))
 
     def defined(self, name: str, value: Poly) -> Samples:
@@ -320,6 +325,13 @@ def _mix(seed: int, position: int) -> int:
     x = ((x ^ x >> 16) * 0x21F0AAAD) & 0xFFFFFFFF
     x = ((x ^ x >> 15) * 0x735A2D97) & 0xFFFFFFFF
     return x ^ x >> 15
+
+
+@lru_cache(maxsize=1024)
+def _mixed(name: str, count: int) -> Column:
+    """A well-stirred number for each of the first positions."""
+    seed = zlib.crc32(name.encode())
+    return tuple(_mix(seed, position) for position in range(count))
 
 
 def _pick(low: int | None, high: int | None, position: int, number: int) -> int:
