@@ -56,6 +56,13 @@ def run(program: str, *arguments: str, **environment: str) -> subprocess.Complet
     return subprocess.CompletedProcess(program, int(server.stdout.readline()), said[:-1])
 
 
+def within(place: Path, program: str) -> str:
+    """A program that begins in a directory, whose modules it can import."""
+    return (
+        f"import os, sys\nos.chdir({str(place)!r})\nsys.path.insert(0, {str(place)!r})\n{program}"
+    )
+
+
 def printed(program: str, *arguments: str, **environment: str) -> str:
     """What a program prints that ends well."""
     done = run(program, *arguments, **environment)

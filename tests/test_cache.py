@@ -62,10 +62,14 @@ def compiler(tmp_path: Path, text: str) -> str:
 
 # ---------------------------------------------------------------------------- many at once
 PROGRAM = """
-import sys, torch, opgen
+import os, sys, torch, opgen, opgen.on_demand
+parent = os.getpid()
+children = [os.fork() for _ in range(int(sys.argv[1])) if os.getpid() == parent]
+if os.getpid() == parent:
+    sys.exit(any(os.waitpid(child, 0)[1] for child in children))
 ops = opgen.compile("op square(x[N]) -> y[N]\\n  y[n] = x[n]*x[n]\\n")
 print("ready", flush=True)
-sys.stdin.readline()
+os.read(0, 1)
 x = torch.arange(3.0, requires_grad=True)
 y = ops.square(x)
 y.sum().backward()
@@ -75,26 +79,19 @@ print(y.tolist(), x.grad.tolist())
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_processes_build_the_same_op_at_the_same_time(count: int, place: Path) -> None:
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(count)
-    ]
-    for worker in workers:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-    for worker in workers:  # nobody begins before everybody is ready
-        assert worker.stdin is not None
-        worker.stdin.write("\n")
-        worker.stdin.flush()
-    for worker in workers:
-        assert worker.communicate()[0] == "[0.0, 1.0, 4.0] [0.0, 2.0, 4.0]\n"
-        assert worker.returncode == 0
+    workers = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(count)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert workers.stdout is not None
+    for _ in range(count):
+        assert workers.stdout.readline() == "ready\n"
+    # Nobody begins before everybody is ready.
+    assert workers.communicate("." * count)[0] == "[0.0, 1.0, 4.0] [0.0, 2.0, 4.0]\n" * count
+    assert workers.returncode == 0
     keys = [path.name.split("-")[0] for path in entries(place)]
     assert len(keys) == 3  # the op, its gradient, the table of eager calls
     sources = sorted(place.glob("*/*.py"))

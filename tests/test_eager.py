@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import math
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import forks
 import opgen
 import test_emit_c
 import test_spec_kernels
@@ -426,14 +426,8 @@ for warning in caught:
 def run_program(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "spec.op").write_text(SPEC)
     opgen.build(tmp_path / "spec.op", tmp_path)
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(Path(opgen.__file__).parent.parent), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    cache = {"OPGEN_CACHE": str(tmp_path / "cache")}
+    return forks.run(forks.within(tmp_path, PROGRAM), **cache, **environment)
 
 
 @pytest.mark.parametrize(
@@ -444,7 +438,7 @@ def test_a_machine_without_a_compiler_is_told_once(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     result = run_program(tmp_path, **environment)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0, result.stdout
     gradient, *warned = result.stdout.splitlines()
     assert gradient == "[[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]"
     (line,) = warned
@@ -457,11 +451,11 @@ def test_a_broken_compiler_is_an_error(tmp_path: Path) -> None:
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho 'cc: license expired' >&2\nexit 3\n")
     broken.chmod(0o755)
-    result = run_program(tmp_path, OPGEN_CC=str(broken), XDG_CACHE_HOME=str(tmp_path))
+    result = run_program(tmp_path, OPGEN_CC=str(broken))
     assert result.returncode == 1
-    assert "BuildError" in result.stderr
-    assert "license expired" in result.stderr
-    assert "plain PyTorch operations" not in result.stderr
+    assert "BuildError" in result.stdout
+    assert "license expired" in result.stdout
+    assert "plain PyTorch operations" not in result.stdout
 
 
 def test_harness_really_goes_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

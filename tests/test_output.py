@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import forks
 import opgen
 from opgen import output
 from opgen.__main__ import main
@@ -142,16 +143,9 @@ def test_copies_of_the_runtime_keep_their_ops_apart(spec: Path) -> None:
         path.write_text(f"op {name}(x[N]) -> y[N]\n  y[n] = {text}\n")
         (spec.parent / package).mkdir(exist_ok=True)
         opgen.build(path, spec.parent / package, vendor=True)
-    result = subprocess.run(
-        [sys.executable, "-c", COPIES],
-        cwd=spec.parent,
-        env={**os.environ, "PYTHONPATH": str(Path(opgen.__file__).parent.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found = [line for line in result.stdout.splitlines() if line.startswith("[")]
-    assert len(found) == 4 and "False" not in result.stdout, result.stdout + result.stderr
+    said = forks.printed(forks.within(spec.parent, COPIES))
+    found = [line for line in said.splitlines() if line.startswith("[")]
+    assert len(found) == 4 and "False" not in said, said
 
 
 @pytest.mark.slow  # others are called without one at once, in test_eager
