@@ -151,6 +151,8 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    # Compiling an op makes much that stays for a while: by default it is gone over again and again.
+    gc.set_threshold(5_000, 10, 10)
 
 
 @pytest.hookimpl(wrapper=True)
