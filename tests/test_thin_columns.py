@@ -302,3 +302,27 @@ def test_an_index_outside_is_shown_as_it_is_written() -> None:
     message = r"index 6 is outside of dimension 3 of 'x'.*i\[b, p, q\], j\[b, p, q\]"
     with pytest.raises(IndexError, match=message):
         function(x, a, i, j)
+
+
+def test_corners_by_a_window() -> None:
+    """The four cells around a place: each adds to its own, a cell does not ask all places."""
+    spec = (
+        "op f(x: float[B,C,H,W], u[B,P], v[B,P], i: int[B,P], j: int[B,P]) -> y[B,C,P]\n"
+        "  y[b,c,p] = sum(k in 2, l in 2) abs(1 - k - u[b,p])*abs(1 - l - v[b,p])\n"
+        "    * x[b,c, i[b,p] + k ?0, j[b,p] + l ?0]\n"
+    )
+    of_x = next(each.op for each in derive([read(spec)], 1) if each.path == ("f", "x"))
+    assert any(each.is_scattered for each in for_cpu(of_x).statements)
+    torch.manual_seed(0)
+    i, j = (torch.randint(-2, 9, (2, 90)) for _ in range(2))
+    x, u, v = (
+        torch.rand(shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((2, 20, 7, 6), (2, 90), (2, 90))
+    )
+    weights = torch.stack([(1 - u) * (1 - v), (1 - u) * v, u * (1 - v), u * v], 2)
+    near = (torch.stack([i, i, i + 1, i + 1], 2), torch.stack([j, j + 1, j, j + 1], 2))
+    y, wanted = opgen.compile(spec).f(x, u, v, i, j), corners(x, weights, *near)
+    torch.testing.assert_close(y, wanted)
+    along = torch.randn_like(wanted)
+    found = torch.autograd.grad(y, (x, u, v), along)
+    torch.testing.assert_close(found, torch.autograd.grad(wanted, (x, u, v), along))

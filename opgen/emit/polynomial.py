@@ -89,11 +89,22 @@ def condition_text(
             assert_never(unexpected)
     above = Level(level + 1)
     if condition.relation is Relation.GE:
+        left, right = _with_reads_alone(left, right)
+        right, left = _with_reads_alone(right, left)
         first, second = (bound_text(side, spell, limited, suffix) for side in (left, right))
     else:
         first, second = sum_text(left, spell, suffix), sum_text(right, spell, suffix)
     text = f"{first.at(level)} {relation} {second.at(above)}"
     return Text(text, level)
+
+
+def _with_reads_alone(side: Poly, other: Poly) -> tuple[Poly, Poly]:
+    """Two sides of a comparison, without what is added to the only integer that one of them reads
+    from a tensor: that may be any, and `i[n] + 1` another one than is meant."""
+    read = Poly({m: c for m, c in side.terms.items() if any(a.kind is Kind.LOAD for a in m)})
+    if list(read.terms.values()) != [1] or other.is_data_dependent:
+        return side, other
+    return read, other - (side - read)
 
 
 def bound_text(value: Poly, spell: Spell, limited: str, suffix: str = "LL") -> Text:

@@ -443,7 +443,12 @@ class Rewriter:
     def lanes(self, bounds: LaneBounds, scope: Scope, body: tuple[Node, ...]) -> Lanes:
         """The body in every lane, behind what it needs of the scope."""
         for guard in reversed(scope.guards):
-            body = (replace(guard, body=body),)
+            match body:
+                case (If(test=Always()) as inner,) if guard.test == Always():
+                    # Compilers make vectors of one condition, but not of one within another.
+                    body = (replace(inner, conditions=(*guard.conditions, *inner.conditions)),)
+                case _:
+                    body = (replace(guard, body=body),)
         needed = set(symbols_of(*body))
         defines: list[Define] = []
         for define in reversed(scope.defines):

@@ -13,8 +13,9 @@ the points of two images share no cells and threads have images of their own. Ev
 terms in an order that does not depend on threads: results are the same in every run. A single image
 of one channel is one thread's.
 
-So do points whose cells a tensor chooses and a mode brings inside, and the terms of sums over
-ranges that tensors hold, as those of segments,
+So do points whose cells a tensor chooses and a mode brings inside; or whose cells are a few around
+a place that it holds, `grad_x[c, i[p] + k ?drop] += a[p,k]*grad_y[c,p]` with k in 2; and the terms
+of sums over ranges that tensors hold, as those of segments,
 
     grad_x[p,d] += grad_y[r,d] if p >= at[r], p < at[r+1]
 
@@ -59,9 +60,10 @@ def _is_better_scattered(op: Op, statement: Statement) -> bool:
         return False
     values = [index.value for index in statement.target.indices]
     if any(value.is_data_dependent for value in values):
-        # One without such a mode is solved for an iterator, or scattered without being asked to.
+        # Others are solved for an iterator, or scattered without being asked to.
         indices = statement.target.indices
-        return any(i.value.is_data_dependent and i.boundary in FOLDED for i in indices)
+        is_folded = any(i.value.is_data_dependent and i.boundary in FOLDED for i in indices)
+        return is_folded or any(_is_window_of_points(op, statement, value) for value in values)
     if _is_of_ranges(statement):
         return True
     names = {each.name for each in statement.iterators if _is_long(op, each)}
@@ -69,6 +71,17 @@ def _is_better_scattered(op: Op, statement: Statement) -> bool:
         values.count(symbol(name)) == 1 and sum(name in value.symbols for value in values) == 1
         for name in names
     )
+
+
+def _is_window_of_points(op: Op, statement: Statement, value: Poly) -> bool:
+    """Whether an index is one of a few around a place that a tensor holds for each of the terms."""
+    plain = (i.value for i in statement.target.indices if not i.value.is_data_dependent)
+    cell = frozenset[str]().union(*(index.symbols for index in plain))
+    read = frozenset[str]().union(*(atom.symbols for atom in value.loads))
+    own = {each.name: each for each in statement.iterators if each.name in value.symbols}
+    beside = [each for name, each in own.items() if name not in read]
+    is_of_terms = any(_is_long(op, own[name]) for name in read & own.keys() - cell)
+    return is_of_terms and not any(_is_long(op, each) for each in beside)
 
 
 def _is_of_ranges(statement: Statement) -> bool:

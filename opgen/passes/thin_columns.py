@@ -134,6 +134,7 @@ class _Columns:
         if factors is not None and not any(map(_is_looked_up, factors)):
             return before, statement  # a product of matrices has kernels of its own
         along = self._along(statement)
+        cells = along & {index.value.symbol or "" for index in statement.target.indices[-2:]}
 
         def read(expr: Expr) -> Expr | None:
             match expr:
@@ -154,7 +155,7 @@ class _Columns:
         def column(atom: Atom) -> Poly:
             args = tuple(map(looked_up, atom.args))
             access = Access(atom.name, tuple(map(Index, args)))
-            if atom.kind is not Kind.LOAD or not self._is_gone_along(access, along, statement):
+            if atom.kind is not Kind.LOAD or not self._is_gone_along(access, cells, statement):
                 return rebuild(atom, args) if args != atom.args else of_atom(atom)
             if access.tensor not in self.copies:
                 before.append(self._copy(access.tensor))
