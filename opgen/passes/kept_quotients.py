@@ -18,14 +18,17 @@ All that the other factor is a sum of was divided by `s`. So nobody needs that, 
 The output times the divisor does not stand for `p` anywhere else. It is rounded twice: where `p` is
 compared with a number that it may be, as in `max(p, 1)`, the gradient would go another way. And a
 quotient may be 0, or have lost most of its bits, where the dividend is neither.
+
+The cell of the divisor may be one that an input holds, as in the softmax over the edges to a node,
+`y[e,h] = p[e,h] / s[j[e],h]`: what flows back to an edge was divided at the cell of its node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from opgen.algebra.poly import Poly
+from opgen.algebra.poly import Poly, symbol
 from opgen.ir.build import apply, neg
 from opgen.ir.indices import extents_of
 from opgen.ir.notation import (
@@ -70,10 +73,17 @@ def quotients(op: Op) -> Iterator[Quotient]:
                 ),
             ) if output in results and targets.count(output) == 1:
                 whole = _is_whole(op, statement, statement.target)
-                if whole and _is_whole(op, statement, dividend):
+                if whole and _is_whole(op, statement, dividend) and _is_fixed(op, divisor):
                     yield Quotient(statement.target, dividend, divisor)
             case _:
                 pass
+
+
+def _is_fixed(op: Op, divisor: Access) -> bool:
+    """Whether nothing but inputs of an op say which cells of a divisor are read: gradients read
+    the same ones."""
+    given = {each.name for each in op.inputs}
+    return all(load.name in given for index in divisor.indices for load in index.value.loads)
 
 
 def without_quotient(
@@ -159,15 +169,45 @@ def _without_divisor(
             return None
         factors |= found[1]
         out.append(replace(statement, body=found[0]))
-    names = [index.value for index in quotient.dividend.indices]
     of_divisor = quotient.divisor.indices
     if not factors or any(index.boundary is not Boundary.NONE for index in of_divisor):
         return None
-    if any(index.value not in names for index in of_divisor):
+    cell = tuple(index.value for index in of_divisor)
+    where = _where(cell, quotient.dividend, _names_in(quotient.dividend))
+    if where is None:
         return None
-    axes = tuple(names.index(index.value) for index in of_divisor)
     scaling = _Scaling(quotient.divisor.tensor, frozenset(temporaries), out)
-    return scaling.applied(dict.fromkeys(factors, axes))
+    return scaling.applied(dict.fromkeys(factors, where))
+
+
+def _names_in(access: Access) -> frozenset[str]:
+    """The iterators of an access to one cell for each point."""
+    return frozenset().union(*(index.value.symbols for index in access.indices))
+
+
+_Where = tuple[Poly, ...]
+"""A cell of the divisor in terms of the indices of a cell of another tensor."""
+
+
+def _place(axis: int) -> str:
+    """The symbol of an index along an axis."""
+    return f"index {axis}"
+
+
+def _where(cell: tuple[Poly, ...], access: Access, names: Set[str]) -> _Where | None:
+    """Where the divisor is read at a cell, of iterators with these names, in terms of the indices
+    of an access; None where they do not tell it."""
+    values = [index.value for index in access.indices]
+    known = {str(v.symbol): symbol(_place(axis)) for axis, v in enumerate(values) if v.symbol}
+    found = []
+    for value in cell:
+        if value in values:
+            found.append(symbol(_place(values.index(value))))
+        elif value.symbols & names <= known.keys():
+            found.append(value.substitute({n: p for n, p in known.items() if n in names}))
+        else:
+            return None
+    return tuple(found)
 
 
 def _multiplies(body: Expr, name: str) -> bool:
@@ -245,20 +285,28 @@ def _with_factor(expr: Expr, old: Expr, new: Expr) -> Expr:
             return new if expr is old else expr
 
 
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """A cell of the divisor in a statement, and the names of the iterators of this."""
+
+    indices: tuple[Poly, ...]
+    names: frozenset[str]
+
+
 @dataclass
 class _Scaling:
     """Multiplies temporaries by a divisor, by which all that they are sums of was divided.
 
-    Each has the axes whose index, at a cell, is that of the divisor, one for each dim of this.
+    Each has the cell of the divisor that belongs to one of its own.
     """
 
     divisor: str
     temporaries: frozenset[str]
     statements: Sequence[Statement]
-    scaled: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    scaled: dict[str, _Where] = field(default_factory=dict)
     handled: int = 0
 
-    def applied(self, factors: dict[str, tuple[int, ...]]) -> list[Statement] | None:
+    def applied(self, factors: dict[str, _Where]) -> list[Statement] | None:
         """The statements with these temporaries, and what they are sums of, times the divisor; the
         factors are read once each where that is taken back. None where something is not divided."""
         names = [access.tensor for each in self.statements for access in reads(each.body)]
@@ -285,13 +333,19 @@ class _Scaling:
         target = statement.target
         if statement.reducer not in (Reducer.ADD, Reducer.ASSIGN):
             return None
-        axes = self.scaled[target.tensor]
-        indices = [target.indices[axis] for axis in axes]
-        if any(index.boundary not in (Boundary.NONE, Boundary.DROP) for index in indices):
-            return None
-        return self._times(statement.body, tuple(index.value for index in indices))
+        where = self.scaled[target.tensor]
+        asked = {str(name) for value in where for name in value.symbols}
+        values = {}
+        for axis, index in enumerate(target.indices):
+            if _place(axis) not in asked:
+                continue
+            if index.boundary not in (Boundary.NONE, Boundary.DROP):
+                return None
+            values[_place(axis)] = index.value
+        names = frozenset(each.name for each in statement.iterators)
+        return self._times(statement.body, _Cell(tuple(v.substitute(values) for v in where), names))
 
-    def _times(self, expr: Expr, cell: tuple[Poly, ...]) -> Expr | None:
+    def _times(self, expr: Expr, cell: _Cell) -> Expr | None:
         """An expression times the divisor at a cell; None where it was not divided by that: then
         nothing is scaled for it."""
         before = dict(self.scaled), self.handled
@@ -300,10 +354,10 @@ class _Scaling:
             self.scaled, self.handled = before
         return found
 
-    def _divided(self, expr: Expr, cell: tuple[Poly, ...]) -> Expr | None:
+    def _divided(self, expr: Expr, cell: _Cell) -> Expr | None:
         match expr:
             case Apply(primitive="div", arguments=(above, Read(access=below))) if below == Access(
-                self.divisor, tuple(map(Index, cell))
+                self.divisor, tuple(map(Index, cell.indices))
             ):
                 return above
             case Apply(primitive="neg", arguments=(inner,)):
@@ -325,15 +379,12 @@ class _Scaling:
             case _:
                 return None
 
-    def _is_scaled(self, access: Access, cell: tuple[Poly, ...]) -> bool:
+    def _is_scaled(self, access: Access, cell: _Cell) -> bool:
         """Whether a temporary may be scaled by the divisor at that cell where it is read."""
-        values = [index.value for index in access.indices]
         if any(index.boundary is not Boundary.NONE for index in access.indices):
             return False
-        if any(value not in values for value in cell):
-            return False
-        axes = tuple(values.index(value) for value in cell)
-        if self.scaled.setdefault(access.tensor, axes) != axes:
+        where = _where(cell.indices, access, cell.names)
+        if where is None or self.scaled.setdefault(access.tensor, where) != where:
             return False
         self.handled += 1
         return True
