@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 
 from opgen.ir.context import facts_of
-from opgen.ir.loops import Program
+from opgen.ir.loops import Fault, Program
 from opgen.ir.notation import Op
 from opgen.passes.all_but_one import with_all_but_one
 from opgen.passes.blocks import with_blocks
@@ -83,19 +83,20 @@ def for_gpu(op: Op) -> Op:
     return with_own_totals(with_margins(op))
 
 
-def scheduled(op: Op) -> Program:
+def scheduled(op: Op, faults: tuple[Fault, ...] = ()) -> Program:
     """The loops of an op as its statements say, a parallel point for each cell.
 
+    `faults` are those of another form of the same op: they have the same numbers in both.
     Those of the last ops are kept: kernels for one call are several rewritten forms of the same
     loops.
     """
     # Ops are equal if their numbers are, but 2 and 2.0 make other loops, and so do 0.0 and -0.0.
-    return _scheduled(op, repr(op))
+    return _scheduled(op, repr(op), faults)
 
 
 @functools.lru_cache(maxsize=16)
-def _scheduled(op: Op, _key: str) -> Program:
-    return schedule(op, gather(op))
+def _scheduled(op: Op, _key: str, faults: tuple[Fault, ...]) -> Program:
+    return schedule(op, gather(op), faults)
 
 
 def along_rows(op: Op, program: Program) -> Program:
@@ -131,13 +132,15 @@ def for_values(
     prepare: Callable[[Op], Op] = lambda op: op,
     own: Collection[str] = (),
 ) -> Program:
-    """The program for particular values, or the general one if it has not all operands of it but
-    its `own` temporaries."""
+    """The program for particular values, or the general one if it has not all operands and faults
+    of it but its `own` temporaries."""
     special = prepare(specialise(op, values))
-    found = rewrite(special, scheduled(special))
+    found = rewrite(special, scheduled(special, program.faults))
     known = {*own, *(operand.name for operand in program.operands)}
     if any(operand.name not in known for operand in found.operands):
         return program
+    if found.faults != program.faults:
+        return program  # a message speaks of the values
     return found
 
 
@@ -168,7 +171,7 @@ def special_along_rows(
     special = for_values(laid_out, program, values, _each_along_rows, prepare, own)
     if special is program:
         return program, program, {}
-    plain = scheduled(known)
+    plain = scheduled(known, program.faults)
     special = with_one_pass(plain, _with_all_kernels(known, special))
     special = with_guests(with_sums_together(special))
     special = with_plane_sums(with_shared_rows(plain, special, facts_of(known)))
@@ -193,7 +196,7 @@ def special_threads(
 def _wide(op: Op, program: Program, orders: Orders, values: Mapping[str, int]) -> Program | None:
     """The program for particular values with a kernel for wide windows, if it has one."""
     special = specialise(relayout(op, orders), values)
-    plain = scheduled(special)
+    plain = scheduled(special, program.faults)
     if not has_wide_windows(plain):
         return None
     others = for_values(relayout(op, orders), program, values, _each_along_rows)
@@ -205,9 +208,9 @@ def _with_all_kernels(op: Op, program: Program) -> Program:
     """A program for known sizes with the kernels that these allow, output by output."""
     parts = separated(op)
     if len(parts) > 1:
-        each = (_each_along_rows(part, scheduled(part)) for part in parts)
+        each = (_each_along_rows(part, scheduled(part, program.faults)) for part in parts)
         return rejoined(program, tuple(map(_with_all_kernels, parts, each)))
-    plain = scheduled(op)
+    plain = scheduled(op, program.faults)
     program = with_blocks(plain, with_padding(op, program))
     program = with_masked_rows(plain, program, facts_of(op))
     return with_plane_kernels(plain, program)

@@ -23,6 +23,7 @@ from opgen.passes.specialise import (
     default_values,
     factors_of,
     lengths_of,
+    rows_of_points,
     windows_of,
 )
 from opgen.passes.stages import Stage, products_of
@@ -58,18 +59,23 @@ def special_kernels(
     The op is given as it is for the CPU, and as it is for a GPU. `public` is the op of the spec
     that it was derived from: it knows what a window is. None are made for the `leading` sizes.
     """
-    if program.faults:
-        return None  # faults are numbered, and each program numbers its own
-    names = attributes_of(op)
+    names = () if program.faults else attributes_of(op)
     taken = set(leading)
     sizes = []
     windows = window_sizes(op, public)
     # Gradients have rows of their own: those of the result, which are inputs to them.
-    rows_of_both = dict.fromkeys((*lengths_of(public), *lengths_of(op)))
-    for found in (windows, rows_of_both, factors_of(public)):
+    rows_of_both = dict.fromkeys(
+        (*lengths_of(public), *lengths_of(op), *rows_of_points(public), *rows_of_points(op))
+    )
+    factors = factors_of(public)
+    if program.faults:
+        windows, factors = (), ()  # rows alone were tried
+    for found in (windows, rows_of_both, factors):
         sizes.append(tuple(n for n in found if n in program.integers and n not in taken))
         taken.update(found)
     windows, lengths, factors = sizes
+    if program.faults and not lengths:
+        return None
     counts = tuple(name for name in counts_of(public) if name in names)
     kernels = SpecialKernels(names, windows, factors, lengths, counts)
     defaults = default_values(op)

@@ -65,7 +65,7 @@ def choose(
         for store in stores:
             filled = _is_filled(kernel, store, axis.name)
             score += _CONSECUTIVE if filled else _walk(store, axis.name)
-        score += _length(axis.extent)
+        score += 0 if _share_lists(kernel, axis.name) else _length(axis.extent)
         if score > best_score:
             best, best_score = Choice(Way.ROW, axis.name), score
     for loop in _sums(kernel.body, shared):
@@ -78,6 +78,17 @@ def choose(
     if best.way is Way.ROW and are_sums and _have_side_by_side(kernel, sums, best.name):
         return Choice(Way.SUM, sums[0].name)
     return best
+
+
+def _share_lists(kernel: Kernel, name: str) -> bool:
+    """Whether cells along an axis go through the same lists of points, or ranges that tensors hold.
+
+    They look up each place once then, and wait for it once, however few they are.
+    """
+    values = _definitions(kernel)
+    loops = [node for node in walk(kernel.body) if isinstance(node, For)]
+    bounds = [b.substitute(values) for each in loops for b in (*each.lower, *each.upper)]
+    return any(b.is_data_dependent for b in bounds) and all(name not in b.symbols for b in bounds)
 
 
 def _is_innermost(node: Node) -> bool:

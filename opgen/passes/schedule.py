@@ -23,6 +23,7 @@ from opgen.ir.loops import (
     AtomicAdd,
     Axis,
     Define,
+    Fault,
     If,
     Kernel,
     Load,
@@ -64,11 +65,14 @@ from opgen.passes.point_form import PointForm, point_form
 _ACCUMULATOR: Final = "total"
 
 
-def schedule(op: Op, gathered: tuple[GatheredStatement, ...]) -> Program:
-    """Kernels for an op, whose statements were gathered in order."""
+def schedule(
+    op: Op, gathered: tuple[GatheredStatement, ...], faults: tuple[Fault, ...] = ()
+) -> Program:
+    """Kernels for an op, whose statements were gathered in order. Some faults may have numbers."""
     gathered = _postponed(gathered)
     wide, gathered, workspaces = _with_workspaces(op, gathered)
-    scheduler = _Scheduler(wide, {workspace.name: workspace.output for workspace in workspaces})
+    shown = {workspace.name: workspace.output for workspace in workspaces}
+    scheduler = _Scheduler(wide, shown, Lowering(wide, shown, list(faults)))
     for run in _runs(gathered):
         scheduler.run(run)
     narrow = (*op.inputs, *op.outputs)
@@ -279,14 +283,13 @@ class _Scheduler:
 
     op: Op
     shown: Mapping[str, str]  # workspaces by the names of their outputs
-    lowering: Lowering = field(init=False)
+    lowering: Lowering
     facts: Facts = field(init=False)
     kernels: list[Kernel] = field(default_factory=list)
     started: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.lowering = Lowering(self.op, self.shown)
         self.facts = facts_of(self.op)
 
     def run(self, run: _Run) -> None:

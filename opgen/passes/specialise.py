@@ -172,6 +172,22 @@ def lengths_of(op: Op) -> tuple[str, ...]:
     return tuple(name for name in found if name in known)
 
 
+def rows_of_points(op: Op) -> tuple[str, ...]:
+    """Sizes of the rows of tensors of which another tensor says where a row is, `x[i[e],d]`.
+
+    A point loops over one row: a short one takes less time than to find out that it is short.
+    """
+    found: dict[str, None] = {}
+    for statement in op.statements:
+        extents = extents_of(statement.iterators)
+        for access in (statement.target, *reads(statement.body)):
+            *places, last = (poly(0), *(index.value for index in access.indices))
+            size = extents[last.symbol].symbol if last.symbol in extents else None
+            if size in op.sizes and any(place.is_data_dependent for place in places):
+                found[size] = None
+    return tuple(found)
+
+
 def _is_digit(value: Poly, names: Iterable[str], size: str) -> bool:
     """Whether an iterator is a digit beside others: these count in multiples of its own extent."""
     for name in names:
