@@ -17,6 +17,7 @@ from opgen.ir.loops import Kernel, Load, Node, Scalar
 if TYPE_CHECKING:
     from opgen.emit.coarse import Coarse
     from opgen.emit.held_choices import HeldPass
+    from opgen.emit.held_sums import SummedPass
     from opgen.emit.rows_ahead import Piece, Share
 
 
@@ -65,7 +66,7 @@ class ScopeEmitter(ABC):
     places: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # cells of lines
     halves: dict[tuple[str, tuple[Poly, ...]], str] = field(default_factory=dict)  # of pairs
     copied: dict[Load, str] = field(default_factory=dict)  # names of vectors as they are stored
-    held: HeldPass | None = None  # what joins the terms of passes, where a vector is held,
+    held: HeldPass | SummedPass | None = None  # what joins terms, where a vector is held,
     beside_held: bool = False  # and whether what is printed is for where none can be
 
     @property
@@ -114,6 +115,10 @@ class ScopeEmitter(ABC):
         """The type of a variable for an integer that is, or lies between, these."""
         del values
         return "int64_t"
+
+    @abstractmethod
+    def node(self, node: Node) -> None:
+        """Print a node in this scope."""
 
     @abstractmethod
     def nodes(self, nodes: Sequence[Node]) -> None:

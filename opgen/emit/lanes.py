@@ -97,7 +97,7 @@ class LaneEmitter(BlockCellEmitter):
             self.whole_vectors(node, row, inner)
         else:
             if not few:
-                self.write("INDEPENDENT")
+                self.write("SEPARATE" if _adds_to_short(node, row) else "INDEPENDENT")
             head = f"int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++"
             self.write(f"for ({head}) {{")
             if few:
@@ -321,6 +321,12 @@ def _goes_by_vectors(node: Lanes, row: Row) -> bool:
         and len(joined) >= _MANY_TERMS * len(begun) > 0
         and written.isdisjoint(load.tensor for load in loads_of(nodes))
     )
+
+
+def _adds_to_short(node: Lanes, row: Row) -> bool:
+    """Whether a pass over a row of known length adds to cells in memory."""
+    are_added = any(isinstance(each, AtomicAdd) for each in node.body)
+    return are_added and row.axis.extent.is_constant
 
 
 def _go_anywhere(node: Lanes, row: Row) -> bool:

@@ -9,6 +9,7 @@ from typing import Final, assert_never
 from opgen.algebra.poly import Poly, poly, symbol
 from opgen.emit.emitter import extreme
 from opgen.emit.held_choices import held_choices, print_held
+from opgen.emit.held_sums import held_sums, print_held_sums
 from opgen.emit.lanes import LaneEmitter
 from opgen.emit.names import function_name
 from opgen.emit.planes import print_guest, print_sums
@@ -68,8 +69,26 @@ class Emitter(LaneEmitter):
                     inner.node(node)
                 self.write("}")
                 return
+            if self.held is None and not self.beside_held and self.add_up_held(nodes):
+                return
         for node in nodes:
             self.node(node)
+
+    def add_up_held(self, nodes: Sequence[Node]) -> bool:
+        """Print sums of rows that are looked up, if that is what the nodes are."""
+        found = held_sums(nodes, self.kernel, self.printer.program)
+        if found is None or not self.printer.types.is_floating or not self.are_wide(found.sums):
+            return False
+        row = self.kernel.row
+        assert row is not None
+        rest = print_held_sums(self, found)
+        self.write(f"if ({rest} <= {self.printer.names.symbols[row.last]}) {{")
+        inner = replace(self.inner(), beside_held=True)
+        inner.printer.names.symbols[row.first] = rest
+        for node in nodes:
+            inner.node(node)
+        self.write("}")
+        return True
 
     def define(self, name: str, value: Poly) -> None:
         text, kind = self.text(value), self.integer_type(value)

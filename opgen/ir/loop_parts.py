@@ -36,6 +36,7 @@ from opgen.ir.loops import (
     Test,
     walk,
 )
+from opgen.ir.primitives import VECTOR_OPERATORS
 
 
 def node_scalars(node: Node) -> tuple[Scalar, ...]:
@@ -165,6 +166,28 @@ def goes_along(indices: Sequence[Poly], name: str) -> bool:
         return False
     *outer, last = indices
     return last.step_in(name) == 1 and not any(name in index.symbols for index in outer)
+
+
+def is_arithmetic(value: Scalar, name: str) -> bool:
+    """Whether only sums and products are made of vectors; what is the same for all lanes is one
+    number."""
+    if not any(moving(value, name)):
+        return not any(isinstance(each, Choose) for each in _parts_of(value))
+    match value:
+        case Load() | Result():
+            return True
+        case Call(primitive=primitive, arguments=arguments):
+            is_same = primitive in VECTOR_OPERATORS
+            return is_same and all(is_arithmetic(each, name) for each in arguments)
+        case _:
+            return False
+
+
+def _parts_of(value: Scalar) -> Iterator[Scalar]:
+    yield value
+    if isinstance(value, Call):
+        for argument in value.arguments:
+            yield from _parts_of(argument)
 
 
 def moving(value: Scalar, name: str) -> Iterator[Scalar]:

@@ -6,30 +6,25 @@ products, and every element that differs between them must lie in one vector.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from opgen.algebra.poly import Poly, symbol
 from opgen.ir.chosen import where_equal
-from opgen.ir.loop_parts import goes_along, loads_of, moving
+from opgen.ir.loop_parts import goes_along, is_arithmetic, loads_of, moving
 from opgen.ir.loops import (
     Accumulate,
     Always,
-    Call,
-    Choose,
     For,
     If,
     Kernel,
     Load,
     Program,
-    Result,
-    Scalar,
     Start,
     Store,
     walk,
 )
 from opgen.ir.map_loops import test_symbols
 from opgen.ir.notation import Reducer
-from opgen.ir.primitives import VECTOR_OPERATORS
 from opgen.passes.merge import constant_range
 
 
@@ -55,12 +50,12 @@ def walked(
                 possible = True
             case Accumulate(reducer=Reducer.ADD, value=value, present=Always()):
                 where = where_equal(value, name, program)
-                possible = where is not None or _is_arithmetic(value, name)
+                possible = where is not None or is_arithmetic(value, name)
                 possible = possible and any(moving(value, name))
                 if where is not None:
                     chosen.add(where.element)
             case Store(tensor=tensor, indices=indices, value=value):
-                possible = _is_arithmetic(value, name) and any(moving(value, name))
+                possible = is_arithmetic(value, name) and any(moving(value, name))
                 if _goes_along(tensor, indices, name, program):
                     found[tensor] = None
                 else:
@@ -100,25 +95,3 @@ def _is_of_vectors(tensor: str, program: Program) -> bool:
     """Whether it is a tensor of the call's element type."""
     operand = program.stored(tensor)
     return operand is not None and operand.is_generic
-
-
-def _is_arithmetic(value: Scalar, name: str) -> bool:
-    """Whether only sums and products are made of vectors; what is the same for all lanes is one
-    number."""
-    if not any(moving(value, name)):
-        return not any(isinstance(each, Choose) for each in _parts_of(value))
-    match value:
-        case Load() | Result():
-            return True
-        case Call(primitive=primitive, arguments=arguments):
-            is_same = primitive in VECTOR_OPERATORS
-            return is_same and all(_is_arithmetic(each, name) for each in arguments)
-        case _:
-            return False
-
-
-def _parts_of(value: Scalar) -> Iterator[Scalar]:
-    yield value
-    if isinstance(value, Call):
-        for argument in value.arguments:
-            yield from _parts_of(argument)
