@@ -97,7 +97,7 @@ class LaneEmitter(BlockCellEmitter):
             self.whole_vectors(node, row, inner)
         else:
             if not few:
-                self.write("SEPARATE" if _adds_to_short(node, row) else "INDEPENDENT")
+                self.write("INDEPENDENT_FEW" if _adds_to_short(node, row) else "INDEPENDENT")
             head = f"int64_t {self.lane} = {first}; {self.lane} <= {last}; {self.lane}++"
             self.write(f"for ({head}) {{")
             if few:

@@ -63,12 +63,12 @@ C = (
 #define PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
 #define INDEPENDENT PRAGMA(clang loop vectorize(assume_safety))
-#define SEPARATE INDEPENDENT
+#define INDEPENDENT_FEW INDEPENDENT
 #else
 #define INDEPENDENT PRAGMA(GCC ivdep)
 /* The same of a loop of few rounds, that gcc 12 else writes out before it makes vectors: by then it
    no longer knows this, and adds one by one. */
-#define SEPARATE PRAGMA(GCC ivdep) PRAGMA(GCC unroll 1)
+#define INDEPENDENT_FEW PRAGMA(GCC ivdep) PRAGMA(GCC unroll 1)
 #endif
 /* Keeps a loop from becoming vectors. Loops around passes over rows must not: gcc 12 does it where
    the passes are short, and then loses all but one of the terms that it adds to a cell. */
