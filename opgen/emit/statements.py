@@ -124,6 +124,8 @@ class Emitter(LaneEmitter):
                         self.write(copy)
                         return
                 self.write(f"{cell} = {self.printer.stored(operand, self.printer.scalar(value))};")
+            case AtomicAdd(reducer=Reducer.MAX | Reducer.MIN):
+                self.join_in_memory(node)
             case AtomicAdd(tensor=tensor, indices=indices, value=value):
                 term = self.printer.scalar(value).text
                 if self.printer.cuda:
@@ -133,6 +135,15 @@ class Emitter(LaneEmitter):
                     self.write(f"{self.printer.cell_at_place(tensor, indices)} += {term};")
             case unexpected:
                 assert_never(unexpected)
+
+    def join_in_memory(self, node: AtomicAdd) -> None:
+        """Let a cell be the greatest or the least of what it was and a term; NaN is either."""
+        assert not self.printer.cuda
+        cell = self.printer.cell_at_place(node.tensor, node.indices)
+        term, kind = self.scope.fresh("term"), self.printer.types.of(node.value).value
+        sign = ">" if node.reducer is Reducer.MAX else "<"
+        self.write(f"const {kind} {term} = {self.printer.scalar(node.value).text};")
+        self.write(f"if ({term} {sign} {cell} || {term} != {term}) {cell} = {term};")
 
     def loop(self, node: For) -> None:
         lower = extreme("greatest", [self.bound(bound) for bound in node.lower])

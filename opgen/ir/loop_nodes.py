@@ -193,11 +193,13 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class AtomicAdd:
-    """Add to a cell that other points of the kernel may add to as well."""
+    """Add to a cell that other points of the kernel may add to as well; on the CPU the `reducer`
+    may be one that takes the greatest or the least of all."""
 
     tensor: str
     indices: tuple[Poly, ...]
     value: Scalar
+    reducer: Reducer = Reducer.ADD
 
 
 Node = Define | For | Lanes | If | Start | Accumulate | Store | AtomicAdd

@@ -8,6 +8,7 @@ from opgen.algebra.poly import Poly
 from opgen.ir import loops
 from opgen.ir.contraction import Contraction
 from opgen.ir.loops import Kernel, Node, Program
+from opgen.ir.notation import Reducer
 from opgen.ir.primitives import PRIMITIVES, Precedence
 
 
@@ -144,8 +145,9 @@ def _node(node: Node, indent: str) -> list[str]:
             return [line]
         case loops.Store(tensor=tensor, indices=indices, value=value):
             return [f"{indent}{tensor}[{_list(indices)}] = {show_scalar(value)}"]
-        case loops.AtomicAdd(tensor=tensor, indices=indices, value=value):
-            return [f"{indent}atomic {tensor}[{_list(indices)}] += {show_scalar(value)}"]
+        case loops.AtomicAdd(tensor=tensor, indices=indices, value=value, reducer=reducer):
+            sign = "+=" if reducer is Reducer.ADD else f"{reducer.name.lower()}="
+            return [f"{indent}atomic {tensor}[{_list(indices)}] {sign} {show_scalar(value)}"]
         case unexpected:
             assert_never(unexpected)
 

@@ -13,7 +13,8 @@ end. A counting sort fills both, and cells go through their own points alone (`b
 
 A cell may be chosen by several numbers, `y[i[m],j[m]] max= ...`, and each image may have points of
 its own, `y[b, i[b,m], f] max= ...`: then there is a list for each. Statements that choose by the
-same numbers share one. Sums that scatter have none: there a point adds to its cell in memory.
+same numbers share one. What scatters has none: there a point adds to its cell in memory, or joins
+in it (`passes.scatters`).
 
 On a GPU cells look for their points.
 """
@@ -53,7 +54,7 @@ def with_buckets(op: Op) -> Op:
     known: dict[_Key, Buckets] = {}
     statements = []
     for each in op.statements:
-        found = choices(each, op.extents(each.target.tensor))
+        found = None if each.is_scattered else choices(each, op.extents(each.target.tensor))
         if found is not None:
             each = replace(each, buckets=_shared(found, each.target.tensor, made, known))
         statements.append(each)

@@ -21,6 +21,13 @@ of sums over ranges that tensors hold, as those of segments,
 
 of which a cell would ask all: a range goes through its own cells (`passes.point_ranges`).
 
+And so do points that choose single cells, of which each is the greatest or the least,
+
+    y[j[m]] max= x[m]
+
+which is one pass over the points, where lists of them (`passes.buckets`) take three. Rows of cells
+have lists, whose cells threads share: so do cells whose first extreme point is asked for as well.
+
 On a GPU a cell still looks for its terms. There points are threads of their own, which would add in
 any order.
 """
@@ -32,7 +39,17 @@ from typing import Final
 
 from opgen.algebra.poly import Kind, Poly, poly, symbol, symbol_atom
 from opgen.ir.indices import FOLDED
-from opgen.ir.notation import AttributeType, DType, Iterator, Op, Reducer, Statement, Table, Tensor
+from opgen.ir.notation import (
+    AttributeType,
+    Boundary,
+    DType,
+    Iterator,
+    Op,
+    Reducer,
+    Statement,
+    Table,
+    Tensor,
+)
 from opgen.passes.point_ranges import range_of
 
 _SHORT: Final = 16
@@ -56,6 +73,8 @@ def is_rounded(target: Tensor | Table) -> bool:
 
 def _is_better_scattered(op: Op, statement: Statement) -> bool:
     """Whether cells would look for terms, and an iterator of images is an index by itself."""
+    if _is_single_extreme(op, statement):
+        return True
     if statement.reducer is not Reducer.ADD or is_rounded(op.tensor(statement.target.tensor)):
         return False
     values = [index.value for index in statement.target.indices]
@@ -81,7 +100,27 @@ def _is_window_of_points(op: Op, statement: Statement, value: Poly) -> bool:
     own = {each.name: each for each in statement.iterators if each.name in value.symbols}
     beside = [each for name, each in own.items() if name not in read]
     is_of_terms = any(_is_long(op, own[name]) for name in read & own.keys() - cell)
-    return is_of_terms and not any(_is_long(op, each) for each in beside)
+    return is_of_terms and bool(beside) and not any(_is_long(op, each) for each in beside)
+
+
+def _is_single_extreme(op: Op, statement: Statement) -> bool:
+    """Whether a cell that is an extreme is chosen by a number for its last index.
+
+    Its type is that of the call: a declared one may not be what is computed with.
+    """
+    target = statement.target
+    tensor = op.tensor(target.tensor)
+    if statement.reducer not in (Reducer.MAX, Reducer.MIN) or not target.indices:
+        return False
+    chosen = [each for each in target.indices if each.value.is_data_dependent]
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.dtype.is_generic
+        and target.indices[-1] in chosen
+        and all(each.boundary in (Boundary.NONE, Boundary.DROP) for each in chosen)
+        and [each.target.tensor for each in op.statements].count(target.tensor) == 1
+        and not any(each.reducer.is_argument for each in op.statements)
+    )
 
 
 def _is_of_ranges(statement: Statement) -> bool:

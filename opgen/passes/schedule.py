@@ -123,11 +123,10 @@ class _Run:
 
     @property
     def is_added(self) -> bool:
-        """Whether points add to cells, which others make zero before."""
-        return self.is_scattered and self.parts[0].statement.reducer in (
-            Reducer.ADD,
-            Reducer.ASSIGN,
-        )
+        """Whether points add to cells, which others make zero before, or join in them otherwise."""
+        statement = self.parts[0].statement
+        is_known = statement.reducer in (Reducer.ADD, Reducer.ASSIGN) or statement.is_scattered
+        return self.is_scattered and is_known
 
 
 def _postponed(gathered: Sequence[GatheredStatement]) -> tuple[GatheredStatement, ...]:
@@ -391,8 +390,8 @@ class _Scheduler:
         if run.tensor not in self.started:
             self._initialise(run.tensor, statement.reducer)
         lowered = self.lowering.expression(statement.body, {})
-        if statement.reducer is Reducer.ADD:
-            add = AtomicAdd(run.tensor, cell, lowered.value)
+        if statement.reducer is not Reducer.ASSIGN:
+            add = AtomicAdd(run.tensor, cell, lowered.value, statement.reducer)
             node = self._guarded(statement, every((inside, lowered.test)), add)
         else:
             store = Store(run.tensor, cell, lowered.or_zero)

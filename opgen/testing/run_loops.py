@@ -215,10 +215,14 @@ class _Runner:
                 self.tensors[tensor][self.cell(tensor, indices, values)] = self.scalar(
                     value, values
                 )
-            case loops.AtomicAdd(tensor=tensor, indices=indices, value=value):
+            case loops.AtomicAdd(tensor=tensor, indices=indices, value=value, reducer=reducer):
                 cell = self.cell(tensor, indices, values)
                 self.counts.terms += 1
-                self.tensors[tensor][cell] = self.tensors[tensor][cell] + self.scalar(value, values)
+                old, term = self.tensors[tensor][cell], self.scalar(value, values)
+                if reducer is Reducer.ADD:
+                    self.tensors[tensor][cell] = old + term
+                elif term != term or (term > old if reducer is Reducer.MAX else term < old):
+                    self.tensors[tensor][cell] = term
             case unexpected:
                 assert_never(unexpected)
 
