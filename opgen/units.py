@@ -24,6 +24,7 @@ from opgen.passes.specialise import (
     factors_of,
     lengths_of,
     rows_of_points,
+    sizes_of_products,
     windows_of,
 )
 from opgen.passes.stages import Stage, products_of
@@ -64,17 +65,21 @@ def special_kernels(
     sizes = []
     windows = window_sizes(op, public)
     # Gradients have rows of their own: those of the result, which are inputs to them.
-    rows_of_both = dict.fromkeys(
-        (*lengths_of(public), *lengths_of(op), *rows_of_points(public), *rows_of_points(op))
-    )
+    both = (public, op)
+    rows = dict.fromkeys(name for each in both for name in rows_of_points(each))
+    multiplied = frozenset[str]().union(*map(sizes_of_products, both))
+    rows_of_both = dict.fromkeys(name for each in both for name in lengths_of(each))
+    rows_of_both |= dict.fromkeys(name for name in rows if name not in multiplied)
     factors = factors_of(public)
     if program.faults:
         windows, factors = (), ()  # rows alone were tried
+    # Kernels of products take any size, but for one that leaves nothing to be multiplied.
+    factors = tuple(dict.fromkeys((*factors, *(name for name in rows if name in multiplied))))
     for found in (windows, rows_of_both, factors):
         sizes.append(tuple(n for n in found if n in program.integers and n not in taken))
         taken.update(found)
     windows, lengths, factors = sizes
-    if program.faults and not lengths:
+    if program.faults and not lengths and not factors:
         return None
     counts = tuple(name for name in counts_of(public) if name in names)
     kernels = SpecialKernels(names, windows, factors, lengths, counts)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import opgen
 from opgen.ir.loops import Lanes, walk
-from opgen.passes.specialise import rows_of_points, specialise
+from opgen.passes.specialise import rows_of_points, sizes_of_products, specialise
 from opgen.programs import along_rows, for_cpu, scheduled
 from opgen.runtime import Operation
 from written_anew import read
@@ -55,6 +55,35 @@ def made(text: str) -> tuple[Callable[..., Tensor], Operation]:
 )
 def test_what_such_a_row_is(text: str, rows: tuple[str, ...]) -> None:
     assert rows_of_points(read(text)) == rows
+
+
+LAYER = """op f(x: float[N,D], w[O,D], i: int[E], j: int[E]) -> y[N,O]
+  y[j[e],o] += w[o,d]*x[i[e],d]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"), [(MESSAGES, set()), (LARGEST, set()), (LAYER, {"O", "D", "E"})]
+)
+def test_which_sizes_are_those_of_a_product(text: str, sizes: set[str]) -> None:
+    assert sizes_of_products(read(text)) == sizes
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(1, 32), (4, 5), (32, 1), (1, 1)])
+def test_products_have_kernels_for_a_single_number(inner: int, outer: int) -> None:
+    torch.manual_seed(0)
+    i, j = torch.randint(50, (2, 40_000))
+    x, w = torch.randn(50, inner, dtype=torch.float64), torch.randn(outer, inner).double()
+    inputs = [x.requires_grad_(), w.requires_grad_()]
+    call, operation = made(LAYER)
+    y, wanted = call(*inputs, i, j), x.new_zeros(50, outer).index_add(0, j, x[i] @ w.T)
+    torch.testing.assert_close(y, wanted)
+    assert operation.special is not None
+    assert set(operation.special.factors) == {"D", "O"} and not operation.special.lengths
+    flowing = torch.randn_like(y)
+    found = torch.autograd.grad(y, inputs, flowing)
+    for mine, theirs in zip(found, torch.autograd.grad(wanted, inputs, flowing), strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def loops(x: Tensor, s: Tensor, i: Tensor, j: Tensor, largest: bool) -> Tensor:

@@ -7,6 +7,7 @@ downstream knows that an op is special; its sizes and attributes are just consta
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -186,6 +187,23 @@ def rows_of_points(op: Op) -> tuple[str, ...]:
             if size in op.sizes and any(place.is_data_dependent for place in places):
                 found[size] = None
     return tuple(found)
+
+
+def sizes_of_products(op: Op) -> frozenset[str]:
+    """Sizes that a product of matrices has: of what two tensors are read by, each of which has an
+    iterator that the other one has not."""
+    found = set[str]()
+    for statement in op.statements:
+        extents = extents_of(statement.iterators)
+        names = [
+            extents.keys()
+            & frozenset[str]().union(*(index.value.symbols for index in each.indices))
+            for each in reads(statement.body)
+        ]
+        for one, other in itertools.combinations(names, 2):
+            if one - other and other - one:
+                found.update(str(extents[name].symbol) for name in one | other)
+    return frozenset(found)
 
 
 def _is_digit(value: Poly, names: Iterable[str], size: str) -> bool:
