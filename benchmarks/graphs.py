@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from written import Written
 
@@ -25,6 +26,15 @@ def _largest(rows: Tensor, to: Tensor, count: int) -> Tensor:
 def _softmax(s: Tensor, to: Tensor) -> Tensor:
     e = torch.exp(s - _largest(s, to, _NODES).detach()[to])
     return e / _sums(e, to, _NODES)[to]
+
+
+def _corners(x: Tensor, a: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    (_, channels, height, width), (batches, points, near) = x.shape, i.shape
+    inside = (i < height) & (j < width)
+    at = i.clamp(max=height - 1) * width + j.clamp(max=width - 1)
+    at = at.reshape(batches, 1, -1).expand(-1, channels, -1)
+    found = x.flatten(2).gather(2, at).reshape(batches, channels, points, near)
+    return (found * (a * inside)[:, None]).sum(3)
 
 
 GRAPHS: Final = (
@@ -69,5 +79,25 @@ GRAPHS: Final = (
         "  y[b,o,v] = sum(c,k) x[b,c,i[v,k]]*w[o,c,k]",
         ((4, 32, _NODES), (64, 32, 9), (_NODES, (_NODES, 9))),
         lambda x, w, i: torch.einsum("bcvk,ock->bov", x[:, :, i], w),
+    ),
+    Written(
+        "four corners of places",
+        "x: float[N,C,H,W], a[N,P,4], i: int[N,P,4], j: int[N,P,4]) -> y[N,C,P]\n"
+        "  y[n,c,p] = sum(q) a[n,p,q]*x[n,c, i[n,p,q] ?0, j[n,p,q] ?0]",
+        ((4, 16, 64, 64), (4, 4096, 4), (65, (4, 4096, 4)), (65, (4, 4096, 4))),
+        _corners,
+    ),
+    Written(
+        "products of pairs of features",
+        "x: float[B,N,D], i: int[P], j: int[P]) -> y[B,P]\n"
+        "  y[b,p] = sum(d) x[b,i[p],d]*x[b,j[p],d]",
+        ((256, 27, 32), (27, (351,)), (27, (351,))),
+        lambda x, i, j: torch.bmm(x, x.mT)[:, i, j],
+    ),
+    Written(
+        "sums of embeddings",
+        "w: float[V,D], i: int[B,T]) -> y[B,D]\n  y[b,d] = sum(t) w[i[b,t],d]",
+        ((_NODES, 64), (_NODES, (512, 20))),
+        lambda w, i: F.embedding_bag(i, w, mode="sum"),
     ),
 )

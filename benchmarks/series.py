@@ -20,6 +20,11 @@ def _lstm(g: Tensor, c: Tensor) -> Tensor:
     return torch.sigmoid(o) * torch.tanh(torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(z))
 
 
+def _cosines(x: Tensor) -> Tensor:
+    k, t = torch.arange(129), torch.arange(x.shape[1])
+    return x @ torch.cos(0.0245 * k * t[:, None])
+
+
 SERIES: Final = (
     Written(
         "cumulative sums",
@@ -66,5 +71,24 @@ SERIES: Final = (
         "  y[n,d] = sigmoid(g[n,(2 d)])*tanh(m[n,d])",
         ((64, 2048), (64, 512)),
         _lstm,
+    ),
+    Written(
+        "cross entropy with the diagonal",
+        "s: float[N,N]) -> y[N]\n  y[n] = log(sum(m) exp(s[n,m])) - s[n,n]",
+        ((512, 512),),
+        lambda s: s.logsumexp(1) - s.diagonal(),
+    ),
+    Written(
+        "cumulative products",
+        "x: float[B,T]) -> y[B,T]\n  y[b,t] = prod(s in T if s <= t) x[b,s]",
+        ((2048, 64),),
+        lambda x: x.cumprod(1),
+    ),
+    Written(
+        "Fourier transform",
+        "x: float[B,T]; K: size) -> y[B,K]\n  y[b,k] = sum(t) x[b,t]*cos(0.0245*k*t) for k in K",
+        ((256, 256),),
+        _cosines,
+        {"K": 129},
     ),
 )
