@@ -115,6 +115,15 @@ op blocks(x[B,C,(H 4),(W 4)], d[4,4]) -> y[B,C,(H 4),(W 4)]
   y[b,c,(h u),(w v)] = sum(i,j) x[b,c,(h i),(w j)]*d[u,i]*d[v,j]
 """
 
+TRAIN = """
+op train(x[B,(I J)], g[I,M,R], h[R,J,N]) -> y[B,(M N)]
+  y[b,(m n)] = sum(i,j,r) x[b,(i j)]*g[i,m,r]*h[r,j,n]
+"""
+SKIN = """
+op skin(w[V,J], a[J,4,4], p[V,4]) -> y[V,4]
+  y[v,i] = sum(j,l) w[v,j]*a[j,i,l]*p[v,l]
+"""
+
 
 def score(q: Tensor, k: Tensor, scale: float = 1.0) -> Tensor:
     return q @ k.mT * (scale * q.shape[-1] ** -0.5)
@@ -209,6 +218,15 @@ def blocks(x: Tensor, d: Tensor) -> Tensor:
     return (d @ parts @ d.mT).transpose(3, 4).reshape(x.shape)
 
 
+def train(x: Tensor, g: Tensor, h: Tensor) -> Tensor:
+    image = x.unflatten(1, (len(g), h.shape[1]))
+    return torch.einsum("bij,imr,rjn->bmn", image, g, h).flatten(1)
+
+
+def skin(w: Tensor, a: Tensor, p: Tensor) -> Tensor:
+    return torch.einsum("vj,jil,vl->vi", w, a, p)
+
+
 CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] = {
     "score": (SCORE, score, [(2, 3, 9, 8), (2, 3, 7, 8)], 1),
     "gram": (GRAM, gram, [(2, 5, 3, 4)], 1),
@@ -231,6 +249,8 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] 
     "chained": (CHAINED, chained, [(2, 3), (3, 4), (4, 5), (5, 6)], 3),
     "energy": (ENERGY, energy, [(4,), (4, 4)], 0),
     "blocks": (BLOCKS, blocks, [(2, 3, 8, 12), (4, 4)], 2),
+    "train": (TRAIN, train, [(2, 12), (3, 5, 2), (2, 4, 3)], 2),
+    "skin": (SKIN, skin, [(5, 3), (3, 4, 4), (5, 4)], 1),
     "scattered": (SCATTERED, scattered, [(7, 4), (7, 4), (7,)], 0),
 }
 
@@ -245,6 +265,36 @@ def test_numbers_and_gradients(name: str) -> None:
     assert products == 0 or matrix_product(op) is None
     function = getattr(opgen.compile(spec), name)
     check_numbers(function, reference, shapes, twice=name == "score")
+
+
+def test_a_temporary_has_one_dim_more_at_most() -> None:
+    """However many steps there are, and where it is much less work: then it is a matrix for the
+    product that it is a factor of."""
+    (part,) = with_plain_products(read(TRAIN)).temporaries
+    assert [str(dim.extent) for dim in part.dims] == ["B", "M", "R", "J"]
+    long = read(
+        "op f(x[B,I,J,K], g[I,M,R], h[R,J,N,S], q[S,K,O]) -> y[B,M,N,O]\n"
+        "  y[b,m,n,o] = sum(i,j,k,r,s) g[i,m,r]*h[r,j,n,s]*q[s,k,o]*x[b,i,j,k]\n"
+    )
+    assert [len(each.dims) for each in with_plain_products(long).temporaries] == [5, 5]
+    (part,) = with_plain_products(read(SKIN)).temporaries
+    assert [str(dim.extent) for dim in part.dims] == ["V", "4", "4"]
+    wide = SKIN.replace("a[J,4,4], p[V,4]) -> y[V,4]", "a[J,I,L], p[V,L]) -> y[V,I]")
+    (part,) = with_plain_products(read(wide)).temporaries
+    assert [str(dim.extent) for dim in part.dims] == ["V", "J", "L"]
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3), (2, 0, 3), (2, 3, 0), (1, 1, 1)])
+def test_trains_of_few_cells(shape: tuple[int, ...]) -> None:
+    """What nothing is summed for is 0, and has gradients."""
+    i, j, r = shape
+    x, g, h = torch.ones(2, i * j), torch.ones(i, 2, r), torch.ones(r, j, 5)
+    given = [each.requires_grad_() for each in (x, g, h)]
+    y = opgen.compile(TRAIN).train(*given)
+    total = float(y.detach().sum())
+    assert torch.equal(y, torch.full((2, 10), float(i * j * r)))
+    for each, found in zip(given, torch.autograd.grad(y.sum(), given), strict=True):
+        assert torch.equal(found, torch.full_like(each, total / max(1, each.numel())))
 
 
 @pytest.mark.parametrize("attribute", [1.0, 0.5])
@@ -329,6 +379,8 @@ def test_integers_wrap_as_before(dtype: torch.dtype) -> None:
         "  y[n,m] = sum(k in K,r) x[n,k-1 ?0]*a[r,k-1]*b[m,r]\n",
         "op f(x[N,K], a[R,K], b[M,R]) -> y[N,M]\n"
         "  y[n,m] = sum(k,r) x[n-1 ?0,k]*a[r,k]*b[m,r]/a[r,0]\n",
+        "op f(x[B,I,J], g[I,3,R], h[R,J,4]) -> y[B,3,4]\n"
+        "  y[b,m,n] = sum(i,j,r) x[b,i,j ?0]*g[i,m,r]*h[r,j,n]\n",
         # What is computed only where there are terms.
         "op f(x: float[N,K], w[M,K]; g: size) -> y[N,M]\n  z[n,k] = exp(x[n,k]) if M >= 1\n"
         "  y[n,m] += z[n,k]*w[m,k] for n in N, m in M, k in K, i in g\n",

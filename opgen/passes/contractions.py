@@ -19,14 +19,24 @@ Which come first is not for opgen to know where sizes are those of a call: those
 loops, and from the left, as `einsum` does. What stands in parentheses is computed as it stands. No
 temporary has more dims than a tensor which the sum reads or writes, and none that all loops would
 be needed for has more cells: of `sum(i,j) a[n,i]*w[k,i,j]*b[n,j]` a and b are multiplied first.
+
+There are two exceptions, where nothing is a window, and sizes of a call count as typical ones:
+
+- One dim more than any tensor has is right where all loops at once are much more work than the two
+  sums: the cores of a tensor train, `sum(i,j,r) x[b,i,j]*g[i,m,r]*h[r,j,n]`, where `x*g` has b, j,
+  m and r. It is what parentheses would make of it. One dim it is, however many steps there are: the
+  cells of a temporary are never more than the work that adds them up, and there is less of that.
+- Where all loops are needed anyway, the sum that leaves fewer cells than a product would is first:
+  of `sum(j,l) w[v,j]*a[j,i,l]*p[v,l]`, where i and l go to 4, `w*a` is 16 numbers for each v.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence, Set
-from collections.abc import Iterator as Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Final
 
 from opgen.algebra.poly import ONE, ZERO, symbol
 from opgen.ir.factors import Factor, factors_of, is_number, product_of
@@ -36,37 +46,56 @@ from opgen.ir.walk import expression_polynomials
 from opgen.passes.cells import are_sizes, in_steps, is_inside, is_plain_sum, names_of, some_of
 from opgen.passes.new_temporaries import NewTemporaries
 
+_TYPICAL: Final = 64
+"""What a size that only a call knows counts as, beside those that a spec says."""
+
+_LESS: Final = 4
+"""So many times less work is worth a temporary of more dims than any tensor."""
+
 
 def with_contractions(statement: Statement, made: NewTemporaries) -> tuple[Statement, ...]:
     """The statement, behind those that sum products of some of its factors first."""
-    return in_steps(statement, lambda each: _step(each, made))
+    # Of the sum as it is written: what steps have made is no reason for still more dims.
+    most = max(_dims(each, statement) for each in (statement.target, *reads(statement.body)))
+    return in_steps(statement, lambda each: _step(each, most, made))
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
     """Factors to be multiplied first, by position: the iterators they move with, and those of these
-    that nothing else moves with."""
+    that nothing else moves with. Those that other factors and the target move with are the rest."""
 
     places: tuple[int, ...]
     moving: Set[str]
-    summed: Set[str]
+    rest: Set[str]
 
     @property
-    def rank(self) -> tuple[bool, int, tuple[int, ...]]:
+    def summed(self) -> Set[str]:
+        """The iterators that are summed first."""
+        return self.moving - self.rest
+
+    @property
+    def kept(self) -> Set[str]:
+        """The iterators that number the cells of what is computed first."""
+        return self.moving & self.rest
+
+    def rank(self, most: int) -> tuple[bool, bool, int, tuple[int, ...]]:
         """What is least for the group that comes first."""
-        return not self.summed, len(self.moving), self.places
+        return not self.summed, len(self.kept) > most, len(self.moving), self.places
 
 
-def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statement] | None:
+def _step(
+    statement: Statement, most: int, made: NewTemporaries
+) -> tuple[Statement, Statement] | None:
     """The sum of some factors, and the statement with that in their place."""
     if not is_plain_sum(statement, made):
         return None
     negative, factors = factors_of(statement.body)
-    found = min(_groups(statement, factors, made), key=lambda each: each.rank, default=None)
+    groups = _groups(statement, factors, most, made)
+    found = min(groups, key=lambda each: each.rank(most), default=None)
     if found is None:
         return None
-    kept = found.moving - found.summed
-    own = tuple(e for e in _in_order(statement, factors, found) if e.name in kept)
+    own = tuple(e for e in _in_order(statement, factors, found) if e.name in found.kept)
     inner = tuple(e for e in statement.iterators if e.name in found.summed)
     cells = [(each.extent, symbol(each.name)) for each in own] or [(ONE, ZERO)]
     total = made.cells(statement.target.tensor, "part", cells)
@@ -94,8 +123,9 @@ def _step(statement: Statement, made: NewTemporaries) -> tuple[Statement, Statem
 def _in_order(
     statement: Statement, factors: Sequence[Factor], group: _Group
 ) -> tuple[Iterator, ...]:
-    """The iterators of a statement as the dims of a temporary: first those of the target, or where
-    there is a window, as those of the tensor are that it goes through."""
+    """The iterators of a statement as the dims of a temporary: first those of the target, and then
+    as another factor has them, with which they are summed; or where there is a window, as those of
+    the tensor are that it goes through."""
     extents = extents_of(statement.iterators)
     for at in group.places:
         for access in reads(factors[at].value):
@@ -110,18 +140,29 @@ def _in_order(
                 return tuple(
                     sorted(statement.iterators, key=lambda e: place.get(e.name, len(place)))
                 )
-    return statement.iterators
+    fixed = frozenset[str]().union(*(i.value.symbols for i in statement.target.indices))
+    later = [
+        name
+        for at, each in enumerate(factors)
+        if at not in group.places
+        for access in reads(each.value)
+        for index in access.indices
+        for name in digits(index.value, extents) or ()
+        if name not in fixed
+    ]
+    places = {name: at for at, name in enumerate(dict.fromkeys(later))}
+    return tuple(sorted(statement.iterators, key=lambda e: places.get(e.name, -1)))
 
 
 def _groups(
-    statement: Statement, factors: Sequence[Factor], made: NewTemporaries
-) -> Iterable[_Group]:
+    statement: Statement, factors: Sequence[Factor], most: int, made: NewTemporaries
+) -> list[_Group]:
     """The groups of factors that may be computed first."""
     names, tables = names_of(statement), {table.name for table in made.op.tables}
     moving = [_moving(each, names) for each in factors]
-    if any(each is None for each in moving):
-        return
     known = [each for each in moving if each is not None]
+    if len(known) < len(factors):
+        return []
     tensors = [
         at
         for at, each in enumerate(factors)
@@ -130,28 +171,62 @@ def _groups(
         and each.value.access.tensor not in tables
         and made.is_generic(each.value.access)
     ]
-    read = [access for each in factors for access in reads(each.value)]
-    most = max(_dims(access, statement) for access in (statement.target, *read))
     fixed = frozenset[str]().union(*(i.value.symbols for i in statement.target.indices)) & names
     cells = [fixed, *(known[at] for at in tensors)]
     alone = [(at,) for at in tensors] if len(tensors) > 1 else []
     pairs = [*combinations(tensors, 2)] if len(tensors) > 2 else []
+    found: list[_Group] = []
+    others: list[_Group] = []
     for places in (*alone, *pairs):
         own = frozenset[str]().union(*(known[at] for at in places))
         rest = fixed.union(*(each for at, each in enumerate(known) if at not in places))
-        group = _Group(places, own, own - rest)
+        group = _Group(places, own, rest)
+        loops = (each for each in statement.iterators if each.name in own)
+        if not are_sizes(loops, made) or not _may_come_first(statement, factors, group, made):
+            continue
         if own < names:
             is_less = bool(group.summed) or len(places) > 1
+            is_less = is_less and len(group.kept) <= most
         else:  # it takes as long as the whole sum, which needs no large temporary
-            is_small = any(own & rest <= each for each in cells)
+            is_small = any(group.kept <= each for each in cells)
             is_less = bool(group.summed) and is_small and len(places) > 1
-        loops = (each for each in statement.iterators if each.name in own)
-        if (
-            (is_less and len(own & rest) <= most)
-            and are_sizes(loops, made)
-            and _may_come_first(statement, factors, group, made)
-        ):
-            yield group
+            is_less = is_less and len(group.kept) <= most
+        (found if is_less else others).append(group)
+    if all(_is_plain(access, statement) for access in (statement.target, *reads(statement.body))):
+        found += [each for each in others if _is_worth_more(each, found, most, statement)]
+    return found
+
+
+def _is_worth_more(
+    group: _Group, others: Sequence[_Group], most: int, statement: Statement
+) -> bool:
+    """Whether what is computed first may have more dims, or cells, than tensors have: whether it is
+    much less work than the whole sum, or of fewer cells than the products that other groups are."""
+    names = names_of(statement)
+    if not group.summed or len(group.places) < 2:
+        return False
+    if group.moving < names:
+        work = _count(group.moving, statement) + _count(group.rest, statement)
+        is_little = _count(names, statement) >= _LESS * work
+        return is_little and len(group.kept) <= most + 1
+    products = [_count(each.kept, statement) for each in others if not each.summed]
+    is_least = any(products) and _count(group.kept, statement) < min(products)
+    return is_least and len(group.kept) <= most
+
+
+def _count(names: Set[str], statement: Statement) -> int:
+    """How many points some iterators have, nearly."""
+    extents = (each.extent for each in statement.iterators if each.name in names)
+    return math.prod(each.constant if each.is_constant else _TYPICAL for each in extents)
+
+
+def _is_plain(access: Access, statement: Statement) -> bool:
+    """Whether no index is a window, and none is outside."""
+    extents = extents_of(statement.iterators)
+    return all(
+        index.boundary is Boundary.NONE and digits(index.value, extents) is not None
+        for index in access.indices
+    )
 
 
 def _dims(access: Access, statement: Statement) -> int:
