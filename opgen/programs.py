@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
 from opgen.ir.context import facts_of
 from opgen.ir.loops import Fault, Program
@@ -64,13 +65,18 @@ from opgen.passes.whole_dims import with_whole_dims
 from opgen.passes.wide_windows import has_wide_windows, with_wide_windows
 from opgen.runtime.description import LARGEST_WINDOW
 
+_TENSORS: Final = 3
+"""Of so many and more a sum of products may be done in steps."""
+
 
 def for_cpu(op: Op, is_derived: bool = False) -> Op:
     """The op as kernels of the CPU compute it: with temporaries that its spec does not have, and
     marks at sums that are computed point by point. Products of one that is derived may be
-    multiplied in another order."""
+    multiplied in another order, and those of three and more tensors."""
     if is_derived:
         op = with_factored_totals(with_factored_sums(op))
+    else:
+        op = with_factored_totals(op, fewest=_TENSORS)
     op = with_directions_apart(with_functions_apart(with_dims_apart(with_all_but_one(op))))
     op = with_thin_columns(with_whole_dims(with_margins(with_chosen_points(op))))
     op = with_partial_sums(with_invariants(op))

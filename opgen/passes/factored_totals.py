@@ -1,4 +1,4 @@
-"""Factors of a cell go behind the sum up to it, in gradients.
+"""Factors of a cell go behind the sum up to it, in gradients, and of three and more tensors.
 
 The gradients of `y[n,i] = sum(j in I if j <= i) w[j]*x[n,j]` are
 
@@ -13,7 +13,14 @@ where every cell multiplies all terms by a number of its own. As
 
 cells have the terms of their neighbours and one more, which takes linear time, see
 `passes.running_totals`. These are other roundings, as those of `passes.factored_sums` are, and like
-these they are for what opgen derived and nothing is decided by, on the CPU.
+these they are for what opgen derived and nothing is decided by, on the CPU. So it is for sums of a
+spec of three and more tensors, whose factors are multiplied in another order without a condition,
+too:
+
+    y[t,e] = sum(s,d if s <= t) q[t,d]*k[s,d]*v[s,e]
+
+has a matrix of totals up to each t, of `k[s,d]*v[s,e]`, that a kernel goes on with from t to t; it
+takes no memory for each of them.
 
 Before: an op. After: an op with the same values but for rounding.
 """
@@ -53,9 +60,11 @@ from opgen.passes.new_temporaries import NewTemporaries
 from opgen.passes.up_to import has_functions, up_to
 
 
-def with_factored_totals(op: Op) -> Op:
-    """The op with temporaries for sums up to a cell without the factors of that cell."""
+def with_factored_totals(op: Op, fewest: int = 1) -> Op:
+    """The op with temporaries for sums up to a cell without the factors of that cell, where so many
+    factors read tensors at least."""
     exact = deciding(op)
+    exact |= {each.target.tensor for each in op.statements if _readers(each) < fewest}
     factored = _Factored(NewTemporaries.of(op), facts_of(op))
     return factored.made.op_with(
         part
@@ -164,6 +173,12 @@ class _Factored:
         if not core or bound.cell in _symbols(core) or bound.cell not in _symbols(rest):
             return None
         return _Totals(statement, bound.guard, bound.moving, negative, rest, core)
+
+
+def _readers(statement: Statement) -> int:
+    """How many factors read tensors."""
+    _, factors = factors_of(statement.body)
+    return sum(any(True for _ in reads(each.value)) for each in factors)
 
 
 def _symbols(factors: Iterable[Factor] | tuple[Factor, ...]) -> tuple[str, ...]:
