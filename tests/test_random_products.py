@@ -29,6 +29,7 @@ FACTORS = (
     *("relu(x[n,k+j ?0])", "max(w[m,k], 0)", "sigmoid(x[n,k])", "exp(w[m,k])", "x[n,k]**2"),
     *("(w[m,k] + s[k])", "exp(x[n,k-1 ?0])", "sqrt(x[n,k+j ?0]**2)", "select(k > 0, x[n,k], 1)"),
     *("t[j]", "(t[j] + 1)", "(x[n,k] + t[j])", "relu(x[n,0])", "relu(x[n,n ?0])", "z[n,0 ?0]"),
+    *("cos(2*k*m)", "exp(a[n] - b[m])", "(k - 2*m)", "(a[n]*(m + 1))", "sqrt(s[k]**2 + n)"),
     *("relu(x[n,k-1 ?0])", "silu(x[n,k+j-1 ?clamp])", "(x[n,k] > 0.5)", "(x[n,k]*s[k])"),
 )
 LONGER = (

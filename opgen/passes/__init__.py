@@ -17,8 +17,8 @@ and these are parts that passes are made of:
     derivatives        assemble, chain_rule, coverage, derivation, kept_positions, kept_quotients,
                        order, reducers
     ops                absent_outside, cell_factors, cells, common_factors, continued_images,
-                       contractions, gathered_factors, new_temporaries, scattered_products,
-                       separable_filters, small_factors, turned_filters, up_to
+                       contractions, early_functions, gathered_factors, new_temporaries,
+                       scattered_products, separable_filters, small_factors, turned_filters, up_to
     loops of an op     bucket_loops, lower, nest, point_form
     bodies of kernels  all_terms, block_tiling, jam, load_order, merge, moving_loops, nearby, peel,
                        plane_runs, tile, turns

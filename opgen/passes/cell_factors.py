@@ -53,7 +53,7 @@ from opgen.passes.new_temporaries import NewTemporaries
 _TAME: Final = frozenset(
     ("add", "sub", "neg", "max", "min", "abs", "relu", "sigmoid", "tanh", "silu", "sin", "cos")
 )
-"""Functions whose slopes are numbers, whatever number they are of; see `_is_tame` for others."""
+"""Functions whose slopes are numbers, whatever number they are of; see `is_tame` for others."""
 
 _ZERO_AT_ZERO: Final = frozenset({"neg", "abs", "relu", "tanh", "silu", "sin", "sqrt"})
 
@@ -99,7 +99,7 @@ def _computed(
             and all(is_same_for(each, access, names) for each in others)
             and symbols & names <= {*plain_dims(access, names).values()}
             and _is_zero_outside(value, access)
-            and (_is_covered(access, statement) or (not others and _is_tame(value)))
+            and (_is_covered(access, statement) or (not others and is_tame(value)))
         ):
             return _of_cells(value, access, statement, made)
     return None
@@ -117,7 +117,7 @@ def _of_cells(
     body = map_expression(value, change)
     known = {each.name for each in iterators}
     others = [each for each in statement.iterators if each.name not in known]
-    guards = () if _is_tame(value) else some_of(others)
+    guards = () if is_tame(value) else some_of(others)
     draft = Statement(cell, Reducer.ASSIGN, iterators, guards, body, is_exclusive=True)
     if not made.is_always_there(body, draft):
         return None
@@ -152,16 +152,16 @@ def _is_covered(access: Access, statement: Statement) -> bool:
     return not is_window and all(mode is Boundary.NONE for mode in modes)
 
 
-def _is_tame(value: Expr) -> bool:
+def is_tame(value: Expr) -> bool:
     """Whether a function has slopes that are numbers, whatever number it is of."""
     match value:
         case Apply(primitive="pow", arguments=(base, Constant(value=1 | 2))):
-            return _is_tame(base)
+            return is_tame(base)
         case Apply(primitive="mul", arguments=arguments):
             read = [each for each in arguments if any(True for _ in reads(each))]
-            return len(read) < 2 and all(map(_is_tame, arguments))
+            return len(read) < 2 and all(map(is_tame, arguments))
         case Apply(primitive=primitive, arguments=arguments):
-            return primitive in _TAME and all(map(_is_tame, arguments))
+            return primitive in _TAME and all(map(is_tame, arguments))
         case _:
             return True
 

@@ -110,11 +110,12 @@ def is_multiplied_again(image: Access, weight: Access, statement: Statement) -> 
         return False
     into, over, out = (moving(each, names) for each in (image, weight, statement.target))
     summed, again = ((into & over) - out, (over & out) - into)
-    return _are_many(summed, extents) and _are_many(again, extents)
+    return all(are_many(extents[name] for name in some) for some in (summed, again))
 
 
-def _are_many(names: Set[str], extents: Mapping[str, Poly]) -> bool:
-    counts = [extents[name] for name in names]
+def are_many(extents: Iterable[Poly]) -> bool:
+    """Whether iterators of these extents go through enough points for a copy of a factor."""
+    counts = [*extents]
     return not all(each.is_constant for each in counts) or product(counts).constant > _FEW
 
 

@@ -12,6 +12,7 @@ from opgen.passes.cell_factors import with_cells_before
 from opgen.passes.common_factors import with_factors_behind
 from opgen.passes.continued_images import with_continued_images
 from opgen.passes.contractions import with_contractions
+from opgen.passes.early_functions import with_functions_early
 from opgen.passes.gathered_factors import with_gathered_factors
 from opgen.passes.new_temporaries import NewTemporaries
 from opgen.passes.scattered_products import with_terms_before
@@ -22,10 +23,10 @@ from opgen.passes.turned_filters import with_turned_filters
 
 def with_plain_products(op: Op) -> Op:
     """The op with temporaries for sums that are added where a tensor says, for factors that are
-    looked up, for sums without the factors that terms share, for functions of what is summed, for
-    products of two of three factors and sums of these, for sums along one dim of an image, for
-    images that go on beyond their ends, and for filters that are gone through backwards; with
-    boundary modes for conditions that say no more.
+    looked up, for sums without the factors that terms share, for functions of what is summed and of
+    fewer iterators, for products of two of three factors and sums of these, for sums along one dim
+    of an image, for images that go on beyond their ends, and for filters that are gone through
+    backwards; with boundary modes for conditions that say no more.
 
     One with hand-written gradients stays as it is: these are of what is written.
     """
@@ -37,6 +38,7 @@ def with_plain_products(op: Op) -> Op:
         with_gathered_factors,
         with_factors_behind,
         with_cells_before,
+        with_functions_early,
         with_products_before,
         with_separate_dims,
         with_contractions,
