@@ -124,6 +124,11 @@ op skin(w[V,J], a[J,4,4], p[V,4]) -> y[V,4]
   y[v,i] = sum(j,l) w[v,j]*a[j,i,l]*p[v,l]
 """
 
+EXPERTS = """
+op experts(g[T,K], x[T,D], w[E,D,O], r: int[T,K]) -> y[T,O]
+  y[t,o] = sum(k,d) g[t,k]*x[t,d]*w[r[t,k],d,o]
+"""
+
 
 def score(q: Tensor, k: Tensor, scale: float = 1.0) -> Tensor:
     return q @ k.mT * (scale * q.shape[-1] ** -0.5)
@@ -284,6 +289,24 @@ def test_a_temporary_has_one_dim_more_at_most() -> None:
     assert [str(dim.extent) for dim in part.dims] == ["V", "J", "L"]
 
 
+def test_what_is_looked_up_is_multiplied_last() -> None:
+    (first, _) = changed(EXPERTS).statements
+    assert {each.name for each in first.iterators} == {*"tkd"}
+    experts = opgen.compile(EXPERTS).experts
+    r = torch.tensor([[0, 1], [2, 2], [1, 0]])
+
+    def reference(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return torch.einsum("tk,td,tkdo->to", g, x, w[r])
+
+    check_numbers(lambda *given: experts(*given, r), reference, [(3, 2), (3, 4), (3, 4, 5)])
+    given = torch.ones(3, 2), torch.ones(3, 4), torch.ones(3, 4, 5)
+    with pytest.raises(IndexError, match="r"):
+        experts(*given, r + 1)
+    empty = experts(torch.ones(3, 2), torch.ones(3, 0), torch.ones(3, 0, 5), r)
+    assert torch.equal(empty, torch.zeros(3, 5))
+    assert experts(torch.ones(0, 2), torch.ones(0, 4), given[2], r[:0]).shape == (0, 5)
+
+
 @pytest.mark.parametrize("shape", [(0, 2, 3), (2, 0, 3), (2, 3, 0), (1, 1, 1)])
 def test_trains_of_few_cells(shape: tuple[int, ...]) -> None:
     """What nothing is summed for is 0, and has gradients."""
@@ -381,6 +404,11 @@ def test_integers_wrap_as_before(dtype: torch.dtype) -> None:
         "  y[n,m] = sum(k,r) x[n-1 ?0,k]*a[r,k]*b[m,r]/a[r,0]\n",
         "op f(x[B,I,J], g[I,3,R], h[R,J,4]) -> y[B,3,4]\n"
         "  y[b,m,n] = sum(i,j,r) x[b,i,j ?0]*g[i,m,r]*h[r,j,n]\n",
+        # What is looked up may be nowhere, or few numbers are between what is.
+        "op f(g[T,K], x[T,D], w[E,D,O], r: int[T,K]) -> y[T,O]\n"
+        "  y[t,o] = sum(k,d) g[t,k]*x[t,d]*w[r[t,k] ?0,d,o]\n",
+        "op f(a[P,2], b[P,2], x[C,H,W], h: int[P], v: int[P]) -> y[C,P]\n"
+        "  y[c,p] = sum(i,j) a[p,i]*b[p,j]*x[c,h[p]+i,v[p]+j]\n",
         # What is computed only where there are terms.
         "op f(x: float[N,K], w[M,K]; g: size) -> y[N,M]\n  z[n,k] = exp(x[n,k]) if M >= 1\n"
         "  y[n,m] += z[n,k]*w[m,k] for n in N, m in M, k in K, i in g\n",

@@ -20,6 +20,8 @@ loops, and from the left, as `einsum` does. What stands in parentheses is comput
 temporary has more dims than a tensor which the sum reads or writes, and none that all loops would
 be needed for has more cells: of `sum(i,j) a[n,i]*w[k,i,j]*b[n,j]` a and b are multiplied first.
 
+A tensor that is looked up, `w[r[t,k],d,o]`, is multiplied last: two others are before, for all o.
+
 There are two exceptions, where nothing is a window, and sizes of a call count as typical ones:
 
 - One dim more than any tensor has is right where all loops at once are much more work than the two
@@ -43,7 +45,15 @@ from opgen.ir.factors import Factor, factors_of, is_number, product_of
 from opgen.ir.indices import digits, extents_of, is_plainly_inside
 from opgen.ir.notation import Access, Boundary, Iterator, Parameter, Read, Reducer, Statement, reads
 from opgen.ir.walk import expression_polynomials
-from opgen.passes.cells import are_sizes, in_steps, is_inside, is_plain_sum, names_of, some_of
+from opgen.passes.cells import (
+    are_many,
+    are_sizes,
+    in_steps,
+    is_inside,
+    is_plain_sum,
+    names_of,
+    some_of,
+)
 from opgen.passes.new_temporaries import NewTemporaries
 
 _TYPICAL: Final = 64
@@ -159,22 +169,21 @@ def _groups(
 ) -> list[_Group]:
     """The groups of factors that may be computed first."""
     names, tables = names_of(statement), {table.name for table in made.op.tables}
-    moving = [_moving(each, names) for each in factors]
-    known = [each for each in moving if each is not None]
-    if len(known) < len(factors):
-        return []
+    known = [_moving(each, names) for each in factors]
+    looked_up = {at for at, each in enumerate(factors) if _is_looked_up(each)}
     tensors = [
         at
         for at, each in enumerate(factors)
         if isinstance(each.value, Read)
+        and at not in looked_up
         and not each.divides
         and each.value.access.tensor not in tables
         and made.is_generic(each.value.access)
     ]
     fixed = frozenset[str]().union(*(i.value.symbols for i in statement.target.indices)) & names
     cells = [fixed, *(known[at] for at in tensors)]
-    alone = [(at,) for at in tensors] if len(tensors) > 1 else []
-    pairs = [*combinations(tensors, 2)] if len(tensors) > 2 else []
+    alone = [(at,) for at in tensors] if len(tensors) > 1 and not looked_up else []
+    pairs = [*combinations(tensors, 2)] if len(tensors) + len(looked_up) > 2 else []
     found: list[_Group] = []
     others: list[_Group] = []
     for places in (*alone, *pairs):
@@ -184,7 +193,10 @@ def _groups(
         loops = (each for each in statement.iterators if each.name in own)
         if not are_sizes(loops, made) or not _may_come_first(statement, factors, group, made):
             continue
-        if own < names:
+        if looked_up:  # of few factors of a cell, as between four pixels, no product is worth it
+            later = (e.extent for e in statement.iterators if e.name in group.kept - fixed)
+            is_less = own < names and len(group.kept) <= most and are_many(later)
+        elif own < names:
             is_less = bool(group.summed) or len(places) > 1
             is_less = is_less and len(group.kept) <= most
         else:  # it takes as long as the whole sum, which needs no large temporary
@@ -267,18 +279,24 @@ def _may_come_first(
 
 
 def _is_there(access: Access, statement: Statement, made: NewTemporaries) -> bool:
-    """Whether an access needs no other factor that is absent where it leaves its tensor."""
+    """Whether an access needs no other factor that is absent where it leaves its tensor. Where it
+    is looked up outside a call is refused, whatever else there is."""
     extents = extents_of(statement.iterators)
     return made.is_whole(access.tensor) and all(
-        index.boundary is Boundary.ZERO
+        index.boundary is Boundary.NONE
+        if index.value.is_data_dependent
+        else index.boundary is Boundary.ZERO
         or (index.boundary is Boundary.NONE and is_plainly_inside(index.value, extent, extents))
         for index, extent in zip(access.indices, made.extents(access.tensor), strict=True)
     )
 
 
-def _moving(factor: Factor, names: Collection[str]) -> Set[str] | None:
-    """The iterators that a factor moves with; None where a tensor is part of an index."""
-    numbers = [*expression_polynomials(factor.value)]
-    if any(each.is_data_dependent for each in numbers):
-        return None
+def _is_looked_up(factor: Factor) -> bool:
+    """Whether a tensor is part of an index of it."""
+    return any(each.is_data_dependent for each in expression_polynomials(factor.value))
+
+
+def _moving(factor: Factor, names: Collection[str]) -> Set[str]:
+    """The iterators that a factor moves with."""
+    numbers = expression_polynomials(factor.value)
     return frozenset[str]().union(*(each.symbols for each in numbers)).intersection(names)
