@@ -25,6 +25,7 @@ from opgen.ir.show import show_file
 from opgen.ir.show_loops import show_program
 from opgen.lang.parse import parse
 from opgen.lang.read import read
+from opgen.passes.carried_totals import with_memory_of
 from opgen.passes.certify import certificate
 from opgen.passes.derive import derive, differentiable
 from opgen.passes.differentiate import tangent
@@ -113,8 +114,9 @@ def stages(
     public = (by_name[member.path[0]] for member in members)
     all_forms = zip(*map(forms, members, public), strict=True)
     joined = (joined_dims(op) for op, _ in computed)
+    plain = map(with_memory_of, programs, on_cpu)
     units = tuple(
-        map(Unit, members, programs, on_cpu, on_gpu, all_traits, specials, *all_forms, joined)
+        map(Unit, members, plain, on_cpu, on_gpu, all_traits, specials, *all_forms, joined)
     )
     proved = certificate(members, fibres, trials)
     module = torch_module.module_source(units, source.text, source.name, proved, runtime)

@@ -40,6 +40,7 @@ from opgen.passes.padded import with_padding
 from opgen.passes.partial_sums import with_partial_sums
 from opgen.passes.plane_sums import with_plane_sums
 from opgen.passes.planes import with_plane_kernels
+from opgen.passes.products_between import with_products_between
 from opgen.passes.relayout import (
     Orders,
     channels_last,
@@ -74,7 +75,7 @@ def for_cpu(op: Op, is_derived: bool = False) -> Op:
     marks at sums that are computed point by point. Products of one that is derived may be
     multiplied in another order, and those of three and more tensors."""
     if is_derived:
-        op = with_factored_totals(with_factored_sums(op))
+        op = with_factored_totals(with_factored_sums(with_products_between(op)))
     else:
         op = with_factored_totals(op, fewest=_TENSORS)
     op = with_directions_apart(with_functions_apart(with_dims_apart(with_all_but_one(op))))

@@ -11,6 +11,7 @@ from opgen.ir.family import Keepable, Member, Traits
 from opgen.ir.loops import Program
 from opgen.ir.matrix_product import MatrixProduct
 from opgen.ir.notation import Op
+from opgen.passes.carried_totals import with_memory_of
 from opgen.passes.convolution import convolution
 from opgen.passes.fingerprint import fingerprint
 from opgen.passes.independence import linear_inputs, parallel_axes
@@ -129,7 +130,7 @@ def unit(
     if text and len([step for step in member.path if step[0] not in (STAGE, KEEPING, KEPT)]) <= 2:
         kernels = special_kernels(cpu_op, gpu_op, on_cpu, on_gpu, public, leading)
     about = traits(op, ops), kernels, *forms(member, public), joined_dims(cpu_op)
-    return Unit(member, program, on_cpu, on_gpu, *about)
+    return Unit(member, with_memory_of(program, on_cpu), on_cpu, on_gpu, *about)
 
 
 def _public(member: Member, ops: Mapping[str, Op]) -> Op:

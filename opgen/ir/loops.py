@@ -239,7 +239,8 @@ class Operand:
     An `optional` input may be absent: one number then stands for all of its elements. An
     `unrounded` one is stored as float32 where the call computes with numbers of 16 bits: a load
     rounds to these, and so does a store. A `stored` one is in memory though it is read once. A
-    `narrow` one is a widened one of integers that 16 bits hold, and has memory for more.
+    `narrow` one is a widened one of integers that 16 bits hold, and has memory for more. A
+    `carried` one holds products whose factors totals may be multiplied with instead.
     """
 
     name: str
@@ -250,6 +251,7 @@ class Operand:
     unrounded: bool = False
     stored: bool = False
     narrow: bool = False
+    carried: bool = False
 
     @property
     def rank(self) -> int:

@@ -126,7 +126,8 @@ class Tensor:
 
     A tensor declared with a leading `...` has the symbol `BATCH` as the extent of its first dim.
     `nograd` inputs get no gradient. A temporary that is `stored` is a tensor of its own, where
-    others may be no more than a number for each cell.
+    others may be no more than a number for each cell. Of one that is `carried`, sums up to a cell
+    may be multiplied with its factors as they grow, see `passes.carried_totals`.
     """
 
     name: str
@@ -135,6 +136,7 @@ class Tensor:
     default: float | None = None
     nograd: bool = False
     stored: bool = False
+    carried: bool = False
 
     @property
     def batched(self) -> bool:

@@ -45,7 +45,13 @@ class NewTemporaries:
         return cls(op, all_names(op))
 
     def cells(
-        self, near: str, what: str, indices: Iterable[tuple[Poly, Poly]], *, stored: bool = False
+        self,
+        near: str,
+        what: str,
+        indices: Iterable[tuple[Poly, Poly]],
+        *,
+        stored: bool = False,
+        carried: bool = False,
     ) -> Access:
         """The cells of a new one, named after a tensor and of its type: extents and indices.
 
@@ -56,7 +62,7 @@ class NewTemporaries:
         assert isinstance(tensor, Tensor)
         name = fresh_name(f"{near}_{what}", self.taken)
         dims = tuple(Dim(extent) for extent, _ in found)
-        self.made.append(Tensor(name, dims, tensor.dtype, stored=stored))
+        self.made.append(Tensor(name, dims, tensor.dtype, stored=stored, carried=carried))
         return Access(name, tuple(Index(index) for _, index in found))
 
     def op_with(self, statements: Iterable[Statement]) -> Op:

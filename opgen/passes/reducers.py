@@ -7,7 +7,7 @@ max, min     by 1 at the first point in iteration order that holds the extreme, 
 prod         by the product of all other bodies, a temporary with one cell for every point. It
              multiplies over a second copy of the reduced iterators: exact where bodies are zero,
              and of the language again, hence differentiable. It is quadratic work, but for what
-             `passes.all_but_one` makes of it.
+             `passes.all_but_one` and `passes.products_between` make of it.
 """
 
 from __future__ import annotations

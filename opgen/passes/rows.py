@@ -54,6 +54,7 @@ from opgen.ir.loops import (
 from opgen.ir.map_loops import symbols_of, test_symbols
 from opgen.ir.names import fresh_name
 from opgen.ir.notation import Reducer
+from opgen.passes.carried_totals import carried_totals, without_carried
 from opgen.passes.checks_apart import with_checks_apart
 from opgen.passes.frames import frames_of
 from opgen.passes.groups import grouped
@@ -95,7 +96,7 @@ _FREE: Final = LaneBounds()
 def rows(program: Program, facts: Facts) -> Program:
     """The same program with innermost loops along rows; `facts` hold for every call."""
     kernels = (_kernel(kernel, program, facts) for kernel in program.kernels)
-    return replace(program, kernels=tuple(kernels))
+    return without_carried(replace(program, kernels=tuple(kernels)))
 
 
 def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
@@ -109,7 +110,8 @@ def _kernel(kernel: Kernel, program: Program, facts: Facts) -> Kernel:
     if not kernel.is_deterministic or not kernel.axes:
         return kernel
     kernel = replace(kernel, body=direct(kernel.body))
-    if (totals := running_totals(kernel, facts)) is not None:
+    totals = carried_totals(kernel, program, facts) or running_totals(kernel, facts)
+    if totals is not None:
         # Totals come one after the other: there is no sum whose terms have any order.
         choice = choose(totals, ())
         if choice.way is Way.ROW:

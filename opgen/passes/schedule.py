@@ -106,7 +106,7 @@ def _integers_of(op: Op) -> tuple[str, ...]:
 def _operand(op: Op, tensor: Tensor, widened: bool) -> Operand:
     optional = tensor.default is not None
     about = tensor.name, tensor.dtype, op.extents(tensor.name), widened, optional
-    return Operand(*about, stored=tensor.stored)
+    return Operand(*about, stored=tensor.stored, carried=tensor.carried)
 
 
 # ---------------------------------------------------------------------------- runs of statements
