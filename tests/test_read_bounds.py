@@ -63,6 +63,23 @@ def test_without_a_compiler(bounds: tuple[int, ...]) -> None:
         check(bounds)
 
 
+@pytest.mark.parametrize("number", [2**61 + 1, 6000000000000000007, -6000000000000000007])
+def test_remainders_of_large_integers(number: int) -> None:
+    """As of hashes: a quotient is part of such a bound, which is right for these as it is."""
+    conditions = ("m >= at[r] % 5", "m == at[r] % 5", "m < at[r] % 7", "m <= at[r] - at[r]//2*2")
+    spec = "".join(
+        f"op f{at}(x[M], at: int[R]) -> y[R]\n  y[r] = sum(m if {each}) x[m]\n"
+        f"op g{at}(x[M], at: int[R]) -> y[R,M]\n  y[r,m] = 2*x[m] if {each}\n"
+        for at, each in enumerate(conditions)
+    )
+    module, x, at = opgen.compile(spec), torch.arange(10.0), torch.tensor([number])
+    five, seven, two = number % 5, number % 7, number % 2
+    first = torch.arange(10)
+    for each, inside in enumerate((first >= five, first == five, first < seven, first <= two)):
+        assert torch.equal(getattr(module, f"f{each}")(x, at), (x * inside).sum()[None])
+        assert torch.equal(getattr(module, f"g{each}")(x, at), (2 * x * inside)[None])
+
+
 # ---------------------------------------------------------------------------- solved indices
 SOLVED = (
     "op f(w[F], u[M], i: int[M], p: int[B]; V: size) -> y[F,V]\n"

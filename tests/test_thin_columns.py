@@ -304,6 +304,12 @@ def test_an_index_outside_is_shown_as_it_is_written() -> None:
         function(x, a, i, j)
 
 
+def test_a_copy_that_a_user_wrote_is_shown_by_its_name() -> None:
+    spec = "op f(x[N], i: int[P]) -> y[P], t: int[P]\n  t[p] = i[p]\n  y[p] = x[t[p]]\n"
+    with pytest.raises(IndexError, match=r"in x\[t\[p\]\]"):
+        opgen.compile(spec).f(torch.ones(3), torch.tensor([0, 3]))
+
+
 def test_corners_by_a_window() -> None:
     """The four cells around a place: each adds to its own, a cell does not ask all places."""
     spec = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from opgen.algebra.condition import Condition, Relation
-from opgen.algebra.poly import Atom, Kind, Monomial, Poly
+from opgen.algebra.poly import Atom, Kind, Monomial, Poly, of_atom
 from opgen.ir.primitives import Level
 
 
@@ -102,9 +102,10 @@ def _with_reads_alone(side: Poly, other: Poly) -> tuple[Poly, Poly]:
     """Two sides of a comparison, without what is added to the only integer that one of them reads
     from a tensor: that may be any, and `i[n] + 1` another one than is meant."""
     read = Poly({m: c for m, c in side.terms.items() if any(a.kind is Kind.LOAD for a in m)})
-    if list(read.terms.values()) != [1] or other.is_data_dependent:
+    added = side - read
+    if list(read.terms.values()) != [1] or other.is_data_dependent or added.is_data_dependent:
         return side, other
-    return read, other - (side - read)
+    return read, other - added
 
 
 def bound_text(value: Poly, spell: Spell, limited: str, suffix: str = "LL") -> Text:
@@ -112,9 +113,11 @@ def bound_text(value: Poly, spell: Spell, limited: str, suffix: str = "LL") -> T
 
     Whoever means no bound at all writes the largest integer that there is, and one more than that
     is the smallest. What is bounded lies within sizes, so it makes no difference. `limited` is the
-    name of the function that does it; it need not where nothing is computed of what is read.
+    name of the function that does it; it need not where nothing is computed of what is read, and
+    must not where a quotient of it is part of the bound: `at[r] % 5` is `at[r] - 5*(at[r]//5)`.
     """
-    if list(value.terms.values()) == [1]:
+    parts = (atom for atom in value.atoms() if atom.kind is not Kind.LOAD)
+    if list(value.terms.values()) == [1] or any(of_atom(atom).is_data_dependent for atom in parts):
         return sum_text(value, spell, suffix)
 
     def within(atom: Atom) -> Text:

@@ -43,6 +43,7 @@ from opgen.ir.notation import (
     Parameter,
     Read,
     Reducer,
+    Statement,
     Value,
 )
 from opgen.ir.primitives import PRIMITIVES, Absence
@@ -216,14 +217,16 @@ class Lowering:
 
 
 def _copied(op: Op, name: str) -> tuple[tuple[str, ...], Access] | None:
-    """What a tensor is a copy of: the names of its own indices, and the cell that is read there."""
-    for each in op.statements:
-        cell = tuple(index.value.symbol or "" for index in each.target.indices)
-        if each.target.tensor != name or each.guards or not all(cell):
-            continue
-        if each.reducer is Reducer.ASSIGN and isinstance(each.body, Read):
-            return cell, each.body.access
-    return None
+    """What a temporary that a pass made is a copy of: the names of its own indices, and the cell
+    that is read there."""
+    if not any(each.name == name and each.stored for each in op.temporaries):
+        return None
+    match [each for each in op.statements if each.target.tensor == name]:
+        case [Statement(target=target, reducer=Reducer.ASSIGN, guards=(), body=Read(access=read))]:
+            cell = tuple(index.value.symbol or "" for index in target.indices)
+            return (cell, read) if all(cell) else None
+        case _:
+            return None
 
 
 def _depth(value: Poly) -> int:

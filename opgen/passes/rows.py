@@ -359,7 +359,11 @@ class Rewriter:
             case Relation.GE:
                 return self.solved(condition.value, scope)
             case Relation.EQ:
-                return self.between(condition.value, -condition.value, scope)
+                value = condition.value.substitute(scope.values)
+                # A step of one, of which no tensor says where: a short row is quicker asked.
+                if value.is_data_dependent or value.step_in(self.lane) not in (1, -1):
+                    return None
+                return self.between(value, -value, scope)
             case Relation.NE:
                 return None
             case unexpected:

@@ -133,6 +133,8 @@ class _Columns:
         factors = two_factors(statement, self.made)
         if factors is not None and not any(map(_is_looked_up, factors)):
             return before, statement  # a product of matrices has kernels of its own
+        if _is_looked_up(statement.target):
+            return before, statement  # points are gone through as they lie in memory
         along = self._along(statement)
         cells = along & {index.value.symbol or "" for index in statement.target.indices[-2:]}
 
