@@ -124,6 +124,59 @@ def test_whole_powers(dtype: torch.dtype) -> None:
         assert torch.equal(torch.signbit(got[numbers]), torch.signbit(exact[numbers]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_roots(dtype: torch.dtype) -> None:
+    """A half is a root, whose inverse is rounded once more; what is no number is as in C."""
+    text = "op f(x: float[N]) -> y[N]\n  y[n] = x[n]**0.5\n\nop g(x: float[N]) -> y[N]\n"
+    ops, x = opgen.compile(f"{text}  y[n] = x[n]**-0.5\n"), every(step=20_011).to(dtype)
+    for op, exponent in ((ops.f, 0.5), (ops.g, -0.5)):
+        found, wanted = op(x), x.double() ** torch.full_like(x, exponent, dtype=torch.float64)
+        torch.testing.assert_close(
+            found.double(), wanted, rtol=1.5 * torch.finfo(dtype).eps, atol=0, equal_nan=True
+        )
+        assert torch.equal(torch.signbit(found[wanted == 0]), torch.signbit(wanted[wanted == 0]))
+
+
+@pytest.fixture(scope="module")
+def power() -> Callable[[Tensor, Tensor], Tensor]:
+    op: Callable[[Tensor, Tensor], Tensor]
+    op = opgen.compile("op f(x: float[N], p[N]) -> y[N]\n  y[n] = x[n]**p[n]\n").f
+    return op
+
+
+def test_powers(power: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Of bases of every size, and of those near 1 with exponents as large as they may be."""
+    generator = np.random.default_rng(0)
+    x = every(step=20_011)
+    near = 1 + torch.from_numpy(generator.uniform(-1, 1, len(x))).float().pow(9)
+    for base in (x, near):
+        for bits in (152.0, 8.0):
+            # The power's logarithm is spread evenly, a little farther than floats go.
+            logarithms = torch.from_numpy(generator.uniform(-bits, bits, len(x)))
+            exponents = (logarithms / base.double().abs().log2()).float()
+            whole = torch.from_numpy(generator.integers(-9, 10, len(x))).float()
+            for each in (exponents, whole):
+                errors = units(power(base, each), base.double() ** each.double())
+                assert errors.max() <= 0.54
+
+
+SPECIAL = (0.0, 1.0, 2.0, 3.0, 0.5, 1.5, 2.5, torch.inf, 1e-45, 1e-40, 2.0**-126, 3.4e38, 1e10)
+SPECIAL += (16777215.0, 16777216.0, 16777217.0, 0.99999994, 1.0000001, 2.0**31, 2.0**63)
+
+
+def test_special_powers(power: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Zeros, infinities, numbers below zero and NaN; exponents that are odd, even or broken."""
+    values = torch.tensor([*SPECIAL, *(-each for each in SPECIAL), torch.nan])
+    x, p = (each.reshape(-1) for each in torch.meshgrid(values, values, indexing="ij"))
+    found, wanted = power(x, p), x.double() ** p.double()
+    assert units(found, wanted).max() <= 0.54
+    numbers = ~wanted.isnan()
+    assert torch.equal(torch.signbit(found[numbers]), torch.signbit(wanted[numbers]))
+    for at in range(0, len(x), 7):
+        alone = power(x[at : at + 1], p[at : at + 1])
+        assert alone.view(torch.int32) == found[at].view(torch.int32) or alone.isnan()
+
+
 def test_angles_near_a_whole_number_of_quarters() -> None:
     """Floats that are closest to a multiple of half of pi, among them the worst of all."""
     ops = opgen.compile(
@@ -149,6 +202,10 @@ NESTED: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "entropy": (
         "-sigmoid(x[n])*log(sigmoid(x[n])) - log(erf(abs(x[n])) + 1)",
         lambda x: -torch.sigmoid(x) * torch.log(torch.sigmoid(x)) - torch.log(x.abs().erf() + 1),
+    ),
+    "powers": (
+        "max(x[n], 0.001)**2.5 + relu(x[n])**(1 - 0.1*x[n])",
+        lambda x: x.clamp(0.001) ** 2.5 + x.relu() ** (1 - 0.1 * x),
     ),
 }
 """Functions of what is chosen by a function."""
