@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from opgen.algebra.poly import Poly
@@ -12,6 +13,7 @@ from opgen.emit.c_entry import Entry, print_entry
 from opgen.emit.c_layout import wrapped
 from opgen.emit.entry_helpers import entry_helpers
 from opgen.emit.entry_scope import stride_places
+from opgen.emit.exponents import exponent
 from opgen.emit.function import Function, print_function
 from opgen.emit.source import helper_lines, table_lines
 from opgen.emit.templates import comment, render
@@ -40,7 +42,7 @@ calls have fewer cells than a vector has lanes. Of 3x3 windows it was nearly hal
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The arguments of a kernel where the innermost loop walks through memory as `test` says."""
+    """The arguments of a kernel where steps in memory, and an exponent, are what `test` says."""
 
     test: str
     arguments: tuple[str, ...]
@@ -51,8 +53,9 @@ class Task:
     """A kernel, and the function that runs a range of its points for the arguments of a call.
 
     `variants` are the arguments with constant steps, for calls whose tensors have them: consecutive
-    elements, or a single one for an input that is absent. `other_calls`, if there are any, may have
-    any steps; they are not worth vectors.
+    elements, or a single one for an input that is absent; and with constant exponents, see
+    `opgen.emit.exponents`. `other_calls`, if there are any, may have any steps; they are not worth
+    vectors.
     """
 
     function: Function
@@ -100,7 +103,7 @@ def c_source(
         Source(
             title,
             comment(_ONE_PASS) if program.is_one_pass else (),
-            (*helper_lines(helpers), *entry_helpers(program, orders or {})),
+            (*helper_lines(helpers, "INLINE"), *entry_helpers(program, orders or {})),
             table_lines(program),
             tuple(
                 map(functools.partial(_task, called_as, orders or {}), program.kernels, functions)
@@ -123,7 +126,11 @@ def _task(
     walked = _walked(kernel)
     strides = {name: stride_places(called_as, orders, name) for name in signature.tensors}
 
-    def arguments(steps: Mapping[str, int], streams: str = "call->streams") -> tuple[str, ...]:
+    def arguments(
+        steps: Mapping[str, int],
+        streams: str = "call->streams",
+        known: Mapping[str, float] = MappingProxyType({}),
+    ) -> tuple[str, ...]:
         lines = []
         for name in signature.tensors:
             given = [f"n[{position}]" for position in strides[name]]
@@ -131,13 +138,16 @@ def _task(
                 given[-1] = str(steps[name])
             lines.append(", ".join([f"call->tensors[{order.index(name)}]", *given]))
         integers = [f"n[{called_as.integers.index(name)}]" for name in signature.integers]
-        numbers = [f"call->numbers[{called_as.numbers.index(name)}]" for name in signature.numbers]
+        numbers = [str(known[name]) if name in known else place(name) for name in signature.numbers]
         faults = ["call->fault"] if signature.faults else []
         streaming = [streams] if signature.streams else []
         streaming += ["call->coarse"] if signature.coarse else []
         streaming += ["call->ahead"] if signature.ahead else []
         guest = ["call->guest"] if kernel.guest is not None else []
         return (*lines, *wrapped([*integers, *numbers, *faults, *streaming, *guest]), "begin, end")
+
+    def place(number: str) -> str:
+        return f"call->numbers[{called_as.numbers.index(number)}]"
 
     names = [name for name in signature.tensors if name in walked]
     if isinstance(kernel.only, Blocks | Short | Fitting) and kernel.only.holds:
@@ -154,20 +164,21 @@ def _task(
         if terms > _MOST_RARE_TERMS:
             return Task(function, arguments({}, "0"), (), True)
         choices = choices[-1:]
-    variants = [
-        Variant(
-            " && ".join(f"n[{strides[name][-1]}] == {step}" for name, step in steps.items()),
-            arguments(steps),
-        )
-        for steps in choices
-        if steps
-    ]
-    return Task(
-        function,
-        arguments({}, "0" if variants else "call->streams"),
-        tuple(variants),
-        bool(variants),
-    )
+    has_steps = any(choices)
+    streams = "0" if has_steps else "call->streams"
+    variants = []
+    power = exponent(kernel)
+    for steps in choices:
+        tests = [f"n[{strides[name][-1]}] == {step}" for name, step in steps.items()]
+        if power is not None and steps == choices[0]:
+            for value in power.values:
+                number = place(power.name)
+                sign = [] if value else [f"!__builtin_signbit({number})"]
+                test = " && ".join([*tests, f"{number} == {value}", *sign])
+                variants.append(Variant(test, arguments(steps, known={power.name: value})))
+        if steps:
+            variants.append(Variant(" && ".join(tests), arguments(steps)))
+    return Task(function, arguments({}, streams), tuple(variants), has_steps)
 
 
 def _walked(kernel: Kernel) -> frozenset[str]:

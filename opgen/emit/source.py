@@ -11,20 +11,23 @@ from opgen.ir.notation import Table
 from opgen.ir.primitives import PRIMITIVES
 
 
-def helper_lines(helpers: Iterable[tuple[str, Type]]) -> tuple[str, ...]:
-    """Definitions of the small functions that spellings of primitives call, in table order."""
+def helper_lines(helpers: Iterable[tuple[str, Type]], begin: str = "FUNCTION") -> tuple[str, ...]:
+    """Definitions of the small functions that spellings of primitives call, in table order.
+
+    `begin` is the macro that they begin with.
+    """
     order = list(PRIMITIVES)
     lines = []
     for name, kind in sorted(helpers, key=lambda item: (order.index(item[0]), item[1].value)):
         row = PRIMITIVES[name]
         if name == "select":
-            head = f"FUNCTION {kind.value} opgen_select_{kind.tag}"
+            head = f"{begin} {kind.value} opgen_select_{kind.tag}"
             sides = f"{kind.value} then, {kind.value} otherwise"
             lines.append(f"{head}(int test, {sides}) {{ return test ? then : otherwise; }}")
             continue
         assert row.helper is not None
         parameters = ", ".join(f"{kind.value} {letter}" for letter in "ab"[: row.arity])
-        head = f"FUNCTION {kind.value} opgen_{name}_{kind.tag}({parameters})"
+        head = f"{begin} {kind.value} opgen_{name}_{kind.tag}({parameters})"
         lines.append(f"{head} {{ return {row.helper}; }}")
     return tuple(lines)
 

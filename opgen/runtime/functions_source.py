@@ -27,13 +27,13 @@ NAMES: Final = ("exp", "expm1", "log", "log1p", "tanh", "erf", "erfc", "sin", "c
 """The functions of the C library that have a form for float32 here."""
 
 FUNCTIONS: Final = r"""
-FUNCTION float f32_of_bits(int32_t bits)
+INLINE float f32_of_bits(int32_t bits)
 {
     const union { int32_t bits; float value; } both = {bits};
     return both.value;
 }
 
-FUNCTION int32_t f32_bits(float value)
+INLINE int32_t f32_bits(float value)
 {
     const union { float value; int32_t bits; } both = {value};
     return both.bits;
@@ -41,29 +41,29 @@ FUNCTION int32_t f32_bits(float value)
 
 /* One of two numbers, chosen by bits. Of `?:` a compiler makes branches for what it knows of an
    argument that was chosen too, as that of the log in log(1 + exp(a)), and then no vectors. */
-FUNCTION float f32_either(int32_t is_first, float first, float second)
+INLINE float f32_either(int32_t is_first, float first, float second)
 {
     const int32_t mask = -is_first;
     return f32_of_bits((f32_bits(first) & mask) | (f32_bits(second) & ~mask));
 }
 
 /* A number, or the nearest within these bounds; NaN is one of its own. */
-FUNCTION float f32_within(float low, float a, float high)
+INLINE float f32_within(float low, float a, float high)
 {
     return f32_either(a > high, high, f32_either(a < low, low, a));
 }
 
 /* The remainder of a / log(2), at most half of log(2), and which power of two is left. */
-FUNCTION float f32_reduced(float a, float *power)
+INLINE float f32_reduced(float a, float *power)
 {
     *power = __builtin_rintf(a * 0x1.715476p0f);
     return *power * -0x1.7f7d1cp-20f + (*power * -0x1.62e400p-1f + a);
 }
 
 /* A power of two from 2^-126 to 2^127. */
-FUNCTION float f32_power_of_two(int32_t exponent) { return f32_of_bits((exponent + 127) << 23); }
+INLINE float f32_power_of_two(int32_t exponent) { return f32_of_bits((exponent + 127) << 23); }
 
-FUNCTION float f32_exp(float a)
+INLINE float f32_exp(float a)
 {
     float power;
     const float r = f32_reduced(f32_within(-104, a, 89), &power);
@@ -79,7 +79,7 @@ FUNCTION float f32_exp(float a)
     return p * f32_power_of_two(half) * f32_power_of_two(exponent - half);
 }
 
-FUNCTION float f32_expm1(float a)
+INLINE float f32_expm1(float a)
 {
     float power;
     const float r = f32_reduced(f32_within(-30, a, 89), &power);
@@ -96,7 +96,7 @@ FUNCTION float f32_expm1(float a)
     return f32_either(a == 0, a, result);
 }
 
-FUNCTION float f32_log(float a)
+INLINE float f32_log(float a)
 {
     const int32_t is_subnormal = a < 0x1p-126f;
     const int32_t bits = f32_bits(f32_either(is_subnormal, a * 0x1p23f, a));
@@ -119,7 +119,7 @@ FUNCTION float f32_log(float a)
     return f32_either(a > 0, positive, f32_either(a == 0, -INFINITY, NAN));
 }
 
-FUNCTION float f32_log1p(float a)
+INLINE float f32_log1p(float a)
 {
     const float above = 1 + a;
     const float result = f32_log(above) + (a - (above - 1)) / above;
@@ -128,7 +128,7 @@ FUNCTION float f32_log1p(float a)
     return f32_either(a == 0, a, f32_either(a > -1, positive, other));
 }
 
-FUNCTION float f32_tanh(float a)
+INLINE float f32_tanh(float a)
 {
     const float size = __builtin_fabsf(a), square = a * a;
     const float far = 1 - 2 / (f32_exp(2 * size) + 1);
@@ -142,7 +142,7 @@ FUNCTION float f32_tanh(float a)
 }
 
 /* 1 - erf(size) from 475/512 on. */
-FUNCTION float f32_erfc_far(float size)
+INLINE float f32_erfc_far(float size)
 {
     const float square = size * size;
     float q = -1.72853470e-5f * size + 3.83197126e-4f;
@@ -154,7 +154,7 @@ FUNCTION float f32_erfc_far(float size)
 }
 
 /* erf(a) up to 475/512. */
-FUNCTION float f32_erf_near(float a)
+INLINE float f32_erf_near(float a)
 {
     const float square = a * a;
     float p = -5.96761703e-4f;
@@ -166,39 +166,39 @@ FUNCTION float f32_erf_near(float a)
     return p * a + a;
 }
 
-FUNCTION float f32_erf(float a)
+INLINE float f32_erf(float a)
 {
     const float size = __builtin_fabsf(a), far = 1 - f32_erfc_far(size), near = f32_erf_near(a);
     return f32_either(size > 0.927734375f, __builtin_copysignf(far, a), near);
 }
 
-FUNCTION float f32_erfc(float a)
+INLINE float f32_erfc(float a)
 {
     const float size = __builtin_fabsf(a), rest = f32_erfc_far(size), near = 1 - f32_erf_near(a);
     const float far = f32_either(a < 0, 2 - rest, rest);
     return f32_either(size > 0.927734375f, far, near);
 }
 
-FUNCTION double f64_of_bits(int64_t bits)
+INLINE double f64_of_bits(int64_t bits)
 {
     const union { int64_t bits; double value; } both = {bits};
     return both.value;
 }
 
-FUNCTION int64_t f64_bits(double value)
+INLINE int64_t f64_bits(double value)
 {
     const union { double value; int64_t bits; } both = {value};
     return both.bits;
 }
 
-FUNCTION double f64_either(int64_t is_first, double first, double second)
+INLINE double f64_either(int64_t is_first, double first, double second)
 {
     const int64_t mask = -is_first;
     return f64_of_bits((f64_bits(first) & mask) | (f64_bits(second) & ~mask));
 }
 
 /* A product of 24 bits each, which is exact, without the turns that are whole. */
-FUNCTION double f64_turned(double angle, double part)
+INLINE double f64_turned(double angle, double part)
 {
     const double turns = angle * part;
     return turns - __builtin_rint(turns);
@@ -206,7 +206,7 @@ FUNCTION double f64_turned(double angle, double part)
 
 /* What is left of an angle beyond the nearest quarter of a turn, and how many quarters there are.
    1/(2 pi) has as many bits as the largest float needs, in parts of 24. */
-FUNCTION double f32_angle(float a, int64_t *quarters)
+INLINE double f32_angle(float a, int64_t *quarters)
 {
     const double first = f64_turned(a, 0x1.45f306p-3), second = f64_turned(a, 0x1.b9391p-28);
     const double third = f64_turned(a, 0x1.529fcp-54), fourth = f64_turned(a, 0x1.3abe88p-77);
@@ -220,7 +220,7 @@ FUNCTION double f32_angle(float a, int64_t *quarters)
 }
 
 /* The sine and the cosine of an angle up to a quarter of pi. */
-FUNCTION double f64_sin_near(double angle)
+INLINE double f64_sin_near(double angle)
 {
     const double square = angle * angle;
     double p = -0x1.994eb3774cf24p-13;
@@ -229,7 +229,7 @@ FUNCTION double f64_sin_near(double angle)
     return angle * (1 + p * square);
 }
 
-FUNCTION double f64_cos_near(double angle)
+INLINE double f64_cos_near(double angle)
 {
     const double square = angle * angle;
     double p = 0x1.99343027bf8c3p-16;
@@ -240,27 +240,27 @@ FUNCTION double f64_cos_near(double angle)
 }
 
 /* The sine of an angle and some quarters. */
-FUNCTION float f32_sin_of(double angle, int64_t quarters)
+INLINE float f32_sin_of(double angle, int64_t quarters)
 {
     const double near = f64_either(quarters & 1, f64_cos_near(angle), f64_sin_near(angle));
     return (float)f64_of_bits(f64_bits(near) ^ (int64_t)((uint64_t)quarters >> 1 << 63));
 }
 
-FUNCTION float f32_sin(float a)
+INLINE float f32_sin(float a)
 {
     int64_t quarters;
     const double angle = f32_angle(a, &quarters);
     return f32_either(a == 0, a, f32_sin_of(angle, quarters));
 }
 
-FUNCTION float f32_cos(float a)
+INLINE float f32_cos(float a)
 {
     int64_t quarters;
     const double angle = f32_angle(a, &quarters);
     return f32_sin_of(angle, quarters + 1);
 }
 
-FUNCTION float f32_tan(float a)
+INLINE float f32_tan(float a)
 {
     int64_t quarters;
     const double angle = f32_angle(a, &quarters);
@@ -271,7 +271,7 @@ FUNCTION float f32_tan(float a)
 }
 
 /* The logarithm to base 2 of a positive number. That of 1 is 0. */
-FUNCTION double f64_log2(double a)
+INLINE double f64_log2(double a)
 {
     /* 2^exponent * m, with m between the roots of 1/2 and 2 */
     const uint64_t bits = (uint64_t)f64_bits(a);
@@ -288,7 +288,7 @@ FUNCTION double f64_log2(double a)
 }
 
 /* Two to a power, which is zero or infinite as a float beyond 200. */
-FUNCTION double f64_exp2(double a)
+INLINE double f64_exp2(double a)
 {
     const double low = f64_either(a < -200, -200, a), within = f64_either(low > 200, 200, low);
     const double rounded = within + 0x1.8p52, r = within - (rounded - 0x1.8p52);
@@ -305,7 +305,7 @@ FUNCTION double f64_exp2(double a)
 /* 2^(exponent * log2(base)) in doubles, rounded once. A finite exponent so large gives what an
    infinite one does, of 1 and -1 too. What the exponent chooses and what the base chooses are not
    joined before: where the base was chosen as well, GCC 12 makes no vectors of that. */
-FUNCTION float f32_power(float base, float exponent)
+INLINE float f32_power(float base, float exponent)
 {
     const float finite = f32_within(-0x1p100f, exponent, 0x1p100f), half = finite * 0.5f;
     const int32_t is_whole = __builtin_rintf(finite) == finite;
@@ -326,7 +326,7 @@ FUNCTION float f32_power(float base, float exponent)
 /* Powers with a small whole exponent that is a literal are products, as PyTorch's are, and those
    with a half are roots. */
 #define POWER(TAG, REAL, ROOT, ANY)                                                       \
-    FUNCTION REAL TAG##_pow(REAL base, REAL exponent)                                     \
+    INLINE REAL TAG##_pow(REAL base, REAL exponent)                                       \
     {                                                                                     \
         if (!__builtin_constant_p(exponent)) return ANY(base, exponent);                  \
         const REAL of = exponent < 0 ? 1 / base : base, square = of * of;                 \

@@ -32,6 +32,8 @@ C = (
 #include <unistd.h>
 
 #define FUNCTION __attribute__((unused)) static inline
+/* No loop with a call becomes vectors, and a compiler leaves calls where there are many. */
+#define INLINE __attribute__((always_inline, unused)) static inline
 /* One copy for each way of calling it: constant steps make better loops. */
 #define KERNEL __attribute__((always_inline)) static inline
 /* Steps in memory that differ from call to call are not worth vectors, which take long to make.
