@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 import opgen
+from opgen.compiler import stage_text
+from opgen.errors import Source
 from opgen.runtime import prelude
 from opgen.runtime.build import flags
 from opgen.runtime.functions_source import NAMES, bound
@@ -219,26 +221,90 @@ def test_functions_of_functions(name: str) -> None:
     torch.testing.assert_close(op(x).double(), reference(x.double()), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NESTED)
-def test_loops_over_them_are_vectors(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Scalars took up to a hundred times as long: what a compiler says of the kernel's loops."""
-    text, _ = NESTED[name]
+@pytest.fixture
+def vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """The heads of those loops of a C source that a compiler says it makes vectors of."""
     monkeypatch.delenv("OPGEN_CFLAGS", raising=False)  # tests are compiled more quickly
     build = [*find_compiler(), *(flag for flag in flags() if flag != "-w")]
     version = subprocess.run([*build, "--version"], capture_output=True, text=True, check=True)
     if "clang" in version.stdout or platform.machine() != "x86_64":
         pytest.skip("another compiler words it otherwise")
+
+    def heads(text: str) -> list[str]:
+        source = tmp_path / "f.c"
+        bindings = prelude.bindings("f32", "f32", {"r": "i64"})
+        source.write_text(f"{prelude.C}{bindings}{text}", encoding="utf-8")
+        command = [*build, "-fopt-info-vec-optimized", "-o", str(tmp_path / "f.so"), str(source)]
+        said = subprocess.run([*command, "-lm"], capture_output=True, text=True, check=True).stderr
+        lines = source.read_text(encoding="utf-8").splitlines()
+        found = {int(line.split(":")[1]) for line in said.splitlines() if "loop vectorized" in line}
+        return [lines[number - 1].strip() for number in sorted(found)]
+
+    return heads
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_loops_over_them_are_vectors(name: str, vectors: Callable[[str], list[str]]) -> None:
+    """Scalars took up to a hundred times as long."""
+    text, _ = NESTED[name]
     op = opgen.compile(f"op f(x: float[N]) -> y[N]\n  y[n] = {text}\n")._f
-    source = tmp_path / "f.c"
-    bindings = prelude.bindings("f32", "f32", {})
-    source.write_text(f"{prelude.C}{bindings}{op.sources.c}", encoding="utf-8")
-    command = [*build, "-fopt-info-vec-optimized", "-o", str(tmp_path / "f.so"), str(source)]
-    said = subprocess.run([*command, "-lm"], capture_output=True, text=True, check=True).stderr
-    lines = source.read_text(encoding="utf-8").splitlines()
-    vectors = {int(line.split(":")[1]) for line in said.splitlines() if "loop vectorized" in line}
-    assert any("for (int64_t n = " in lines[number - 1] for number in vectors), said
+    assert any("for (int64_t n = " in head for head in vectors(op.sources.c))
+
+
+MEAN = """op f(x: float[N,C,W], p[C]) -> y[N,C]
+  y[n,c] = (mean(w) max(x[n,c,w], 1e-6)**p[c])**(1/p[c])
+"""
+FOCAL = """op f(x: float[N,W], nograd t[N,W]; gamma = 2.0) -> y[]
+  p[n,w] = sigmoid(x[n,w])*t[n,w] + (1 - sigmoid(x[n,w]))*(1 - t[n,w])
+  y[] = mean(n,w) (1 - p[n,w])**gamma*(softplus(x[n,w]) - x[n,w]*t[n,w])
+"""
+PAIRS = """op f(s: float[B,N], r: int[B,N]) -> y[B]
+  y[b] = sum(i in N, w in N if r[b,i] > r[b,w]) softplus(s[b,w] - s[b,i])
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "program", "head"),
+    [
+        (MEAN, "f", "for (int64_t at = "),
+        (MEAN, "f_grad_x", "for (int64_t w = "),
+        (FOCAL, "f", "for (int64_t at = "),
+        (FOCAL, "f_grad_x", "for (int64_t w = "),
+        (PAIRS, "f", "IN_ANY_ORDER"),
+    ],
+    ids=("mean", "gradient of mean", "focal", "gradient of focal", "pairs"),
+)
+def test_sums_and_choices_of_them_are_vectors(
+    text: str, program: str, head: str, vectors: Callable[[str], list[str]]
+) -> None:
+    """Of what was chosen before, beside another choice, and under a condition."""
+    source = stage_text(Source(text, "f.op"), "c")
+    begin = source.index(f"// {program}\n//\n")
+    end = source.find("\n//\n// Printed", source.index("KERNEL", begin))
+    found = vectors(source[begin : source.rindex("\n// ", begin, end)])
+    assert any(head in each for each in found), found
+
+
+def test_terms_that_a_condition_chooses() -> None:
+    """A term that is not chosen may be infinite or NaN; of doubles it is not computed."""
+    op = opgen.compile(PAIRS).f
+    rank = torch.randint(0, 4, (3, 50))
+    for dtype in (torch.float32, torch.float64):
+        s = torch.randn(3, 50, dtype=dtype)
+        s[0, 0], rank[0, :] = torch.nan, 1
+        before = (rank[:, :, None] > rank[:, None, :]).to(dtype)
+        terms = torch.nn.functional.softplus(s[:, None, :] - s[:, :, None])
+        wanted = torch.where(before > 0, terms, 0).sum((1, 2))
+        torch.testing.assert_close(op(s, rank), wanted)
+
+
+def test_what_a_condition_keeps_inside_is_not_read() -> None:
+    """Both sides of a choice by values are computed, but none of one by an index."""
+    for side in ("max(x[i - 1], 0.5)", "x[i - 1]**2.5"):
+        text = f"op f(x: float[N]) -> y[N]\n  y[i] = select(i >= 1, {side}, x[0])\n"
+        assert "opgen_select" not in stage_text(Source(text, "f.op"), "c").split("f_grad")[0]
+    text = "op f(x: float[N]) -> y[N]\n  y[i] = select(x[i] > 1, max(x[i], 2)**2.5, x[0])\n"
+    assert "opgen_select" in stage_text(Source(text, "f.op"), "c")
 
 
 def test_doubles_are_those_of_the_library() -> None:

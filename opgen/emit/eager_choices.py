@@ -13,6 +13,7 @@ numbers took 10 times as long. Other functions beside one are computed, too.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Final, assert_never
 
 from opgen.algebra.poly import Kind, Poly
@@ -42,22 +43,56 @@ _QUICK: Final = _EXTREMES | {
 """Primitives of a few instructions, none of which can fail. Integers are not divided by `div`."""
 
 _POWERS: Final = frozenset({"pow"})
-_BESIDE_POWERS: Final = (_QUICK | _POWERS) | {
-    *("exp", "expm1", "log", "log1p", "sin", "cos", "tan", "tanh", "erf", "sqrt", "rsqrt"),
+_FUNCTIONS: Final = _POWERS | {
+    *("exp", "expm1", "log", "log1p", "sin", "cos", "tan", "tanh", "erf"),
     *("sigmoid", "silu", "gelu", "softplus"),
 }
+_BESIDE_POWERS: Final = _QUICK | _FUNCTIONS | {"sqrt", "rsqrt"}
 """Primitives that become vectors, none of which can fail."""
 
 
-def is_eager(value: Choose) -> bool:
+def is_eager(value: Choose, is_inside: Callable[[Load], bool]) -> bool:
     """Whether a choice is between values of which one has an extreme, and both are quick and may be
-    computed whatever the test says; or of which one has a power, and both become vectors."""
+    computed whatever the test says; or of which one has a power, and both become vectors.
+
+    A test that speaks of indices may be what keeps an element inside of its tensor, unless it
+    `is_inside` anyway.
+    """
     sides = (value.then, value.otherwise)
     if not isinstance(value.test, Nonzero):
+        return False
+    speaks = any(isinstance(each, Integer) for each in parts(value.test.value))
+    loads = (each for side in sides for each in parts(side) if isinstance(each, Load))
+    if speaks and not all(map(is_inside, loads)):
         return False
     if any(_has(side, _POWERS) for side in sides):
         return all(_is_safe(side, _BESIDE_POWERS) for side in sides)
     return any(_has(side, _EXTREMES) for side in sides) and all(map(_is_safe, sides))
+
+
+def becomes_vectors(value: Scalar, is_inside: Callable[[Load], bool]) -> bool:
+    """Whether a value has a function of the C library, and may be computed where it is not asked
+    for, a vector at a time."""
+    found = list(parts(value))
+    return (
+        any(isinstance(each, Call) and each.primitive in _FUNCTIONS for each in found)
+        and all(is_inside(each) for each in found if isinstance(each, Load))
+        and _is_safe(value, _BESIDE_POWERS)
+    )
+
+
+def parts(value: Scalar) -> Iterator[Scalar]:
+    """A value and all that it is made of, tests aside."""
+    yield value
+    match value:
+        case Call(arguments=arguments):
+            for argument in arguments:
+                yield from parts(argument)
+        case Choose(then=then, otherwise=otherwise):
+            yield from parts(then)
+            yield from parts(otherwise)
+        case _:
+            return
 
 
 def _is_safe(value: Scalar, known: frozenset[str] = _QUICK) -> bool:

@@ -69,6 +69,7 @@ class Printer:
     cuda: bool = False
     helpers: dict[tuple[str, Type], None] = field(default_factory=dict)
     bounded: set[tuple[Poly, Poly]] = field(default_factory=set)
+    axes: frozenset[tuple[Poly, Poly]] = frozenset()  # the same of the kernel's points
     walking: str = ""  # the index along which whole vectors are loaded,
     within: str = ""  # the first and last lane of them that do something, if not all,
     twice: bool = False  # and whether every value of the index has two lanes;
@@ -367,7 +368,7 @@ class Printer:
                     return self._lanes_where(found)
                 texts = self.test(test), self.scalar(then), self.scalar(otherwise)
                 kind = self.types.of(value)
-                if self.cuda or kind is Type.INTEGER or not is_eager(value):
+                if self.cuda or kind is Type.INTEGER or not is_eager(value, self.is_inside):
                     return _conditional(*texts)
                 self.helpers["select", kind] = None
                 sides = ", ".join(each.at(Level.ARGUMENT) for each in texts)
@@ -378,6 +379,14 @@ class Printer:
                 return total if own is None else Text(f"({own}){total.text}", Level.UNARY)
             case unexpected:
                 assert_never(unexpected)
+
+    def is_inside(self, load: loops.Load) -> bool:
+        """Whether an element is there wherever the loops around go, whatever else is asked."""
+        extents = self._extents(load.tensor)
+        return all(
+            pair in self.bounded or pair in self.axes
+            for pair in zip(load.indices, extents, strict=True)
+        )
 
     def _where_equal(self, value: loops.Scalar) -> WhereEqual | None:
         return where_equal(value, self.walking, self.program) if self.walking else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from opgen.algebra.poly import Poly
+from opgen.algebra.poly import Poly, symbol
 from opgen.emit.c_layout import spec_comment, wrapped
 from opgen.emit.coarse import coarse
 from opgen.emit.expression import Names, Printer, type_name
@@ -69,7 +69,8 @@ def print_function(
     )
     scope = CNames({function_name(k.name) for k in program.kernels})
     parameters, names = declare_parameters(signature, kernel, program, scope)
-    printer = Printer(program, types, names, False, helpers)
+    axes = frozenset((symbol(axis.name), axis.extent) for axis in kernel.axes)
+    printer = Printer(program, types, names, False, helpers, axes=axes)
     emitter = PointEmitter(printer, scope, kernel)
     if signature.streams:
         emitter.streams = scope.fresh("streams")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 from opgen.algebra.poly import Poly, poly, symbol
+from opgen.emit.eager_choices import becomes_vectors
 from opgen.emit.emitter import extreme
 from opgen.emit.held_choices import held_choices, print_held
 from opgen.emit.held_sums import held_sums, print_held_sums
@@ -197,13 +198,40 @@ class Emitter(LaneEmitter):
         else:
             fetch_planes(inner, node)
             inner.run_guest(node)
-            inner.nodes(node.body)
+            if not inner.add_chosen(node):
+                inner.nodes(node.body)
         self.write("}")
         if inner.nans is not self.nans:
             for accumulator, nan in inner.nans.items():
                 self.write(f"if ({nan}) {self.printer.names.accumulators[accumulator]} = NAN;")
         for accumulator, total in in_arrays.items():
             self.write(f"{self.printer.names.accumulators[accumulator]} = {total};")
+
+    def add_chosen(self, node: For) -> bool:
+        """Add the terms of a loop that a condition chooses, where these become vectors; whether it
+        is such a loop. Terms of doubles do not, and are not computed where none is added."""
+        match node:
+            case For(any_order=True, body=(If() as choice,)) if not self.printer.cuda:
+                pass
+            case _:
+                return False
+        match choice.body:
+            case (Accumulate(reducer=Reducer.ADD, present=Always()) as term,):
+                pass
+            case _:
+                return False
+        kind, texts = self.kinds[term.accumulator], self.tests_of(choice)
+        is_safe = becomes_vectors(term.value, self.printer.is_inside)
+        if kind is not Type.REAL or choice.test != Always() or not is_safe:
+            return False
+        self.printer.helpers["select", kind] = None
+        test = self.scope.fresh("is_term")
+        self.write(f"const int {test} = {_conjunction(texts)};")
+        self.write(f"if (sizeof(real) == sizeof(float) || {test}) {{")
+        value = f"opgen_select_{kind.tag}({test}, {self.printer.scalar(term.value).text}, 0)"
+        self.write(f"    {self.printer.names.accumulators[term.accumulator]} += {value};")
+        self.write("}")
+        return True
 
     def is_round(self, node: For, sums: PlaneSums) -> bool:
         """Whether a value of a loop is a round of sums over planes, at each cell of a group."""
@@ -430,11 +458,15 @@ class Emitter(LaneEmitter):
         self.join_rows(lanes, outer)
         self.write("}")
 
-    def condition(self, node: If) -> None:
+    def tests_of(self, node: If) -> list[Text]:
+        """What an `if` asks."""
         texts = [self.printer.condition(condition) for condition in node.conditions]
         if node.test != Always():
             texts.append(self.printer.test(node.test))
-        text = _conjunction(texts)
+        return texts
+
+    def condition(self, node: If) -> None:
+        text = _conjunction(self.tests_of(node))
         if node.body:
             self.block(f"if ({text})", node.body)
         else:
