@@ -43,6 +43,12 @@ op few(a[R,5]) -> y[R,5]
 op shifted(a[R,N]; lag: int = 1) -> y[R,N]
   y[r,n] = prod(m in N if m <= n - lag) a[r,m] for n in N
 
+op line(a[N]) -> y[N]
+  y[n] = prod(m in N if m <= n) a[m]
+
+op longer(a[R,M], z[N]) -> y[R,N]
+  y[r,n] = z[n] + prod(m in M if m <= n) a[r,m]
+
 op rays(s: float[R,N], k[R,N,C]) -> y[R,C]
   a[r,n] = 1 - exp(-s[r,n])
   t[r,n] = prod(m in N if m < n) (1 - a[r,m]) for n in N
@@ -121,7 +127,7 @@ def composited(s: Tensor, k: Tensor) -> Tensor:
 
 def test_totals_are_multiplied() -> None:
     found = programs(TEXT)
-    for name in ("upto", "before", "few", "shifted"):
+    for name in ("upto", "before", "few", "shifted", "line", "longer"):
         text = found[f"{name}_grad_a"]
         assert "_between[" not in text.replace("# grad_a_totals", "").split("parallel")[-1], name
         assert text.count("kernel") == 2, name
@@ -180,6 +186,8 @@ def test_exact_numbers(ops: ModuleType, size: int) -> None:
     assert torch.equal(found, expected)
     (found,) = gradients(ops.upto, along.float(), a.float())
     torch.testing.assert_close(found.double(), expected)
+    (found,) = gradients(ops.line, along[2], a[2])
+    assert torch.equal(found, expected[2])
     images = torch.stack((a, -a), 2)
     (found,) = gradients(ops.behind, torch.stack((along, along), 2), images)
     (other,) = gradients(lambda a: shifted_by(a.flip(1), 1).flip(1), along, a)
@@ -221,6 +229,17 @@ def test_products_that_end_elsewhere(ops: ModuleType, lag: int) -> None:
     (found,) = gradients(lambda a: ops.shifted(a, lag=lag), along, a)
     (expected,) = gradients(lambda a: shifted_by(a, lag), along, a)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("terms", "cells"), [(0, 3), (3, 0), (1, 1), (4, 9), (9, 4), (6, 6)])
+def test_more_terms_than_cells_or_fewer(ops: ModuleType, terms: int, cells: int) -> None:
+    a, along = signs(2, terms), whole(2, cells)
+    a[1, 2:3] = 0
+    (found,) = gradients(lambda a: ops.longer(a, torch.zeros(cells).double()), along, a)
+    wide = torch.cat((a, torch.ones(2, max(cells - terms, 0)).double()), 1)
+    zeros = torch.zeros(2, max(terms - cells, 0)).double()
+    expected = by_loops(wide, torch.cat((along, zeros), 1))
+    assert torch.equal(found, expected[:, :terms])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
-from opgen.algebra.condition import Condition
+from opgen.algebra.condition import Condition, Relation
 from opgen.algebra.facts import Facts
 from opgen.algebra.poly import ZERO, Poly, symbol
 from opgen.algebra.prove import is_nonnegative
@@ -60,7 +60,7 @@ from opgen.ir.loops import (
     Store,
     walk,
 )
-from opgen.ir.map_loops import map_nodes, map_scalar
+from opgen.ir.map_loops import map_nodes, map_scalar, with_instead
 from opgen.ir.notation import Reducer
 from opgen.passes.running_totals import running_totals
 
@@ -187,17 +187,11 @@ class _Step:
 
 def _without(kernel: Kernel, product: _Product) -> tuple[Kernel, _Step] | None:
     """The kernel with sums of terms without the products, and what makes up for that."""
-    found = [
-        (node, node.body[0])
-        for node in kernel.body
-        if isinstance(node, For)
-        and len(node.body) == 1
-        and isinstance(node.body[0], Accumulate)
-        and _loads_it((node,), product)
-    ]
-    if len(found) != 1 or sum(_loads_it((node,), product) for node in kernel.body) != 1:
+    nests = [node for node in kernel.body if _loads_it((node,), product)]
+    found = _sum_of(nests[0]) if len(nests) == 1 else None
+    if found is None:
         return None
-    ((loop, term),) = found
+    around, loop, term = found
     load, value = _factor(term.value, product.tensor)
     total = term.accumulator
     starts = [each for each in walk(kernel.body) if isinstance(each, Start)]
@@ -213,13 +207,25 @@ def _without(kernel: Kernel, product: _Product) -> tuple[Kernel, _Step] | None:
         return None
     names = dict(zip(product.axes, load.indices, strict=True))
     step = _step(kernel, loop, total, product, names)
-    if step is None:
-        return None
     inner = replace(loop, body=(replace(term, value=value),))
-    if _loads_it((inner,), product):
+    if step is None or _loads_it((inner,), product):
         return None
-    body = tuple(inner if node is loop else node for node in kernel.body)
-    return replace(kernel, body=body), step
+    body = tuple(each for node in kernel.body for each in with_instead(node, loop, (inner,)))
+    return replace(kernel, body=body), replace(step, conditions=(*step.conditions, *around))
+
+
+def _sum_of(node: Node) -> tuple[tuple[Condition, ...], For, Accumulate] | None:
+    """A loop that joins one term to a total, which the node is, and the conditions around it."""
+    match node:
+        case For(body=(Accumulate() as term,)):
+            return (), node, term
+        case If(conditions=conditions, body=(inner,), test=Always()) if all(
+            each.relation is Relation.GE for each in conditions
+        ):
+            found = _sum_of(inner)
+            return None if found is None else ((*conditions, *found[0]), *found[1:])
+        case _:
+            return None
 
 
 def _step(

@@ -84,6 +84,9 @@ def _lines(op: Op, statement: Statement, tensors: Collection[str] | None) -> lis
             cell = cells.value.symbol
         case _:
             return []
+    carried = {each.name for each in op.temporaries if each.carried}
+    if not carried.isdisjoint(access.tensor for access in reads(statement.body)):
+        return []  # totals of a row come one after the other, without these
     long = {each.name: each for each in statement.iterators if not each.extent.is_constant}
     if long.pop(cell or "", None) is None:
         return []
