@@ -360,8 +360,10 @@ class Rewriter:
                 return self.solved(condition.value, scope)
             case Relation.EQ:
                 value = condition.value.substitute(scope.values)
-                # A step of one, of which no tensor says where: a short row is quicker asked.
-                if value.is_data_dependent or value.step_in(self.lane) not in (1, -1):
+                # A step of one, of which no tensor says where: a short row is quicker asked. So are
+                # threads, which are all asked anyway.
+                is_lane = value.step_in(self.lane) in (1, -1) and not value.is_data_dependent
+                if self.used is None or not is_lane:
                     return None
                 return self.between(value, -value, scope)
             case Relation.NE:
