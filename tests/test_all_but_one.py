@@ -110,6 +110,7 @@ def test_what_is_left() -> None:
         assert " != 0" in found[name], name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", SIZES)
 def test_gradients_of_products(ops: ModuleType, size: int) -> None:
     x = signs(4, size)

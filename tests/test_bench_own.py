@@ -156,6 +156,7 @@ def test_an_op_of_ones_own_alone(
     assert "<circle" not in plot.svg(json.loads(path.read_text()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_compared", [False, True])
 def test_growth_of_an_op_of_ones_own(
     is_compared: bool, own: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -77,7 +77,7 @@ Shapes = Callable[[int, int], list[tuple[int, ...]]]
 
 
 @pytest.mark.parametrize(("spec", "reference", "shapes"), CASES.values(), ids=CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("are_few", [False, True])
 def test_numbers(
     spec: str, reference: Callable[..., Tensor], shapes: Shapes, are_few: bool

@@ -96,7 +96,7 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], tuple[int, ...], tuple[int, .
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_gradients(name: str) -> None:
     spec, reference, image, kernel = CASES[name]

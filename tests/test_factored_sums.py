@@ -192,7 +192,7 @@ def shifted(x: Tensor, w: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     return y.reshape(n, channels, h), t
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "sizes", [(2, 2, 3, 17), (1, 1, 1, 1), (3, 4, 1, 40), (2, 3, 2, 0), (0, 2, 2, 5)]
 )

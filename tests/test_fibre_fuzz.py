@@ -193,6 +193,7 @@ def caught(mutate: Callable[[Fibre], Fibre]) -> int:
     return count
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("mutate", "least"),
     [

@@ -263,6 +263,7 @@ PAIRS = """op f(s: float[B,N], r: int[B,N]) -> y[B]
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("text", "program", "head"),
     [

@@ -121,7 +121,7 @@ CASES: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]], list[T
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_gradients(name: str) -> None:
     spec, reference, shapes, places = CASES[name]

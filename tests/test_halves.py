@@ -213,7 +213,7 @@ def check(mine: Tensor, exact: Tensor, steps: int) -> None:
     assert float((mine.double() - exact).abs().max()) <= steps * 2**-8 * most
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_gradients(name: str) -> None:
     case = ROUNDED[name]
@@ -419,7 +419,7 @@ TWO_PRODUCTS = """op f(x[N,D], k[G,D], w[E,G], t[N,E], p[N,E]) -> y[N,E]
 """
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("how", ["kept", "create_graph", "vjp"])
 @pytest.mark.parametrize(
     ("middle", "sizes"),

@@ -115,6 +115,7 @@ def slopes(call: object, s: Tensor, flowing: Tensor) -> Tensor:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("heads", [1, 4, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("is_strided", [False, True], ids=["dense", "strided"])

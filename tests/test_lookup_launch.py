@@ -530,6 +530,7 @@ CALLS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[tuple[int, ...], 
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CALLS)
 def test_constants_are_those_of_any_call_like_it(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -122,6 +122,7 @@ def test_sums_of_bfloat16_are_rounded_once(mode: str) -> None:
     torch.testing.assert_close(found, wanted.bfloat16(), rtol=2**-7, atol=1e-3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", MODES)
 def test_threads_of_a_gpu_compute_the_same(mode: str) -> None:
     tensors = inputs("window", (2, 2, 4, 6), torch.float32)

@@ -140,7 +140,7 @@ def test_the_largest_of_a_window_gets_the_gradient(step: int, reach: int, ops: A
             assert torch.equal(found, expected.to(dtype)), (width, dtype)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("stride", "size", "padding"), CASES)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_gradients_of_strided_convolutions(

@@ -191,7 +191,7 @@ def compiled() -> ModuleType:
     return opgen.compile(SOURCE)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(compiled: ModuleType, name: str) -> None:
     """A size named `o_block` was taken for where a tile stands, `h_first` for where rows begin."""
@@ -256,6 +256,7 @@ def forms(op: Op, public: Op) -> Iterator[Program]:
             yield programs.special_threads(op, values, layout)[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("stem", "name"), OPS)
 def test_no_pass_gives_a_name_that_a_size_has(stem: str, name: str) -> None:
     """The op has an attribute of every name that its kernels had without them."""

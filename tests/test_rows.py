@@ -276,6 +276,7 @@ def test_few_rows_are_read_in_turn() -> None:
     assert "h < H, i < 4" in text_of(doubled, r=4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "dtype",
     [

@@ -69,6 +69,7 @@ def test_which_sizes_are_those_of_a_product(text: str, sizes: set[str]) -> None:
     assert sizes_of_products(read(text)) == sizes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("inner", "outer"), [(1, 32), (4, 5), (32, 1), (1, 1)])
 def test_products_have_kernels_for_a_single_number(inner: int, outer: int) -> None:
     torch.manual_seed(0)

@@ -111,7 +111,7 @@ CASES: Sequence[tuple[str, Callable[..., Tensor], Callable[[int, int], list[tupl
 NAMES = ("distances", "batches", "nearest", "overlaps", "forces", "centred", "some")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("spec", "reference", "shapes"), CASES, ids=NAMES)
 def test_numbers(
     spec: str,
@@ -124,7 +124,7 @@ def test_numbers(
 
 
 @pytest.mark.parametrize(("spec", "reference", "shapes"), CASES, ids=NAMES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_types_and_steps(
     spec: str,
@@ -261,6 +261,7 @@ def corners(x: Tensor, a: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return (found * (a * inside)[:, None]).sum(3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("integers", [torch.int64, torch.int32])
 @pytest.mark.parametrize("near", ["4", "Q"])
 def test_corners(near: str, integers: torch.dtype) -> None:

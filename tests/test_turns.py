@@ -60,7 +60,7 @@ REFERENCES: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("shape", [(3, 1), (2, 2), (2, 37), (2, 1025), (1030, 5), (2, 2300)])
 @pytest.mark.parametrize("name", REFERENCES)
 def test_any_step(name: str, shape: tuple[int, int]) -> None:
@@ -79,7 +79,7 @@ def test_any_step(name: str, shape: tuple[int, int]) -> None:
             torch.testing.assert_close(grad, wanted)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("taps", [1, 7, 40])
 @pytest.mark.parametrize("count", [1, 5, 64, 1500])
 def test_sums_around_a_row(taps: int, count: int) -> None:
