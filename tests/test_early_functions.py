@@ -182,3 +182,20 @@ def test_functions_within_others() -> None:
     assert opgen.compile(spec).f(x, L=0).shape == (5, 3, 0)
     row = read("op f(x: float[N,C]) -> y[N,C]\n  y[n,c] = x[n,c]*exp(n)\n")
     assert with_invariants(row) is row
+
+
+def test_terms_that_an_equation_counts() -> None:
+    """Found by fuzzing: how many there are depends on a first one, which only a kernel knows."""
+    spec = (
+        "op f(x: float[N,K,B], w[K,N]; s = 1) -> y[B,N,N]\n"
+        "  y[b,v,n] += exp(x[v,k,b])*w[k,n] for b in B, v in N, n in N, k in K\n"
+        "    if s + 3*v == 2*b\n"
+    )
+    x, w = (torch.rand(size, dtype=torch.float64).requires_grad_() for size in ((5, 4, 6), (4, 5)))
+    v, b = torch.arange(5)[:, None], torch.arange(6)
+    terms = x.exp() * (1 + 3 * v == 2 * b)[:, None]
+    y, wanted = opgen.compile(spec).f(x, w), torch.einsum("vkb,kn->bvn", terms, w)
+    torch.testing.assert_close(y, wanted)
+    along = torch.randn_like(wanted)
+    found, theirs = (torch.autograd.grad(each, (x, w), along) for each in (y, wanted))
+    torch.testing.assert_close(found, theirs)

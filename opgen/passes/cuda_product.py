@@ -12,6 +12,7 @@ under which an element is present.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from opgen.algebra.condition import Condition, Relation
@@ -72,7 +73,17 @@ def contraction(kernel: Kernel, program: Program) -> Contraction | None:
     term = collected.only_term(nest, start.accumulator)
     if term is None or not all(_is_element(load, program) for load in term):
         return None
-    return _arranged(kernel, collected, term, start, nest, tail)
+    found = _arranged(kernel, collected, term, start, nest, tail)
+    if found is None or not _are_known_before(found.terms, kernel):
+        return None
+    return found
+
+
+def _are_known_before(terms: Sequence[Axis], kernel: Kernel) -> bool:
+    """Whether numbers of terms are those of a call, and none of what a kernel begins with: a launch
+    divides by them."""
+    own = {each.name for each in kernel.prologue}
+    return all(own.isdisjoint(each.extent.symbols) for each in terms)
 
 
 def transposed(kernel: Kernel, program: Program, op: Op) -> Contraction | None:
